@@ -65,7 +65,11 @@ class Batched(Engine):
             columns = join_columns([run.outputs for _, run in self._run(step)])
             self._finish(step, rounds)
         give = list_results if rounds is not None and self.waiting.on_error == "return" else stack_results
-        return give(step.graph.structures, columns)
+        return give(step.graph.structures, self._typed(columns))
+
+    def _typed(self, columns: list[Any]) -> list[Any]:
+        """The rows of each slot as what they stand for."""
+        return self.recorder.slots.typed(columns)
 
     def value_and_grad(
         self,
@@ -126,7 +130,7 @@ class Batched(Engine):
         columns = join_columns([run.outputs for run in runs])
         value = weighted_sum(columns[slot], weights)
         if has_aux:
-            found = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+            found = value, stack_results([s.children[1] for s in step.graph.structures], self._typed(columns))
             return (found, grads, read.structures()) if inputs else (found, grads)
         return (value, grads, read.structures()) if inputs else (value, grads)
 

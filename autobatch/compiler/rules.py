@@ -191,6 +191,19 @@ def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reaso
     return None
 
 
+def lower_pick(low: Lowering, index: int, source: Instruction) -> Reason | None:
+    """The sum of the elements, with 0 in the place of those that are not at the label."""
+    x, label = source.args
+    shape, domain = low.shape(x), low.domain(index)
+    if len(shape) != 1:
+        return Reason.NO_VECTOR
+    if not _is_int(low, label) or low.domain(label) != domain:
+        return Reason.NO_LABEL
+    is_there = call("equal", Position(is_int=True), _int_at(low.views[label], shape))
+    low.reduce(domain, call("select", is_there, low.operand(x, shape), 0.0), shape, (0,), "sum", target=index)
+    return None
+
+
 def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """1 at the element whose number is the label, 0 elsewhere."""
     (label,) = source.args
@@ -287,6 +300,7 @@ RULES: dict[str, Rule] = {
     "lookup": lower_lookup,
     "cross_entropy": lower_cross_entropy,
     "one_hot": lower_one_hot,
+    "pick": lower_pick,
     "concat": lower_join,
     "assemble": lower_join,
     "spread": lower_spread,

@@ -174,7 +174,8 @@ def _first_out_of_range(type_id: IntArray, attr: IntArray, types: TypeArrays) ->
                 if types.range_data[r] == number:
                     for row in range(n_rows):
                         value = int(attr[at + row * width + types.range_column[r]])
-                        if value < 0 or value >= types.range_size[r]:
+                        is_outside = value < 0 or value >= types.range_size[r]
+                        if is_outside and value != types.range_ignore[r]:
                             return node, r, value
             at += n_rows * width
     return -1, -1, 0

@@ -90,6 +90,7 @@ class NamedTypes:
             range_data=none,
             range_column=none,
             range_size=none,
+            range_ignore=none,
             random=no,
         )
 

@@ -100,12 +100,14 @@ class Key:
         detail: shape of a value or data; a static object; the class of a container, or its keys, which are static.
         children: of a container.
         below: of a value that is ints, what they stay below; else 0.
+        dtype: what numbers stand for: of a value, see `autobatch.ir.program.dtype_of`; of ints, "bool" if they are.
     """
 
     kind: str
     detail: Any
     children: tuple[Key, ...] = ()
     below: int = 0
+    dtype: str = ""
 
     @property
     def labels(self) -> Sequence[Any]:

@@ -182,11 +182,11 @@ class Builder:
         shape = op.shape(*shapes, **static)
         op.limit(shapes, static)
         if op.index_axis is not None:
-            values = [values[0], self._ids(op, *values[:2]), *values[2:]]
+            values = [values[0], self._ids(op, *values[:2], static.get("ignore")), *values[2:]]
         domain = self._domain(op, values, static)
         return self.add(Instruction(op, tuple(v.index for v in values), static), shape, domain)
 
-    def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
+    def _ids(self, op: Op, table: Traced, ids: Traced, ignore: int | None) -> Traced:
         """Check ids: they must be int data of the node, or ints that a cell computed or constants, both in range."""
         source = origin(self.vars, ids.index).source
         size = table.shape[op.index_axis or 0]
@@ -198,7 +198,7 @@ class Builder:
                 )
             return ids
         if isinstance(source, Constant):
-            numbers = check_index(op.name, np.asarray(source.data), size)
+            numbers = check_index(op.name, np.asarray(source.data), size, ignore)
             return self.add(Constant(numbers), ids.shape, SHARED)
         if not isinstance(source, Attribute) or source.is_float:
             if ids.is_known():

@@ -22,6 +22,7 @@ import numpy as np
 
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.rows import Cut, take_rows
+from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
 
 NODE, SHARED = -1, -2
@@ -34,23 +35,28 @@ class Port:
     """A value input: an edge of the graph, or any number of them where the port belongs to a variadic group.
 
     `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`; `below` is what its ints stay below,
-    and 0 if it is floats.
+    and 0 if it is floats; `dtype` is what its numbers stand for, see `dtype_of`.
     """
 
     name: str
     leaf: int
     number: int = -1
     below: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """Data of a node, or of an edge of a group that is data: words from `column` on, of ints or of floats."""
+    """Data of a node, or of an edge of a group that is data: words from `column` on, of ints or of floats.
+
+    `dtype` is "bool" for ints that are only 0 and 1.
+    """
 
     name: str
     leaf: int
     is_float: bool
     column: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -268,6 +274,19 @@ def int_limit(vars: Sequence[Var], index: int) -> int:
     if isinstance(source, Instruction):
         return source.op.limit((vars[arg].shape for arg in source.args), source.static)
     return source.below if isinstance(source, Port) else 0
+
+
+def dtype_of(vars: Sequence[Var], index: int) -> str:
+    """What the numbers of a value stand for where they lie among floats: "bool", "complex64", ...; "" for floats.
+
+    Ints that our own ops compute have a limit instead, see `int_limit`.
+    """
+    source = vars[index].source
+    while isinstance(source, Instruction) and source.op.view:
+        if source.op is stand_for:
+            return str(source.static["dtype"])
+        source = vars[source.args[0]].source
+    return source.dtype if isinstance(source, (Port, Attribute)) else ""
 
 
 def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:

@@ -34,4 +34,5 @@ class TypeArrays(NamedTuple):
     range_data: IntArray  # [ranges] the data of any length whose every element is limited, by number in the type, or -1
     range_column: IntArray  # [ranges] the int attribute that is limited, of the node or of an element ...
     range_size: IntArray  # [ranges] ... to 0..size-1
+    range_ignore: IntArray  # [ranges] a number that may be outside of that
     random: IntArray  # [T] 1 if the cell draws random numbers

@@ -230,6 +230,7 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         range_data=_ints([limited.data for r in ranges for limited in r]),
         range_column=_ints([limited.column for r in ranges for limited in r]),
         range_size=_ints([limited.size for r in ranges for limited in r]),
+        range_ignore=_ints([limited.ignore for r in ranges for limited in r]),
         random=_ints([int(is_random(t.program)) for t in types]),
     )
 
@@ -250,13 +251,14 @@ class Range(NamedTuple):
 
     Attributes:
         data: the number of the data of any length that it is a column of; -1 if it is one of the node.
-        column: of the word; size: of what it indexes.
+        column: of the word; size: of what it indexes; ignore: a number that may be outside, or 0.
         name: of the argument.
     """
 
     data: int
     column: int
     size: int
+    ignore: int
     name: str
 
 
@@ -270,8 +272,9 @@ def index_ranges(program: CellProgram) -> Iterator[Range]:
             if isinstance(data.source, Attribute):
                 number = -1 if data.domain == NODE else program.data_groups.index(data.domain)
                 size = program.vars[table].shape[source.op.index_axis]
+                ignore = source.static.get("ignore") or 0
                 for column in _columns(program, ids).ravel().tolist():
-                    yield Range(number, column, size, data.source.name)
+                    yield Range(number, column, size, ignore, data.source.name)
 
 
 def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -54,7 +54,8 @@ class Op:
         random: the kernel draws; it receives `random=`, a `Randomness`.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
             when graphs are merged (at once in eager mode), so the kernel need not. Ints that a cell computed lie among
-            floats, and are in range because the op that makes them says what they stay below.
+            floats, and are in range because the op that makes them says what they stay below. Where the op has a static
+            argument `ignore`, that number is in range, too.
         below: the result is ints; `below(*shapes, **static)`, of the per-node shapes, is what they stay below.
         sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
@@ -132,7 +133,7 @@ class Op:
         arrays = [plain_array(_read(a) if isinstance(a, Operators) else a) for a in args]
         shape = self.shape(*(a.shape for a in arrays), **static)
         if self.index_axis is not None:
-            arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis])
+            arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis], static.get("ignore"))
         if self.view:
             return freeze(self.kernel(np, arrays[0][None], **static)[0])
         is_int = self.limit((a.shape for a in arrays), static) > 0
@@ -171,12 +172,13 @@ def define_elementwise(
     )
 
 
-def check_index(what: str, ids: Array, size: int) -> Array:
-    """The ids or labels as ints, bools as 0 and 1; a DataError refuses those outside 0..size-1."""
+def check_index(what: str, ids: Array, size: int, ignore: int | None = None) -> Array:
+    """The ids or labels as ints, bools as 0 and 1; a DataError refuses those outside 0..size-1, except `ignore`."""
     if ids.dtype.kind not in "iub":
         raise DataError(f"{what} takes integers, not {ids.dtype}.")
-    if ids.size and not 0 <= ids.min() <= ids.max() < size:
-        wrong = ids.min() if ids.min() < 0 else ids.max()
+    checked = ids if ignore is None else ids[ids != ignore]
+    if checked.size and not 0 <= checked.min() <= checked.max() < size:
+        wrong = checked.min() if checked.min() < 0 else checked.max()
         raise DataError(f"{what} of {wrong}, which is not in 0..{size - 1}.")
     return ids.astype(np.int8) if ids.dtype.kind == "b" else ids
 

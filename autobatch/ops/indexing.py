@@ -134,6 +134,27 @@ cross_entropy = define_op(
 )
 
 
+def _pick(xp: Any, x: Array, label: Array, out: Array, ignore: int) -> None:
+    is_ignored = xp.equal(label, ignore)
+    at = xp.where(is_ignored, 0, label).astype(xp.int64)
+    x = xp.broadcast_to(x, (*out.shape, x.shape[-1]))
+    out[...] = xp.where(is_ignored, 0, xp.take_along_axis(x, at[..., None], axis=-1)[..., 0])
+
+
+pick = define_op(
+    "pick",
+    shape=lambda x, label, ignore: _cross_entropy_shape(x, label),
+    kernel=_pick,
+    pullback=lambda g, out, x, label, ignore: (g[..., None] * one_hot(label, size=x.shape[-1]), None),
+    index_axis=-1,
+    doc="""The elements of x at the labels, 0 where a label is the number `ignore`, which need not be in range.
+
+    Shapes: x (..., C), label (...) of ints in 0..C-1, or `ignore`; the result has that of label.
+    Gradient: that of the result at the label, 0 elsewhere; the label has none.
+    """,
+)
+
+
 def _top_k_shape(x: Shape, k: int) -> Shape:
     if len(x) != 1 or not 0 < k <= x[0]:
         raise ShapeError(f"top_k of {k} elements of a value of shape {x}: it takes a vector of at least {max(k, 1)}.")

@@ -62,7 +62,7 @@ COMPOSED = (
     "stack",
 )  # public functions that are several ops
 INTERNAL = (
-    "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "perturb", "put_rows", "scatter", "slice",
+    "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "perturb", "pick", "put_rows", "scatter", "slice",
     "softmax_n", "spread", "take_rows",
 )  # fmt: skip
 """Internal ops, of which public ones are made."""

@@ -123,6 +123,20 @@ def expand(x: Any, shape: Shape) -> Any:
     return x if shape_of(x) == shape else _expand_op(x, shape=shape)
 
 
+stand_for = define_op(
+    "stand_for",
+    shape=lambda x, dtype: x,
+    kernel=lambda xp, x, dtype: x,
+    pullback=lambda g, out, x, dtype: (g,),
+    view=True,
+    doc="""x, whose numbers stand for those of another dtype, by its name: that is part of the type of what reads them.
+
+    Shapes: x any, the result of its shape.
+    Gradient: that of the result.
+    """,
+)
+
+
 def _axes(ndim: int, axes: Sequence[int] | None) -> tuple[int, ...]:
     order = tuple(range(ndim))[::-1] if axes is None else tuple(a % ndim for a in axes)
     if sorted(order) != list(range(ndim)):

@@ -29,6 +29,7 @@ from autobatch.runtime.step import Clock, Step
 from autobatch.system.turns import run_lock
 from autobatch.torch.calls import Calls, Total
 from autobatch.torch.entering import TensorInputs
+from autobatch.torch.kinds import as_tensor
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.opaque import read_by_others
 from autobatch.torch.own import as_torch
@@ -69,9 +70,11 @@ class TorchBatched(Batched):
                 self.step += 1
                 self._finish(step, rounds)
         columns: list[Any] = list(_Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
-        for slot in self.recorder.slots.ints:
-            columns[slot] = passing.columns[slot]
-        return _to_tensors(stack_results(step.graph.structures, columns))
+        return _to_tensors(stack_results(step.graph.structures, self._typed(columns)))
+
+    def _typed(self, columns: list[Any]) -> list[Any]:
+        """The rows of each slot as tensors of what they stand for."""
+        return list(map(as_tensor, columns, self.recorder.slots.dtypes))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy of a batched method is that of the copy of its module."""

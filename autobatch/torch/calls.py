@@ -7,13 +7,16 @@ backward stage and the weight stage read them, and so find the call that compute
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
+
+from autobatch.torch.structures import on_tensors
 
 Array = NDArray[Any]
 TICKET = 2
@@ -52,9 +55,11 @@ class Call:
     """
 
     def __init__(self, function: Function, tensors: Sequence[torch.Tensor]) -> None:
-        self.tensors, self._weights = tensors, function.weights
+        self.tensors = tensors
         self._inputs = [tensors[k].requires_grad_() for k in function.floats]
-        with torch.enable_grad():
+        instead = {id(x): (x, x.detach().requires_grad_()) for x in function.weights if x._backward_hooks}
+        self._weights = [instead[id(x)][1] if id(x) in instead else x for x in function.weights]
+        with torch.enable_grad(), _Instead(instead) if instead else nullcontext():
             self.outputs = function.of_rows(tensors)
         self.is_noted = np.zeros(len(self.outputs[0]), bool)
 
@@ -96,6 +101,25 @@ class Call:
         memory = gradient.untyped_storage().data_ptr()
         of_weights = [x.clone() if x is not None and _lies_at(x, memory) else x for x in found[n_inputs:]]
         return own, of_weights
+
+
+class _Instead(TorchFunctionMode):
+    """Gives functions of torch other tensors instead of parameters with hooks, which run at the end of backward, once.
+
+    Args:
+        instead: the tensor, and the other one, by the `id` of the first.
+    """
+
+    def __init__(self, instead: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._instead = instead
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = on_tensors(self._other, args), on_tensors(self._other, kwargs or {})
+        return function(*args, **kwargs)
+
+    def _other(self, x: torch.Tensor) -> torch.Tensor:
+        return self._instead.get(id(x), (x, x))[1]
 
 
 class Calls:

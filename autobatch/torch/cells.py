@@ -15,7 +15,8 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
 from autobatch.ops.operators import STAGE, Operators
-from autobatch.torch.bodies import RUNS, make_body, on_leaves
+from autobatch.torch.bodies import RUNS, make_body
+from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
 
 M = TypeVar("M", bound=nn.Module)

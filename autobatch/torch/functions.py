@@ -14,11 +14,12 @@ import torch
 from torch.nn import functional
 
 from autobatch import ops
-from autobatch.errors import GraphError
 from autobatch.ops.conditions import is_condition
 from autobatch.ops.define import shape_of
+from autobatch.ops.indexing import pick
 from autobatch.ops.operators import Symbol
 from autobatch.ops.products import matmul
+from autobatch.torch.outline import check_batch_norm, refuse_numbers
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
@@ -86,16 +87,13 @@ def take(x: Any, index: Any) -> Any:
 @stands_for(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__array__)
 def numbers(x: Any, *options: Any, **others: Any) -> Any:
     """Refuse to give the numbers."""
-    raise GraphError(
-        "a module asks for the numbers of a tensor (.item, .tolist, .numpy), but they are only computed when the "
-        "mini-batch runs; choose between values by torch.where, or decide outside of the cell, after await ab.value(x)."
-    )
+    refuse_numbers("the numbers of a tensor", ".item, .tolist, .numpy")
 
 
 @stands_for(functional.dropout)
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Zero elements at random."""
-    return ops.dropout(input, p) if training and not inplace else input if not training else NotImplemented
+    return ops.dropout(input, p) if training and not inplace else NotImplemented
 
 
 @stands_for(functional.layer_norm)
@@ -117,14 +115,15 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Compare logits (C,) or (N, C) with labels, () or (N,)."""
+    """Compare logits (C,) or (N, C) with labels, () or (N,); losses of labels to ignore are 0, and do not count."""
     logits, labels = shape_of(input), shape_of(target)
-    if weight is not None or label_smoothing or ignore_index >= 0 or logits[:-1] != labels or len(logits) > 2:
+    if weight is not None or label_smoothing or logits[:-1] != labels or not 1 <= len(logits) <= 2:
         return NotImplemented
-    losses = ops.cross_entropy(input, target)
-    if reduction == "none" or not labels:
+    losses = ops.neg(pick(ops.log_softmax(input), target, ignore=ignore_index))
+    if reduction == "none":
         return losses
-    return ops.sum(losses) if reduction == "sum" else ops.mean(losses)
+    total = ops.sum(losses) if labels else losses
+    return total if reduction == "sum" else ops.div(total, ops.sum(ops.not_equal(target, float(ignore_index))))
 
 
 @stands_for(torch.lstm_cell, torch._VF.lstm_cell)
@@ -155,21 +154,6 @@ def rnn_tanh_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b
 def rnn_relu_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     """Make one step of an RNN with rectified units."""
     return ops.relu(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
-
-
-def check_batch_norm(
-    input: Any, mean: Any, var: Any = None, weight: Any = None, bias: Any = None, training: bool = False, *rest: Any
-) -> None:
-    """Refuse batch norm that takes mean and variance from its batch; the arguments are torch's.
-
-    Raises:
-        GraphError: it does.
-    """
-    if training or mean is None:
-        raise GraphError(
-            "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
-            "LayerNorm, or call eval() on the module."
-        )
 
 
 @stands_for(functional.batch_norm)

@@ -29,7 +29,7 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     Raises:
         NeedsLength: it does not treat all elements of a list alike.
     """
-    return _choose(name, OF_ELEMENTS.get(name, aten.OPS[name]), OF_RAGGED.get(name), args, kwargs)
+    return _choose(name, OF_ELEMENTS.get(name, aten.OPS[name].function), OF_RAGGED.get(name), args, kwargs)
 
 
 def apply_function(function: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,32 +1,42 @@
 """Cells that torch itself runs: a body with ops that we lack becomes one op, whose kernel calls the body on a batch.
 
-The op takes all values that the body reads, and gives all its outputs as one vector per node. Its kernel gives the body
-the whole batch, if drawn numbers show that it does to many rows what it does to each; else the body is mapped over the
-rows by `torch.func.vmap`. In training the call is kept, and torch's own autograd differentiates it.
+The op takes all values that the body reads, and gives all its outputs as one vector per node. How its kernel gives the
+body the rows of a batch follows from what the body does, see `autobatch.torch.outline`. In training the call is kept,
+and torch's own autograd differentiates it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autobatch import ops
 from autobatch.errors import GraphError
 from autobatch.ir.program import CellProgram, Instruction, Weight
-from autobatch.ops.define import Op, shape_of
+from autobatch.ops.define import Op
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import Randomness
-from autobatch.ops.shaping import slice_
+from autobatch.ops.shaping import slice_, stand_for
 from autobatch.params.parameter import Parameter
 from autobatch.torch.calls import OPEN, TICKET, Calls
-from autobatch.torch.parameters import TensorParameter
-
-ROWS = 3  # of the batch on which a body is tried
+from autobatch.torch.kinds import (
+    check_kind,
+    copy_whole,
+    from_floats,
+    is_float,
+    name_of,
+    shape_within,
+    to_floats,
+)
+from autobatch.torch.outline import Kind, Outline, TakingRows, Way, mapped
+from autobatch.torch.structures import tensors_in
 
 
 class Body:
@@ -34,65 +44,74 @@ class Body:
 
     Args:
         name: of the cell.
-        function: gives a list of tensors.
-        examples: arguments of one node, of the shapes and dtypes that it takes.
-        parameters: that it reads beside.
+        function: gives tensors, in any structure.
+        kinds: the shapes and dtypes of its arguments, of one node.
+        model: the dtype of the model.
         why: torch runs it, for `explain`.
 
     Attributes:
-        shapes: of the arguments; floats: the places of those that are floats.
-        outputs: the shape of each output; size: how many numbers all have.
-        draws: whether it draws random numbers.
+        model: the dtype of the model; outline: what the function does.
+        parameters: that it reads beside its arguments.
+        shapes: of the arguments among the floats of the model; floats: the places of those that have gradients.
+        kinds: the shape and the dtype of each output.
+        outputs: the shape of each output among floats; size: how many numbers all have.
+
+    Raises:
+        GraphError: torch cannot run it, or its result is nothing that a value can stand for.
     """
 
     def __init__(
-        self,
-        name: str,
-        function: Callable[..., Sequence[torch.Tensor]],
-        examples: Sequence[torch.Tensor],
-        parameters: Sequence[TensorParameter],
-        why: str,
+        self, name: str, function: Callable[..., Any], kinds: Sequence[Kind], model: torch.dtype, why: str
     ) -> None:
-        self.name, self._function, self.parameters, self.why = name, function, parameters, why
-        self.floats = [k for k, example in enumerate(examples) if example.is_floating_point()]
-        self.shapes = [tuple(example.shape) for example in examples]
-        draw = torch.Generator().manual_seed(0)
-        shapes = [(ROWS, *shape) for shape in self.shapes]
-        rows = [
-            torch.randn(shape, generator=draw, dtype=x.dtype) if x.is_floating_point() else x.expand(shape)
-            for x, shape in zip(examples, shapes, strict=True)
-        ]
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=()):
-            before = torch.get_rng_state()
-            self._takes_batches = self._sees_batches(rows)
-            found = self.of_rows(rows)
-            self.draws = not torch.equal(before, torch.get_rng_state())
-        for y in found:
-            if not y.is_floating_point():
-                raise GraphError(f"it returns a tensor of {y.dtype}; a cell that torch runs returns floats.")
-        self.outputs = [tuple(y.shape[1:]) for y in found]
+        self.name, self.why = name, why
+        self._function, self.model, self._dtypes = function, model, [dtype for _, dtype in kinds]
+        self.outline = outline = Outline(function, kinds)
+        self.parameters = [*outline.reads.values()]
+        self._is_taking = outline.takes_rows and outline.way is Way.MAPPED
+        self.floats = [k for k, dtype in enumerate(self._dtypes) if is_float(dtype)]
+        self.shapes = [shape_within(*kind) for kind in kinds]
+        self.kinds = [(tuple(y.shape), y.dtype) for y in tensors_in(outline.result)]
+        for y in tensors_in(outline.result):
+            check_kind(y.dtype, model)
+            if y.layout is not torch.strided:
+                raise GraphError(f"it returns a tensor of layout {y.layout}; values are dense, so call .to_dense().")
+        self.outputs = [shape_within(*kind) for kind in self.kinds]
         self.size = sum(map(math.prod, self.outputs))
 
     def __repr__(self) -> str:
         return self.name
 
     @property
-    def weights(self) -> list[torch.Tensor]:
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.outline.draws
+
+    @property
+    def weights(self) -> list[Tensor]:
         """The parameters that have gradients."""
         return [p.tensor for p in self.parameters if p.trainable]
 
-    def of_rows(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The outputs of all rows."""
-        if self._takes_batches:
-            return self._function(*tensors)
-        mapped = torch.func.vmap(lambda *xs: tuple(self._function(*xs)), randomness="different")
-        advise = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
-        advise(False)  # at every call, that torch should map an op in another way
-        try:
-            found: Sequence[torch.Tensor] = mapped(*tensors)
-        finally:
-            advise(True)
-        return found
+    def of_rows(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The outputs of all rows, among the floats of the model; ints and bools as they are."""
+        if not tensors:
+            return [y[None] for y in self._of_row()]
+        with self._taking():
+            match self.outline.way:
+                case Way.WHOLE:
+                    return self._of_row(*tensors)
+                case Way.MAPPED:
+                    found: Sequence[Tensor] = mapped(self._of_row, tensors)
+                    return found
+            by_row = [self._of_row(*row) for row in zip(*tensors, strict=True)]
+        return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
+
+    def _taking(self) -> AbstractContextManager[Any]:
+        return TakingRows() if self._is_taking else nullcontext()
+
+    def _of_row(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The function, of what lies among floats."""
+        given = (from_floats(x, dtype) for x, dtype in zip(tensors, self._dtypes, strict=True))
+        return tuple(to_floats(y, self.model) for y in tensors_in(self._function(*given)))
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
         """Compute the outputs of all rows, as vectors with tickets behind them."""
@@ -103,12 +122,16 @@ class Body:
         else:  # from copies, as the backend may use the memory of the arguments again
             found = calls.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
         for y, place in zip(found, _columns(out, self.outputs), strict=False):
-            place.copy_(y.detach().reshape(place.shape))
+            flat = y.detach().reshape(place.shape)
+            if is_float(flat.dtype):
+                place.copy_(flat)
+            else:
+                copy_whole(flat, place)
 
-    def _enter_all(self, arrays: Iterable[Any], n_rows: int) -> list[torch.Tensor]:
-        """The arguments as tensors; ints may lie among floats."""
+    def _enter_all(self, arrays: Iterable[Any], n_rows: int) -> list[Tensor]:
+        """The arguments as tensors; ints and bools, which may lie among floats, as such."""
         tensors = [_enter(array, n_rows) for array in arrays]
-        return [x if k in self.floats else x.long() for k, x in enumerate(tensors)]
+        return [x if k in self.floats else x.to(self._dtypes[k]) for k, x in enumerate(tensors)]
 
     def backward(self, g: Any, tickets: Any, out: Any) -> None:
         """Compute the gradients of all arguments that are floats, as vectors."""
@@ -120,27 +143,15 @@ class Body:
             at = sum(p.trainable for p in self.parameters[:number])
             _kept().weights(self, _enter(g, len(tickets)), tickets, at)
 
-    def _sees_batches(self, rows: Sequence[torch.Tensor]) -> bool:
-        """Whether the body, given several rows, or one, gives what it gives for each on its own."""
-        one_by_one = [self._function(*(x[k] for x in rows)) for k in range(ROWS)]
-        for n in (1, ROWS):
-            try:
-                found = self._function(*(x[:n] for x in rows))
-            except (RuntimeError, ValueError, IndexError, TypeError):
-                return False
-            if not _are_close(found, [torch.stack(ys[:n]) for ys in zip(*one_by_one, strict=True)]):
-                return False
-        return True
 
-
-def _enter(array: Any, n_rows: int) -> torch.Tensor:
+def _enter(array: Any, n_rows: int) -> Tensor:
     """An array (rows, *shape) as a tensor, in the same memory where it can be; a single row stands for all."""
     if len(array) != n_rows or not array.flags.writeable:
         array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
     return torch.from_numpy(array)
 
 
-def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """The columns of a matrix in which the rows of these shapes lie, one after the other."""
     ends = accumulate(map(math.prod, shapes), initial=0)
     whole = torch.from_numpy(out)
@@ -150,14 +161,6 @@ def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
 def _kept() -> Calls:
     assert OPEN.calls is not None, "what is differentiated has run in training"
     return OPEN.calls
-
-
-def _are_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """Whether two lists of outputs are equal up to rounding."""
-    pairs = list(zip(found, expected, strict=False))
-    return len(found) == len(expected) and all(
-        x.shape == y.shape and x.dtype == y.dtype and torch.allclose(x, y, rtol=1e-4, atol=1e-6) for x, y in pairs
-    )
 
 
 def _draw(xp: Any, *arrays: Any, out: Any, body: Body, site: int, random: Randomness) -> None:
@@ -227,38 +230,17 @@ def read_by_others(program: CellProgram) -> Iterator[Parameter]:
     yield from (source.parameter for source in results if isinstance(source, Weight))
 
 
-def try_on_rows(
-    name: str,
-    function: Callable[..., Any],
-    given: Sequence[tuple[Any, torch.dtype]],
-    reads: Sequence[TensorParameter],
-    why: str,
-) -> Body:
-    """Make a body of a function that torch runs.
-
-    Args:
-        name: of the cell, or of an op in it.
-        function: gives a list of tensors.
-        given: the values that it is given, and the dtype of each.
-        reads: the parameters that it reads beside.
-        why: torch runs it.
-
-    Raises:
-        GraphError: torch cannot run it on a batch; the message is torch's.
-    """
-    examples = [torch.zeros(shape_of(value), dtype=dtype) for value, dtype in given]
-    try:
-        return Body(name, function, examples, reads, why)
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise GraphError(f"torch cannot run it on a batch: {str(error).splitlines()[0]}") from error
-
-
 def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
     """Record a call of a function that torch runs, of values of the program; its outputs, in order."""
     if body.draws:
         draw, site = STAGE.current.next_draw()
-        return _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)
-    return _parts(FORWARD(*values, *body.parameters, body=body), body.outputs)
+        found = _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)
+    else:
+        found = _parts(FORWARD(*values, *body.parameters, body=body), body.outputs)
+    return [
+        x if dtype is body.model else stand_for(x, dtype=name_of(dtype))
+        for x, (_, dtype) in zip(found, body.kinds, strict=True)
+    ]
 
 
 def _parts(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:

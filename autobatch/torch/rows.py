@@ -29,7 +29,7 @@ Rule = Callable[..., Any]
 BY_ELEMENT = (
     "neg", "exp", "log", "sqrt", "abs", "sin", "cos", "erf", "tanh", "sigmoid", "relu", "gelu", "mul", "pow",
     "maximum", "minimum", "where", "gt", "ge", "lt", "le", "eq", "ne", "add", "sub", "rsub", "div", "reciprocal",
-    "rsqrt", "square", "log1p", "xlogy", "silu", "elu", "leaky_relu", "softplus", "clamp", "hardtanh", "clamp_min",
+    "rsqrt", "square", "silu", "elu", "leaky_relu", "softplus", "clamp", "hardtanh", "clamp_min",
     "clamp_max", "addcmul", "addcdiv", "lerp", "logical_not", "bitwise_not", "logical_and", "bitwise_and",
     "logical_or", "bitwise_or", "clone", "alias", "contiguous", "_to_copy", "detach",
 )  # fmt: skip
@@ -88,7 +88,7 @@ def _spread(name: str, x: Ragged, others: Any) -> Any:
 
 def _along(name: str) -> Rule:
     """An op along axes of rows, or over the rows."""
-    function = aten.OPS[name]
+    function = aten.OPS[name].function
     parameters = signature(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def _cut(x: Any, dim: int = 0, start: int | None = None, end: int | None = None,
     return x if is_whole else refuse("slice", x)
 
 
-OVER_ROWS: dict[str, Rule] = {name: aten.OPS[name] for name in OVER} | {"max": _largest, "slice": _cut}
+OVER_ROWS: dict[str, Rule] = {name: aten.OPS[name].function for name in OVER} | {"max": _largest, "slice": _cut}
 
 
 def _view(x: Any, size: Sequence[int], *others: Any) -> Any:
@@ -178,7 +178,7 @@ def _matmul(x: Any, y: Any) -> Any:
 
 
 OF_RAGGED: dict[str, Rule] = {
-    **{name: aten.OPS[name] for name in BY_ELEMENT},
+    **{name: aten.OPS[name].function for name in BY_ELEMENT},
     **{name: _along(name) for name in ALONG},
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _view),
     **dict.fromkeys(("matmul", "mm", "mv", "dot"), _matmul),

@@ -13,41 +13,48 @@ A list of any length is given to a body as a list of tensors (`autobatch.torch.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Never
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autobatch.errors import GraphError, ShapeError
+from autobatch.errors import AutobatchError, GraphError
+from autobatch.ir.program import dtype_of, int_limit
 from autobatch.ops.define import shape_of
-from autobatch.ops.operators import Operators
+from autobatch.ops.elementwise import stop_gradient
+from autobatch.ops.operators import STAGE, Operators
+from autobatch.ops.shaping import stand_for
 from autobatch.torch.aten import OPS
+from autobatch.torch.aten.table import Kinds
 from autobatch.torch.functions import FUNCTIONS
+from autobatch.torch.kinds import dtype_of_name, is_float, name_of, shape_outside
 from autobatch.torch.lists import apply, apply_function
-from autobatch.torch.opaque import record_call, try_on_rows
-from autobatch.torch.parameters import TensorParameter, find_parameter
-from autobatch.torch.rows import Unknown, shape_in_torch
+from autobatch.torch.opaque import Body, record_call
+from autobatch.torch.outline import (
+    CHANGED,
+    REGISTER_HOOK,
+    Linked,
+    Refused,
+    check_numbers,
+    has_functions_of_users,
+)
+from autobatch.torch.parameters import find_parameter
+from autobatch.torch.rows import Unknown, refuse, shape_in_torch
+from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
 from autobatch.trace.elements import Element, NeedsLength, TracedList, map_values
 from autobatch.trace.hooks import unheard
 from autobatch.trace.ragged import Ragged
 
-CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
-NUMBERS = {
-    "_local_scalar_dense": "a number that its condition, .item() or index needs",
-    "is_nonzero": "a number that its condition needs",
-    "nonzero": "the places where a condition holds",
-    "masked_select": "the places where a condition holds",
-    "unique_consecutive": "how many values differ",
-}
-"""Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
-
-
-CONDITION_AT = {"where": 0, "masked_fill": 1}
-"""Of ops, the argument that is a condition."""
+FACTORIES = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
+    "new_empty_strided",
+}  # fmt: skip
+"""Ops that read nothing of a tensor but its shape and dtype."""
 HOLE = object()  # in the arguments of an op, for a tensor that is given when it runs
 
 
@@ -75,6 +82,10 @@ class Traced(torch.Tensor):
         self.value, self.is_own = value, is_own
         return self
 
+    def detached(self) -> Traced:
+        """Another tensor that stands for the same value."""
+        return Traced(self.value, tuple(self.shape), self.dtype)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<traced tensor of shape {tuple(self.shape)}>"
 
@@ -92,14 +103,13 @@ class Tracing:
 
     Args:
         dtype: of the computation.
-        may_ask: whether torch may run ops that we lack.
 
     Attributes:
         lists: of any length, that the body is given.
     """
 
-    def __init__(self, dtype: torch.dtype, may_ask: bool) -> None:
-        self.dtype, self.may_ask = dtype, may_ask
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.lists: list[TracedList] = []
 
     @contextmanager
@@ -107,7 +117,7 @@ class Tracing:
         """Within the context, ops of torch become ops of the program."""
         with ExitStack() as modes:
             with unheard():
-                for mode in (torch.no_grad(), _Functions(self), _Ops(self)):
+                for mode in (torch.inference_mode(False), torch.enable_grad(), _Functions(self), _Ops(self)):
                     modes.enter_context(mode)
             yield
 
@@ -122,8 +132,18 @@ class Tracing:
             return [map_values(self.enter, element) for element in x]
         if not isinstance(x, Operators):
             return x
-        is_int = getattr(getattr(getattr(x, "var", None), "source", None), "is_float", True) is False
-        return Traced(x, shape_of(x), torch.int64 if is_int else self.dtype)
+        dtype = self._dtype_of(x)
+        made = Traced(x, shape_outside(shape_of(x), dtype), dtype)
+        return Linked.apply(lambda: made, made.detached().requires_grad_()) if is_float(dtype) else made
+
+    def _dtype_of(self, x: Any) -> torch.dtype:
+        """What the numbers of an argument stand for."""
+        if not hasattr(x, "index"):  # a parameter
+            return self.dtype
+        vars, index = x.builder.vars, x.index
+        if name := dtype_of(vars, index):
+            return dtype_of_name(name)
+        return torch.int64 if int_limit(vars, index) or _is_data(x) else self.dtype
 
     def refuse_lists(self, why: str, unless_live: bool = False) -> None:
         """Ask for the length of a list that the body is given, if there is one.
@@ -154,56 +174,50 @@ class Tracing:
         found = find_parameter(x)
         return x.detach().numpy() if found is None else found
 
-    def result(self, x: Any) -> Any:
+    def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Apply one of our functions to what tensors stand for; NotImplemented where it refuses what torch takes."""
+        try:
+            return function(on_leaves(self.value, args), on_leaves(self.value, kwargs))
+        except Refused:
+            raise
+        except AutobatchError:
+            return NotImplemented
+
+    def results(self, result: Any) -> Any:
+        """What the cell returns for what the body returns.
+
+        Raises:
+            NoCounterpart: a function with a backward of its own has a part in it, or a constant that is no float.
+        """
+        if has_functions_of_users(tensors_in(result)):
+            raise NoCounterpart("an autograd.Function has a backward of its own.")
+        return on_leaves(self._result, result)
+
+    def _result(self, x: Any) -> Any:
         """What the cell returns for a tensor, or for anything else."""
         value = self.value(x)
         if isinstance(value, Ragged):
             raise NeedsLength(value.var.domain, "returns a row per element")
-        return value
+        if not isinstance(x, torch.Tensor) or x.dtype is self.dtype:
+            return value
+        if not isinstance(x, Traced) and is_float(x.dtype):
+            raise NoCounterpart(f"it returns a constant of {x.dtype}.")
+        value = STAGE.current.wrap(value)
+        return value if int_limit(value.builder.vars, value.index) else stand_for(value, dtype=name_of(x.dtype))
 
     def leave(self, value: Any, like: torch.Tensor, is_own: bool) -> Traced:
         """The tensor that stands for a result, of the shape and dtype that torch says."""
         shape = tuple(like.shape)
         assert isinstance(value, Unknown) or shape_in_torch(value) == shape, (shape_in_torch(value), shape)
+        if not torch.is_grad_enabled() and isinstance(value, Operators) and is_float(like.dtype):
+            value = stop_gradient(value)
         return Traced(value, shape, like.dtype, is_own)
 
-
-class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the parameters that ops of torch read, and refuses ops that change what was there before.
-
-    Attributes:
-        found: each once.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[int, TensorParameter] = {}
-        self._made: dict[int, torch.UntypedStorage] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with unheard():
-            return self._meet(op, args, kwargs or {})
-
-    def _meet(self, op: Any, args: Any, kwargs: Any) -> Any:
-        name = op.overloadpacket.__name__
-        if name in NUMBERS:
-            _refuse(name)
-        for x in _leaves((args, kwargs)):
-            if isinstance(x, torch.Tensor) and (parameter := find_parameter(x)) is not None:
-                self.found[id(parameter)] = parameter
-        if op._schema.is_mutable and args[0].untyped_storage().data_ptr() not in self._made:
-            raise GraphError(
-                f"torch changes in place what others read ({name}), as batch norm does in training; {CHANGED}"
-            )
-        result = op(*args, **kwargs)
-        if not any(x.alias_info is not None for x in op._schema.returns):
-            memory = [x.untyped_storage() for x in _leaves(result) if isinstance(x, torch.Tensor)]
-            self._made.update((one.data_ptr(), one) for one in memory)
-        return result
+    def like(self, x: Any) -> Any:
+        """A tensor without numbers; anything else, and a number, is given as it is."""
+        if not isinstance(x, torch.Tensor) or (not isinstance(x, Traced) and not x.dim()):
+            return x
+        return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 class _Functions(TorchFunctionMode):
@@ -215,19 +229,28 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found = FUNCTIONS.get(function)
-        if found is None or not any(map(self._tracing.is_traced, _leaves((args, kwargs)))):
+        if function in REGISTER_HOOK:
+            raise NoCounterpart("a hook is registered on a tensor.")
+        found, tensors = FUNCTIONS.get(function), tensors_in((args, kwargs))
+        if found is None or not any(map(self._tracing.is_traced, tensors)) or not all(map(self._fits, tensors)):
             return function(*args, **kwargs)
         with unheard():
-            given = _map(self._tracing.value, (args, kwargs))
-            result = apply_function(found, *given)
-        if result is NotImplemented:
-            return function(*args, **kwargs)
-        return _map(self._leave, result)
+            result = self._tracing.apply(partial(apply_function, found), args, kwargs)
+            if result is not NotImplemented:
+                return on_leaves(lambda x: self._leave(x, tensors), result)
+        return function(*args, **kwargs)
 
-    def _leave(self, x: Any) -> Any:
-        """The tensor that stands for a result."""
-        return Traced(x, shape_in_torch(x), self._tracing.dtype, is_own=True) if isinstance(x, Operators) else x
+    def _fits(self, x: torch.Tensor) -> bool:
+        """Whether a tensor is floats of the model, or ints."""
+        return x.dtype in (self._tracing.dtype, torch.int64)
+
+    def _leave(self, x: Any, tensors: list[torch.Tensor]) -> Any:
+        """The tensor that stands for a result, which is computed from others."""
+        if not isinstance(x, Operators):
+            return x
+        like = torch.empty(shape_in_torch(x), dtype=self._tracing.dtype, device="meta")
+        made = self._tracing.leave(x, like, is_own=True)
+        return Linked.apply(lambda: made, *tensors)
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -248,26 +271,42 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _meet(self, op: Any, args: Any, kwargs: Any) -> Any:
         tracing = self._tracing
-        name = op.overloadpacket.__name__
-        if not any(map(tracing.is_traced, _leaves((args, kwargs)))):
+        name, tensors = op.overloadpacket.__name__, tensors_in((args, kwargs))
+        if not any(map(tracing.is_traced, tensors)):
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
             return op(*args, **kwargs)
+        check_numbers(op)
         if op._schema.is_mutable:
             return self._change(op, name, args, kwargs)
-        result = NotImplemented
-        if name in OPS:
-            likes = self._on_meta(op, name, args, kwargs)
-            with suppress(ShapeError):  # of ours, where torch takes it
-                result = apply(name, _map(tracing.value, args), _map(tracing.value, kwargs))
+        if name in FACTORIES:
+            return self._make(op, args, kwargs)
+        counterpart, result = OPS.get(name), NotImplemented
+        if counterpart is not None:
+            likes = self._likes(op, args, kwargs)
+            if counterpart.is_right(Kinds([tracing.like(x) for x in tensors], tensors_in(likes), tracing.dtype)):
+                result = tracing.apply(partial(apply, name), args, kwargs)
         if result is NotImplemented:
             result, likes = self._ask_torch(op, name, args, kwargs)
         is_view = any(x.alias_info is not None for x in op._schema.returns)
         if is_view:
-            for x in _leaves((args, kwargs)):
+            for x in tensors:
                 if isinstance(x, Traced):
                     x.is_own = False
         return _pair(lambda value, like: tracing.leave(value, like, not is_view), result, likes)
+
+    def _make(self, op: Any, args: Any, kwargs: Any) -> Traced:
+        """Make a constant in the shape of a value."""
+        for x in tensors_in((args, kwargs)):
+            if isinstance(x, Traced) and isinstance(x.value, Ragged):
+                refuse(op.overloadpacket.__name__, x.value)
+        given = on_tensors(lambda x: torch.empty(x.shape, dtype=x.dtype), args)
+        made = op(*given, **kwargs)
+        if op.overloadpacket.__name__.endswith(("empty", "empty_like", "empty_strided")):
+            made.zero_()
+        if made.dtype is torch.bfloat16:  # of which NumPy has no arrays
+            raise NoCounterpart("it makes a constant of bfloat16.")
+        return self._tracing.leave(made.numpy(), made, is_own=True)
 
     def _ask_torch(self, op: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Record an op that we lack as one that torch runs on batches; give the result, and tensors like it.
@@ -275,92 +314,58 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             NoCounterpart: that is impossible, but torch may be able to run the whole cell.
         """
-        leaves = [*_leaves((args, kwargs))]
-        traced = [x for x in leaves if isinstance(x, Traced)]
+        model, tensors = self._tracing.dtype, tensors_in((args, kwargs))
+        traced = [x for x in tensors if isinstance(x, Traced)]
+        lack = NoCounterpart(f"torch's op {name} has no counterpart here.")
         is_of_list = any(isinstance(x.value, (Element, Ragged)) for x in traced)
-        is_condition = any(x.dtype == torch.bool for x in traced)
-        if name in NUMBERS or not self._tracing.may_ask or is_of_list or is_condition:
-            _refuse(name)
-        found = (find_parameter(x) for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, Traced))
-        holes = _map(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))
+        is_single = [str(x.type) for x in op._schema.returns] == ["Tensor"]  # others keep things for their gradients
+        if is_of_list or not is_single:
+            raise lack
+        holes = on_leaves(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))
 
-        def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            left = iter(tensors)
-            args, kwargs = _map(lambda x: next(left) if x is HOLE else x, holes)
-            result = op(*args, **kwargs)
-            return [result] if isinstance(result, torch.Tensor) else result
+        def call(*given: torch.Tensor) -> Any:
+            left = iter(given)
+            args, kwargs = on_leaves(lambda x: next(left) if x is HOLE else x, holes)
+            return op(*args, **kwargs)
 
-        given, reads = [(x.value, x.dtype) for x in traced], [x for x in found if x is not None]
         why = f"has torch run its {name}, which has no counterpart here."
         try:
-            likes = self._on_meta(op, name, args, kwargs)
+            likes = self._likes(op, args, kwargs)
+            kinds = [(tuple(x.shape), x.dtype) for x in traced]
             with ThreadPoolExecutor(1) as outside:  # of this mode, in which torch does not differentiate or map
-                body = outside.submit(try_on_rows, name, call, given, reads, why).result()
-        except (GraphError, NotImplementedError):
-            _refuse(name)
-        outputs = record_call(body, [value for value, _ in given])
-        return (outputs[0] if isinstance(likes, torch.Tensor) else outputs), likes
+                body = outside.submit(Body, name, call, kinds, model, why).result()
+        except (AutobatchError, RuntimeError, ValueError, IndexError, TypeError):
+            raise lack from None
+        outputs = record_call(body, [x.value for x in traced])
+        return outputs[0], likes
 
-    def _on_meta(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _likes(self, op: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives, without numbers."""
-        kwargs = _map(self._like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
-        return op(*self._likes(name, args), **kwargs)
-
-    def _likes(self, name: str, args: Any) -> Any:
-        """Arguments without numbers. A condition made outside of the cell lies among floats."""
-        likes = [*_map(self._like, args)]
-        if name in CONDITION_AT:
-            likes[CONDITION_AT[name]] = likes[CONDITION_AT[name]].bool()
-        return likes
-
-    def _like(self, x: Any) -> Any:
-        """A tensor without numbers; all floats are of the computation's dtype."""
-        if not isinstance(x, torch.Tensor):
-            return x
-        dtype = self._tracing.dtype if x.is_floating_point() else x.dtype
-        return torch.empty(x.shape, dtype=dtype, device="meta")
+        kwargs = on_leaves(self._tracing.like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
+        return op(*on_leaves(self._tracing.like, args), **kwargs)
 
     def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Change a tensor in place: it stands for another value from now on, if nobody else has it."""
+        """Change a tensor in place: it stands for another value from now on, if nobody else has it.
+
+        Raises:
+            NoCounterpart: others may see the change, or it has another gradient than a new tensor would.
+        """
         target = args[0]
-        if not name.endswith("_"):
-            _refuse(name)
-        if not isinstance(target, Traced) or not target.is_own:
-            whose = "a constant" if not self._tracing.is_traced(target) else "an argument, a parameter or a view"
-            raise GraphError(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
-        changing = getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname)
-        made = self._meet(changing, args, kwargs)
-        if made.shape != target.shape:
-            raise GraphError(f"torch changes the shape of a tensor in place ({name}), which a cell must not; {CHANGED}")
+        whose = "an argument, a parameter or a view" if self._tracing.is_traced(target) else "a constant"
+        if not name.endswith("_") or not isinstance(target, Traced) or not target.is_own:
+            raise NoCounterpart(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
+        if not torch.is_grad_enabled():
+            raise NoCounterpart(f"torch changes a tensor in place ({name}) where it computes no gradients.")
+        made = self._meet(getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname), args, kwargs)
+        if made.shape != target.shape or made.dtype is not target.dtype:
+            raise NoCounterpart(f"torch changes the shape or dtype of a tensor in place ({name}).")
         target.value = made.value
         return target
 
 
-def _refuse(name: str) -> Never:
-    if name in NUMBERS:
-        raise GraphError(
-            f"a module asks for {NUMBERS[name]} (torch's {name}), but it is only computed when the mini-batch runs; "
-            f"choose between values by torch.where, or decide outside of the cell, after await ab.value(x)."
-        )
-    raise NoCounterpart(f"torch's op {name} has no counterpart here.")
-
-
-def _leaves(x: Any) -> Iterator[Any]:
-    """All that is in lists, tuples and dicts."""
-    if isinstance(x, (list, tuple)):
-        for part in x:
-            yield from _leaves(part)
-    elif isinstance(x, dict):
-        yield from _leaves(list(x.values()))
-    else:
-        yield x
-
-
-def _map(function: Callable[[Any], Any], x: Any) -> Any:
-    """`x` with a function applied to all that is in its lists, tuples and dicts."""
-    if isinstance(x, (list, tuple)):
-        return type(x)([_map(function, part) for part in x])
-    return {key: _map(function, part) for key, part in x.items()} if isinstance(x, dict) else function(x)
+def _is_data(value: Any) -> bool:
+    """Whether a value is data of the node, and no part of it."""
+    return getattr(getattr(getattr(value, "var", None), "source", None), "is_float", True) is False
 
 
 def _pair(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:

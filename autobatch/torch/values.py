@@ -47,7 +47,7 @@ def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
         return Stack(args[0])
     if name in DIRECT:
-        return aten.OPS[name](*map(to_arrays, args), **kwargs)
+        return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
     return current.call_cell(cell_of_function(function), None, *given)
 
@@ -174,7 +174,7 @@ class Stack(TensorMethods, Pending):
         if reduce is None or keepdim or options or dim not in (None, 0, (0,), [0]):
             return None
         found = reduce(self.values)
-        return aten.OPS[name](found) if dim is None and found.shape else found
+        return aten.OPS[name].function(found) if dim is None and found.shape else found
 
 
 def _as_data(x: Any) -> Any:

@@ -144,8 +144,8 @@ class Carrier:
         for content in carried:
             call: CarriedCall = _Reader(io.BytesIO(content), named).load()
             numbers.types[call.number] = self._number_of(call)
-        for number, (path, shape, is_int, in_list) in enumerate(slots):
-            numbers.slots[number] = self._slots.slot(path, shape, is_int, in_list).number
+        for number, arguments in enumerate(slots):
+            numbers.slots[number] = self._slots.slot(*arguments).number
         while len(self._known) >= MOST_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[types] = numbers

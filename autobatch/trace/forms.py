@@ -22,7 +22,7 @@ that the user made (logged as an int per value). `code` describes to the decoder
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, count
 from typing import Any
 
@@ -43,6 +43,9 @@ BUILTINS: dict[str, Any] = {
     f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)
 }
 BUILTINS["__rows"] = count_rows
+BOOL = "bool"
+KINDS = {"f": ("float", "f"), "i": ("int", "iu"), "u": ("int", "iu"), "b": ("int", "b")}
+"""By the letter of a dtype: the kind of data, and the letters of all dtypes that make the same type."""
 LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()"}
 LOG_FLOATS = {"float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())"}
 
@@ -156,22 +159,22 @@ class FormReader:
                 f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
                 f"bools, so convert it first."
             )
-        kind, letters = ("float", "f") if x.dtype.kind == "f" else ("int", "iub")
+        kind, letters = KINDS[x.dtype.kind]
         if name in self.ragged and x.ndim:
             return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
-        return self._data(kind, x.shape, text, condition)
+        return replace(self._data(kind, x.shape, text, condition), dtype=BOOL if letters == "b" else "")
 
     def _rows(self, kind: str, letters: str, x: Any, text: str) -> Key:
         """Read an array of any number of rows."""
-        shape = x.shape[1:]
+        shape, dtype = x.shape[1:], BOOL if letters == "b" else ""
         self.conditions.append(
             f"__type({text}) is __ndarray and {text}.ndim == {x.ndim} and {text}.shape[1:] == {shape} "
             f"and {text}.dtype.kind in {letters!r}"
         )
         self.leaves.append(Leaf("rows", text, first_leaf(len(self.lists))))
         self._add_rows(x, text)
-        return Key("rows", None, (Key(kind, shape),))
+        return Key("rows", None, (Key(kind, shape, dtype=dtype),))
 
     def _static(self, name: str, x: Any, text: str) -> Key:
         if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):

@@ -21,7 +21,7 @@ import numpy as np
 from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.graph.words import MOST_OUTPUTS, MOST_ROWS, OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
-from autobatch.ir.program import Var, int_limit
+from autobatch.ir.program import Var, dtype_of, int_limit
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.conditions import Logic
 from autobatch.ops.define import Op, Shape
@@ -355,7 +355,7 @@ class Handles:
 
 def _key_of(vars: Sequence[Var], output: int) -> Key:
     """The key of an output."""
-    value = Key("value", vars[output].shape, below=int_limit(vars, output))
+    value = Key("value", vars[output].shape, below=int_limit(vars, output), dtype=dtype_of(vars, output))
     return value if vars[output].domain < 0 else Key("rows", None, (value,))
 
 

@@ -19,7 +19,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import NOWHERE, SLOT, Kinds, Results
 from autobatch.ir.arguments import Static
-from autobatch.ir.program import int_limit
+from autobatch.ir.program import dtype_of, int_limit
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
@@ -28,7 +28,7 @@ from autobatch.trace.driving import Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, refuse_inside
-from autobatch.trace.results import Slot, read_result
+from autobatch.trace.results import INT, Slot, read_result
 
 AWAITED = "value[]"  # the path of slots of kept values, which have one for each shape
 
@@ -240,10 +240,11 @@ class Phases:
         for kind in range(int(np.searchsorted(arrays.out_ptr, before)), len(arrays.out_ptr) - 1):
             program = types[kind].program
             for output in program.outputs:
-                slot = slots.slot(AWAITED, program.vars[output].shape, int_limit(program.vars, output) > 0, True)
+                dtype = INT if int_limit(program.vars, output) else dtype_of(program.vars, output)
+                slot = slots.slot(AWAITED, program.vars[output].shape, dtype, in_list=True)
                 found.append(slot.number)
                 rows.append(max(program.vars[output].domain, NOWHERE))
-                if slot.is_int:
+                if slot.dtype == INT:
                     self.int_slots.add(slot.number)
         kinds, new = self.kinds, np.array((found, rows), np.int32)
         self.kinds = Kinds(np.concatenate((kinds.slot, new[0])), np.concatenate((kinds.rows, new[1])), kinds.source)

@@ -22,14 +22,18 @@ from autobatch.trace.awaiting import close
 from autobatch.trace.handles import Outputs, Rows, Value
 
 NUMBERS = (int, float, bool)
+INT = "int64"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A leaf of a structure: the number of its slot, and whether its numbers are ints, which lie among floats."""
+    """A leaf of a structure: the number of its slot, and what its numbers, which lie among floats, stand for.
+
+    That is "" for floats, "int64" for ints, or see `autobatch.ir.program.dtype_of`.
+    """
 
     number: int
-    is_int: bool = False
+    dtype: str = ""
 
 
 @dataclass
@@ -37,41 +41,44 @@ class SlotTable:
     """The slots that one function has returned so far."""
 
     shapes: list[Shape] = field(default_factory=list)
-    _slots: dict[tuple[str, tuple[Shape, bool] | None], Slot] = field(default_factory=dict)
+    _slots: dict[tuple[str, tuple[Shape, str] | None], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
 
-    def slot(self, path: str, shape: Shape, is_int: bool, in_list: bool) -> Slot:
+    def slot(self, path: str, shape: Shape, dtype: str, in_list: bool) -> Slot:
         """The slot at this path; ShapeError if it has had values of another shape or kind (lists may mix them)."""
-        key = (path, (shape, is_int) if in_list else None)
+        key = (path, (shape, dtype) if in_list else None)
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = Slot(len(self.shapes), is_int)
+            slot = self._slots[key] = Slot(len(self.shapes), dtype)
             self.shapes.append(shape)
             self._shared.add(id(slot))
-        elif (self.shapes[slot.number], slot.is_int) != (shape, is_int):
-            kinds = "", " of ints"
+        elif (self.shapes[slot.number], slot.dtype) != (shape, dtype):
+            before, now = (f" of {kind}" if kind else "" for kind in (slot.dtype, dtype))
             raise ShapeError(
-                f"the function returned its {path} in shape {self.shapes[slot.number]}{kinds[slot.is_int]} for one "
-                f"instance and {shape}{kinds[is_int]} for another; return it in a list to get it per instance."
+                f"the function returned its {path} in shape {self.shapes[slot.number]}{before} for one instance and "
+                f"{shape}{now} for another; return it in a list to get it per instance."
             )
         return slot
 
-    def rows(self) -> list[tuple[str, Shape, bool, bool]]:
+    def rows(self) -> list[tuple[str, Shape, str, bool]]:
         """The arguments of `slot` for all slots, in order of their numbers."""
         return [
-            (path, self.shapes[slot.number], slot.is_int, kind is not None)
-            for (path, kind), slot in self._slots.items()
+            (path, self.shapes[slot.number], slot.dtype, kind is not None) for (path, kind), slot in self._slots.items()
         ]
 
     def numbered(self, number: int) -> Slot:
         """The slot of a number."""
         return next(islice(self._slots.values(), number, None))
 
+    def typed(self, columns: Sequence[Any]) -> list[Any]:
+        """The rows of all slots as arrays of what they stand for."""
+        return [x.astype(dtype) if dtype else x for x, dtype in zip(columns, self.dtypes, strict=False)]
+
     @property
-    def ints(self) -> list[int]:
-        """The numbers of the slots of ints."""
-        return [slot.number for slot in self._slots.values() if slot.is_int]
+    def dtypes(self) -> list[str]:
+        """What the numbers of each slot stand for."""
+        return [slot.dtype for slot in self._slots.values()]
 
     def share(self, structure: Key) -> Key:
         """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
@@ -86,12 +93,12 @@ class SlotTable:
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
     """Append the handles in `result` to `refs` and their slots to `numbers`; return the structure."""
     if isinstance(result, Rows):
-        slot = slots.slot(f"{path}[]", result.row.shape, result.row.key.below > 0, in_list=True)
+        slot = slots.slot(f"{path}[]", result.row.shape, _dtype_of(result.row), in_list=True)
         refs += result.refs
         numbers += [slot.number] * len(result)
         return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
-        slot = slots.slot(path, result.shape, result.key.below > 0, "[]" in path)
+        slot = slots.slot(path, result.shape, _dtype_of(result), "[]" in path)
         refs.append(result.ref)
         numbers.append(slot.number)
         return slot
@@ -108,6 +115,10 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
     parts = zip(parts_of(result), _labels(result), strict=True)
     children = [read_result(x, slots, refs, numbers, path + label) for x, label in parts]
     return slots.share(Key.of_structure(result, children))
+
+
+def _dtype_of(value: Value | type[Value]) -> str:
+    return INT if value.key.below else value.key.dtype
 
 
 def _refuse_awaitable(result: Any, path: str) -> None:
@@ -158,7 +169,7 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], re
     if not are_same:
         _check_outlines(structures)
     if isinstance(first, Slot):
-        return _column(first, columns)
+        return columns[first.number]
     if isinstance(first, Static):
         return _stack_constants([s.value for s in structures])
     if first.kind in ("list", "rows"):
@@ -206,15 +217,9 @@ def _per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) 
 def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
     """The next `n` rows of a slot; `rest` holds those that are left."""
     left = rest.get(slot.number)
-    left = _column(slot, columns) if left is None else left
+    left = columns[slot.number] if left is None else left
     rest[slot.number] = left[n:]
     return left[:n]
-
-
-def _column(slot: Slot, columns: Sequence[Any]) -> Any:
-    """The rows of a slot, ints as such."""
-    column = columns[slot.number]
-    return column.astype(np.int64) if slot.is_int else column
 
 
 def _stack_constants(values: list[Any]) -> Any:

@@ -75,9 +75,11 @@ class Tracer:
         """A symbolic argument; its leaves are numbered in order, separately for each domain."""
         match key.kind:
             case "value":
-                return self.builder.add(Port(name, self._leaf(domain), below=key.below), key.detail, domain)
+                port = Port(name, self._leaf(domain), below=key.below, dtype=key.dtype)
+                return self.builder.add(port, key.detail, domain)
             case "int" | "float":
-                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, domain)
+                data = Attribute(name, self._leaf(domain), key.kind == "float", dtype=key.dtype)
+                return self.builder.add(data, key.detail, domain)
             case "static":
                 return key.detail.value
             case "each":

@@ -22,7 +22,7 @@ import numpy as np
 
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import NeedsNumber
-from autobatch.ir.program import Attribute, CellProgram, Port, int_limit, source_key
+from autobatch.ir.program import Attribute, CellProgram, Port, dtype_of, int_limit, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
@@ -378,7 +378,8 @@ def _signature(body: Body) -> Hashable:
     for var in program.vars:
         if isinstance(var.source, (Port, Attribute)):
             given.append((var.source, var.shape, var.domain))
-    outputs = tuple((program.vars[o].shape, int_limit(program.vars, o)) for o in program.outputs)
+    vars = program.vars
+    outputs = tuple((vars[o].shape, int_limit(vars, o), dtype_of(vars, o)) for o in program.outputs)
     ranges = tuple(index_ranges(program))
     return tuple(given), outputs, body.structure, program.ties, program.draws, ranges, body.lengths.walked
 

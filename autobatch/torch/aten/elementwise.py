@@ -5,18 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from autobatch import ops
 from autobatch.ops.define import shape_of
+from autobatch.ops.operators import Operators
 from autobatch.ops.shaping import expand as broadcast_to
-from autobatch.torch.aten.table import OPS, op
+from autobatch.torch.aten.table import chosen, compared, conditions, moved, op, seen, stand_for, tested
 
-OPS.update(
-    neg=ops.neg, exp=ops.exp, log=ops.log, sqrt=ops.sqrt, abs=ops.abs, sin=ops.sin, cos=ops.cos, erf=ops.erf,
-    tanh=ops.tanh, sigmoid=ops.sigmoid, relu=ops.relu, gelu=ops.gelu, mul=ops.mul, pow=ops.pow,
-    maximum=ops.maximum, minimum=ops.minimum, where=ops.where, gt=ops.greater, ge=ops.greater_equal, lt=ops.less,
-    le=ops.less_equal, eq=ops.equal, ne=ops.not_equal,
+stand_for(
+    neg=ops.neg, exp=ops.exp, log=ops.log, sqrt=ops.sqrt, sin=ops.sin, cos=ops.cos, erf=ops.erf,
+    tanh=ops.tanh, sigmoid=ops.sigmoid, gelu=ops.gelu, mul=ops.mul, maximum=ops.maximum, minimum=ops.minimum,
 )  # fmt: skip
+stand_for(chosen, where=ops.where)
+stand_for(
+    compared, gt=ops.greater, ge=ops.greater_equal, lt=ops.less, le=ops.less_equal, eq=ops.equal, ne=ops.not_equal
+)
+
+
+@op("relu")
+def relu(x: Any) -> Any:
+    """x where it is positive, else 0."""
+    return ops.where(ops.less_equal(x, 0.0), 0.0, x)
+
+
+@op("abs")
+def abs_(x: Any) -> Any:
+    """x without its sign."""
+    return ops.abs(x)
+
+
+@op("pow")
+def pow_(x: Any, exponent: Any) -> Any:
+    """x to the power of a number."""
+    return NotImplemented if isinstance(exponent, Operators) or isinstance(x, (int, float)) else ops.pow(x, exponent)
 
 
 @op("add")
@@ -63,20 +85,7 @@ def square(x: Any) -> Any:
     return ops.mul(x, x)
 
 
-@op("log1p")
-def log1p(x: Any) -> Any:
-    """log(1 + x)."""
-    return ops.log(ops.add(1.0, x))
-
-
-@op("xlogy")
-def xlogy(x: Any, y: Any) -> Any:
-    """x log y, and 0 where x is 0."""
-    is_zero = ops.equal(x, 0.0)
-    return ops.mul(x, ops.log(ops.where(is_zero, 1.0, y)))
-
-
-@op("masked_fill")
+@op("masked_fill", of=chosen)
 def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     """x, and a number where the mask holds."""
     return ops.where(mask, value, x)
@@ -91,8 +100,9 @@ def silu(x: Any) -> Any:
 @op("elu")
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """x where it is positive, else α (exp x − 1)."""
-    low = ops.mul(alpha * scale, ops.sub(ops.exp(ops.mul(input_scale, ops.minimum(x, 0.0))), 1.0))
-    return ops.where(ops.greater(x, 0.0), ops.mul(scale, x), low)
+    is_low = ops.less_equal(x, 0.0)
+    power = ops.exp(ops.mul(input_scale, ops.where(is_low, x, 0.0)))
+    return ops.where(is_low, ops.mul(alpha * scale, ops.sub(power, 1.0)), times(x, scale))
 
 
 @op("leaky_relu")
@@ -105,7 +115,8 @@ def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """log(1 + exp(β x)) / β; x where β x is above the threshold."""
     scaled = times(x, beta)
-    return ops.where(ops.greater(scaled, threshold), x, ops.div(ops.softplus(ops.minimum(scaled, threshold)), beta))
+    is_linear = ops.greater(scaled, threshold)
+    return ops.where(is_linear, x, ops.div(ops.softplus(ops.where(is_linear, 0.0, scaled)), beta))
 
 
 @op("log_sigmoid_forward")
@@ -114,23 +125,35 @@ def log_sigmoid_forward(x: Any) -> Any:
     return ops.neg(ops.softplus(ops.neg(x))), np.zeros(shape_of(x))
 
 
-@op("clamp", "hardtanh")
+@op("clamp")
 def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    """x between two limits."""
-    x = x if min is None else ops.maximum(x, min)
-    return x if max is None else ops.minimum(x, max)
+    """x between two numbers; at a limit the gradient is that of x."""
+    if any(isinstance(limit, Operators) for limit in (min, max)):
+        return NotImplemented
+    if min is not None and max is not None and not np.all(np.less_equal(min, max)):
+        return NotImplemented
+    if min is not None:
+        x = ops.where(ops.greater_equal(x, min), x, ops.stop_gradient(ops.maximum(x, min)))
+    return x if max is None else ops.where(ops.less_equal(x, max), x, ops.stop_gradient(ops.minimum(x, max)))
 
 
 @op("clamp_min")
 def clamp_min(x: Any, min: Any) -> Any:
     """x, and no less than a limit."""
-    return ops.maximum(x, min)
+    return clamp(x, min)
 
 
 @op("clamp_max")
 def clamp_max(x: Any, max: Any) -> Any:
     """x, and no more than a limit."""
-    return ops.minimum(x, max)
+    return clamp(x, None, max)
+
+
+@op("hardtanh")
+def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
+    """x between two limits, at which it has no gradient."""
+    x = ops.where(ops.less_equal(x, low), low, x)
+    return ops.where(ops.greater_equal(x, high), high, x)
 
 
 @op("addcmul")
@@ -151,37 +174,52 @@ def lerp(x: Any, end: Any, weight: Any) -> Any:
     return ops.add(x, ops.mul(weight, ops.sub(end, x)))
 
 
-@op("logical_not", "bitwise_not")
+@op("logical_not", of=tested)
 def logical_not(x: Any) -> Any:
     """Whether x is not true."""
     return ops.equal(x, 0.0)
 
 
-@op("logical_and", "bitwise_and")
+@op("logical_and", of=tested)
 def logical_and(x: Any, y: Any) -> Any:
     """Whether both are true."""
     return ops.mul(ops.not_equal(x, 0.0), ops.not_equal(y, 0.0))
 
 
-@op("logical_or", "bitwise_or")
+@op("logical_or", of=tested)
 def logical_or(x: Any, y: Any) -> Any:
     """Whether one is true."""
     return ops.maximum(ops.not_equal(x, 0.0), ops.not_equal(y, 0.0))
 
 
-@op("clone", "detach_copy", "alias", "lift_fresh", "lift_fresh_copy", "_to_copy", "contiguous")
+stand_for(conditions, bitwise_not=logical_not, bitwise_and=logical_and, bitwise_or=logical_or)
+
+
+@op("bitwise_xor", of=conditions)
+def xor(x: Any, y: Any) -> Any:
+    """Whether one is true, and not the other."""
+    return ops.not_equal(x, y)
+
+
+@op("clone", "detach_copy", "alias", "lift_fresh", "lift_fresh_copy", "contiguous", of=seen)
 def same(x: Any, **options: Any) -> Any:
     """x."""
     return x
 
 
-@op("detach")
+@op("_to_copy")
+def to_copy(x: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """x, ints and bools as floats of the model."""
+    return ops.mul(x, 1.0) if dtype is not None else x
+
+
+@op("detach", of=seen)
 def detach(x: Any) -> Any:
     """x, which no gradient passes."""
     return ops.stop_gradient(x)
 
 
-@op("copy")
+@op("copy", of=moved)
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """The numbers of the source, in the shape of x."""
     return broadcast_to(source, shape_of(x))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from autobatch import ops
 from autobatch.ops.define import shape_of
-from autobatch.ops.indexing import one_hot
+from autobatch.ops.indexing import pick
 from autobatch.ops.products import matmul as product
 from autobatch.torch.aten.elementwise import rsqrt, times
 from autobatch.torch.aten.reductions import var_mean
-from autobatch.torch.aten.table import OPS, op
+from autobatch.torch.aten.table import indexed, op, stand_for
 
 MEAN, SUM = 1, 2
 """Reductions of losses, as ATen numbers them."""
 
 
-OPS.update(mm=product, mv=product, bmm=product, dot=ops.dot, matmul=product)
+stand_for(mm=product, mv=product, bmm=product, dot=ops.dot, matmul=product)
 
 
 @op("addmm", "addmv", "baddbmm")
@@ -32,13 +29,13 @@ def addmm(bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> An
 @op("_softmax")
 def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     """The softmax along an axis."""
-    return ops.softmax(x, dim)
+    return ops.softmax(x, dim) if shape_of(x) else NotImplemented
 
 
 @op("_log_softmax")
 def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     """The logarithm of the softmax along an axis."""
-    return ops.log_softmax(x, dim)
+    return ops.log_softmax(x, dim) if shape_of(x) else NotImplemented
 
 
 @op("native_layer_norm")
@@ -52,13 +49,15 @@ def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
     return found if bias is None else ops.add(found, bias), middle, scale
 
 
-@op("nll_loss_forward", "nll_loss")
+@op("nll_loss_forward", "nll_loss", of=indexed)
 def nll_loss_forward(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
-    """Minus the scores of the labels; and the sum of their weights."""
-    if weight is not None or ignore_index >= 0:
+    """Minus the scores of the labels, 0 where a label is ignored; and the number of the other labels."""
+    if weight is not None:
         return NotImplemented
-    losses = ops.neg(ops.sum(ops.mul(x, one_hot(target, size=shape_of(x)[-1])), -1))
-    return _reduce(losses, reduction), np.asarray(float(math.prod(shape_of(losses))))
+    losses = ops.neg(pick(x, target, ignore=ignore_index))
+    count = ops.sum(ops.not_equal(target, float(ignore_index)))
+    total = losses if reduction not in (MEAN, SUM) else ops.sum(losses)
+    return ops.div(total, count) if reduction == MEAN else total, count
 
 
 @op("mse_loss")

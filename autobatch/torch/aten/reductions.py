@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from autobatch import ops
 from autobatch.ops.define import shape_of
 from autobatch.torch.aten.shapes import unsqueeze
-from autobatch.torch.aten.table import op
+from autobatch.torch.aten.table import op, placed
 
 Dims = Any
 
@@ -37,13 +39,34 @@ def amin(x: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     return ops.min(x, _axes(dim), keepdim)
 
 
-@op("max")
+@op("max", of=placed)
 def max_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The largest element; along an axis also its place."""
-    return ops.max(x) if dim is None else (ops.max(x, dim, keepdim), argmax(x, dim, keepdim))
+    """The largest element; along an axis also its place, and the gradient is that of the element there."""
+    return ops.max(x) if dim is None else _with_place(x, dim, keepdim)
 
 
-@op("argmax")
+@op("min", of=placed)
+def min_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The smallest element; along an axis also its place, and the gradient is that of the element there."""
+    if dim is None:
+        return ops.min(x)
+    found, place = _with_place(ops.neg(x), dim, keepdim)
+    return ops.neg(found), place
+
+
+def _with_place(x: Any, dim: int, keepdim: bool) -> Any:
+    """The largest element along an axis, and its place."""
+    shape, place = shape_of(x), argmax(x, dim, keepdim=True)
+    if not shape:
+        return x, place
+    axis = dim % len(shape)
+    numbers = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    is_there = ops.equal(numbers, place)
+    found = ops.sum(ops.where(is_there, x, 0.0), axis, keepdim)
+    return found, place if keepdim else ops.reshape(place, shape_of(found))
+
+
+@op("argmax", of=placed)
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The place of the largest element."""
     if dim is None:
@@ -56,6 +79,7 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 def logsumexp(x: Any, dim: Dims, keepdim: bool = False) -> Any:
     """The logarithm of the sum of exponentials over axes."""
     largest = ops.stop_gradient(ops.max(x, _axes(dim), True))
+    largest = ops.where(ops.equal(ops.abs(largest), np.inf), 0.0, largest)
     found = ops.add(ops.log(ops.sum(ops.exp(ops.sub(x, largest)), _axes(dim), True)), largest)
     return found if keepdim else ops.reshape(found, shape_of(ops.sum(x, _axes(dim), False)))
 
@@ -84,14 +108,14 @@ def var_mean(x: Any, dim: Dims = None, *, correction: float | None = None, keepd
 
 @op("linalg_vector_norm")
 def vector_norm(x: Any, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """The Euclidean norm over axes."""
+    """The Euclidean norm over axes; at zero its gradient is zero."""
     return _root(ops.sum(ops.mul(x, x), _axes(dim), keepdim)) if ord == 2 else NotImplemented
 
 
 def _root(x: Any) -> Any:
     """The square root, whose gradient at zero is zero, as that of torch's norms."""
-    is_above = ops.greater(x, 0.0)
-    return ops.where(is_above, ops.sqrt(ops.where(is_above, x, 1.0)), 0.0)
+    is_zero = ops.equal(x, 0.0)
+    return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, x)))
 
 
 def _axes(dim: Dims) -> Any:

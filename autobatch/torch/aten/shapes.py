@@ -11,36 +11,38 @@ from autobatch import ops
 from autobatch.ops.define import shape_of
 from autobatch.ops.shaping import expand as broadcast_to
 from autobatch.ops.shaping import slice_
-from autobatch.torch.aten.table import op
+from autobatch.torch.aten.table import indexed, moved, op, seen
 
 
-@op("t")
+@op("t", of=seen)
 def t(x: Any) -> Any:
     """A matrix with its axes swapped."""
     return ops.transpose(x)
 
 
-@op("transpose")
+@op("transpose", of=seen)
 def transpose(x: Any, dim0: int, dim1: int) -> Any:
     """x with two axes swapped."""
     axes = list(range(len(shape_of(x))))
+    if not axes:
+        return x
     axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
     return ops.transpose(x, axes)
 
 
-@op("permute")
+@op("permute", of=seen)
 def permute(x: Any, dims: Sequence[int]) -> Any:
     """x with its axes in another order."""
     return ops.transpose(x, tuple(dims))
 
 
-@op("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy")
+@op("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", of=seen)
 def view(x: Any, size: Sequence[int], *others: Any) -> Any:
     """The elements of x in another shape."""
     return ops.reshape(x, tuple(size))
 
 
-@op("expand")
+@op("expand", of=seen)
 def expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
     """x broadcast to a shape, in which -1 leaves an axis as it is."""
     shape = (1,) * (len(size) - len(shape_of(x))) + shape_of(x)
@@ -48,7 +50,7 @@ def expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
     return broadcast_to(ops.reshape(x, shape) if shape != shape_of(x) else x, wanted)
 
 
-@op("unsqueeze")
+@op("unsqueeze", of=seen)
 def unsqueeze(x: Any, dim: int) -> Any:
     """x with another axis of length one."""
     shape = list(shape_of(x))
@@ -56,7 +58,7 @@ def unsqueeze(x: Any, dim: int) -> Any:
     return ops.reshape(x, tuple(shape))
 
 
-@op("squeeze")
+@op("squeeze", of=seen)
 def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
     """x without axes of length one."""
     shape = shape_of(x)
@@ -65,39 +67,39 @@ def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
     return ops.reshape(x, tuple(n for d, n in enumerate(shape) if d not in out))
 
 
-@op("slice")
+@op("slice", of=seen)
 def cut(x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
     """Every step-th element along an axis, from one to another."""
     return _at(x, dim, slice(*slice(start, end, step).indices(shape_of(x)[dim])))
 
 
-@op("select")
+@op("select", of=seen)
 def select(x: Any, dim: int, index: int) -> Any:
     """One element along an axis."""
     return _at(x, dim, index)
 
 
-@op("split", "unsafe_split")
+@op("split", "unsafe_split", of=seen)
 def split(x: Any, size: int, dim: int = 0) -> Any:
     """Parts of a size along an axis; the last may be shorter."""
     length = shape_of(x)[dim]
     return [_at(x, dim, slice(first, min(first + size, length))) for first in range(0, length, size)]
 
 
-@op("split_with_sizes")
+@op("split_with_sizes", of=seen)
 def split_with_sizes(x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
     """Parts of these sizes along an axis."""
     ends = np.cumsum(sizes).tolist()
     return [_at(x, dim, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-@op("unbind")
+@op("unbind", of=seen)
 def unbind(x: Any, dim: int = 0) -> Any:
     """All elements along an axis."""
     return [_at(x, dim, place) for place in range(shape_of(x)[dim])]
 
 
-@op("cat")
+@op("cat", of=moved)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Values one after the other along an axis; those of torch's empty shape (0,) are left out."""
     rank = max(len(shape_of(x)) for x in tensors)
@@ -105,30 +107,34 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     return parts[0] if len(parts) == 1 else ops.concat(parts, dim)
 
 
-@op("stack")
+@op("stack", of=moved)
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Values along an axis of their own."""
     return ops.concat([unsqueeze(x, dim) for x in tensors], dim)
 
 
-@op("repeat")
+@op("repeat", of=moved)
 def repeat(x: Any, repeats: Sequence[int]) -> Any:
     """Copies of x one after the other, along each axis."""
     x = ops.reshape(x, (1,) * (len(repeats) - len(shape_of(x))) + shape_of(x))
+    if 0 in repeats:
+        return np.zeros(tuple(n * size for n, size in zip(repeats, shape_of(x), strict=True)))
     for axis, n in enumerate(repeats):
         x = ops.concat([x] * n, axis) if n > 1 else x
     return x
 
 
-@op("embedding")
+@op("embedding", of=indexed)
 def embedding(weight: Any, indices: Any, *options: Any) -> Any:
     """Rows of a table."""
     return ops.lookup(weight, indices)
 
 
-@op("index_select")
+@op("index_select", of=indexed)
 def index_select(x: Any, dim: int, index: Any) -> Any:
     """The elements along an axis that ints number."""
+    if not shape_of(x) or not shape_of(index):
+        return NotImplemented
     if dim % len(shape_of(x)) == 0:
         return ops.lookup(x, index)
     axes = list(range(len(shape_of(x))))
@@ -137,37 +143,13 @@ def index_select(x: Any, dim: int, index: Any) -> Any:
     return ops.transpose(found, tuple(int(a) for a in np.argsort(axes)))
 
 
-@op("zeros_like", "new_zeros", "empty_like", "new_empty")
-def zeros(x: Any, *size: Any, **options: Any) -> Any:
-    """Zeros in the shape of x, or in another."""
-    return np.zeros(tuple(size[0]) if size else shape_of(x))
-
-
-@op("ones_like", "new_ones")
-def ones(x: Any, *size: Any, **options: Any) -> Any:
-    """Ones in the shape of x, or in another."""
-    return np.ones(tuple(size[0]) if size else shape_of(x))
-
-
-@op("full_like")
-def full_like(x: Any, value: float, **options: Any) -> Any:
-    """A number in the shape of x."""
-    return np.full(shape_of(x), float(value))
-
-
-@op("new_full")
-def new_full(x: Any, size: Sequence[int], value: float, **options: Any) -> Any:
-    """A number in a shape."""
-    return np.full(tuple(size), float(value))
-
-
-@op("fill")
+@op("fill", of=moved)
 def fill(x: Any, value: Any) -> Any:
     """A number in the shape of x."""
     return broadcast_to(value, shape_of(x)) if hasattr(value, "shape") else np.full(shape_of(x), float(value))
 
 
-@op("zero")
+@op("zero", of=moved)
 def zero(x: Any) -> Any:
     """Zeros in the shape of x."""
     return np.zeros(shape_of(x))

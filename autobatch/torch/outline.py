@@ -1,0 +1,303 @@
+"""What a function of tensors does, by the definition of what it calls: shapes, what it reads, how many rows may run it.
+
+The function runs once on tensors without numbers (the "meta" device), so nothing is concluded from numbers. It computes
+for one row, and there are three ways to compute many rows, each of which gives every row what it has alone:
+
+- `WHOLE`: the function is given all rows at once, along a leading axis, if all that it calls computes element by
+  element, or along the last axes (`autobatch.torch.per_row`), and it asks for no shape.
+- `MAPPED`: `torch.func.vmap`, if each op has a rule for it.
+- `ONE_BY_ONE`: one row after the other. Hooks of tensors and `autograd.Function`s see the gradients of one row there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autobatch.errors import GraphError
+from autobatch.torch.parameters import TensorParameter, find_parameter
+from autobatch.torch.per_row import Call, is_per_row
+from autobatch.torch.structures import on_tensors, tensors_in
+from autobatch.trace.hooks import unheard
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""The shape and the dtype of a tensor."""
+REGISTER_HOOK = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
+CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
+NUMBERS = {
+    "_local_scalar_dense": "a number that its condition, .item() or index needs",
+    "is_nonzero": "a number that its condition needs",
+    "nonzero": "the places where a condition holds",
+    "argwhere": "the places where a condition holds",
+    "masked_select": "the places where a condition holds",
+    "unique_consecutive": "how many values differ",
+    "unique_dim": "how many values differ",
+    "_unique": "how many values differ",
+    "_unique2": "how many values differ",
+    "equal": "whether all numbers are equal",
+}
+"""Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
+
+
+class Way(StrEnum):
+    """How a function of one row computes many; see above."""
+
+    WHOLE = "whole"
+    MAPPED = "mapped"
+    ONE_BY_ONE = "one by one"
+
+
+class Outline:
+    """What a function does.
+
+    Attributes:
+        result: what it returns, with tensors that have no numbers.
+        reads: the parameters that it reads, by `id`.
+        draws: whether it draws random numbers.
+        takes_rows: whether it takes the row that a tensor of one int numbers, see `TakingRows`.
+        way: how it computes many rows.
+    """
+
+    def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
+        self.reads: dict[int, TensorParameter] = {}
+        self.draws = self.takes_rows = False
+        self._made: dict[int, torch.UntypedStorage] = {}
+        given = [_without_numbers(kind) for kind in kinds]
+        functions = _Functions(self, given)
+        with _entered(torch.enable_grad(), functions, _Ops(self)):
+            self.result = function(*given)
+        found = tensors_in(self.result)
+        if functions.has_hooks or has_functions_of_users(found):
+            self.way = Way.ONE_BY_ONE
+        elif functions.is_per_row and all(map(functions.is_of_row, found)):
+            self.way = Way.WHOLE
+        else:
+            self.way = Way.MAPPED if self._can_be_mapped(function, kinds) else Way.ONE_BY_ONE
+
+    def _can_be_mapped(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> bool:
+        """Whether `torch.func.vmap` takes the function, with a rule for each op."""
+        rows = [_without_numbers(((2, *shape), dtype)) for shape, dtype in kinds]
+        with unheard(), _without_fallback(), _entered(torch.enable_grad(), _Functions(self, rows)):
+            try:
+                mapped(lambda *xs: tuple(tensors_in(function(*xs))), rows)
+            except Exception:  # what vmap lacks, it says in many ways
+                return False
+        return True
+
+    def note_read(self, x: Tensor) -> None:
+        """Take note of a parameter."""
+        if (parameter := find_parameter(x)) is not None:
+            self.reads[id(parameter)] = parameter
+
+    def check_change(self, op: Any, args: Any) -> None:
+        """Refuse an op that changes what was there before."""
+        if op._schema.is_mutable and args[0].untyped_storage()._cdata not in self._made:
+            raise GraphError(
+                f"torch changes in place what others read ({op.overloadpacket.__name__}), as batch norm does in "
+                f"training; {CHANGED}"
+            )
+
+    def note_made(self, op: Any, result: Any) -> None:
+        """Take note of memory that the function has made, and may change."""
+        if not any(x.alias_info is not None for x in op._schema.returns):
+            memory = [x.untyped_storage() for x in tensors_in(result)]
+            self._made.update((one._cdata, one) for one in memory)
+
+
+class _Functions(TorchFunctionMode):
+    """Meets what the function calls: takes the numbers from all tensors, and decides whether it may be given all rows.
+
+    Attributes:
+        is_per_row: whether all calls so far give each row of a batch what they give the row alone.
+        has_hooks: whether a hook of a tensor was registered.
+    """
+
+    def __init__(self, outline: Outline, rows: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._outline = outline
+        self.is_per_row, self.has_hooks = True, False
+        self._rows = {id(x): x for x in rows}
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.has_hooks = self.has_hooks or function in REGISTER_HOOK
+        if function is functional.batch_norm:
+            check_batch_norm(*args, **kwargs)
+        tensors = tensors_in((args, kwargs))
+        for x in tensors:
+            self._outline.note_read(x)
+        rows = [x for x in tensors if id(x) in self._rows]
+        if rows and self.is_per_row:
+            self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
+        if any(x.is_meta for x in tensors):
+            args, kwargs = on_tensors(self._twin, args), on_tensors(self._twin, kwargs)
+        if takes_row(function, args):
+            self._outline.takes_rows = True
+            found = take_row(*args)
+        else:
+            found = function(*args, **kwargs)
+        if rows:
+            self._rows.update((id(x), x) for x in tensors_in(found))
+        return found
+
+    def is_of_row(self, x: Tensor) -> bool:
+        """Whether a tensor differs from row to row."""
+        return id(x) in self._rows
+
+    def _twin(self, x: Tensor) -> Tensor:
+        """A tensor without numbers in the place of one that has them, the same in each call."""
+        if x.is_meta or not x.dim():
+            return x
+        if id(x) not in self._twins:
+            self._twins[id(x)] = x, torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
+        return self._twins[id(x)][1]
+
+
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Meets the basic ops: refuses those that need numbers, and those that change what was there before."""
+
+    def __init__(self, outline: Outline) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._outline = outline
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with unheard():
+            check_numbers(op)
+            self._outline.check_change(op, args)
+            self._outline.draws |= torch.Tag.nondeterministic_seeded in op.tags
+            result = op(*args, **(kwargs or {}))
+            self._outline.note_made(op, result)
+        return result
+
+
+class TakingRows(TorchFunctionMode):
+    """Takes the row that a tensor of one int numbers, for which torch itself would ask for the int."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return take_row(*args) if takes_row(function, args) else function(*args, **(kwargs or {}))
+
+
+def takes_row(function: Any, args: Any) -> bool:
+    """Whether a call takes the row that a tensor of one int numbers."""
+    if function is not Tensor.__getitem__ or not isinstance(args[1], Tensor):
+        return False
+    return not args[1].dim() and args[1].dtype == torch.int64
+
+
+def take_row(x: Tensor, index: Tensor) -> Tensor:
+    """`x[index]`."""
+    return torch.index_select(x, 0, index.reshape(1)).squeeze(0)
+
+
+def mapped(function: Callable[..., Any], rows: Sequence[Tensor]) -> Any:
+    """`torch.func.vmap` of a function, applied."""
+    return torch.func.vmap(function, randomness="different")(*rows)
+
+
+@contextmanager
+def _without_fallback() -> Iterator[None]:
+    """Within the context, `vmap` refuses ops that it has no rule for."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
+
+
+def check_numbers(op: Any) -> None:
+    """Refuse an op whose result is a number for Python, or has a shape that depends on numbers.
+
+    Raises:
+        GraphError: it is one.
+    """
+    name = op.overloadpacket.__name__
+    if name in NUMBERS:
+        refuse_numbers(NUMBERS[name], f"torch's {name}")
+
+
+class Refused(GraphError):
+    """Neither autobatch nor torch can run it on batches."""
+
+
+def refuse_numbers(what: str, op: str) -> Never:
+    """Refuse what a function of torch asks for."""
+    raise Refused(
+        f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; choose between values by "
+        f"torch.where, or decide outside of the cell, after await ab.value(x)."
+    )
+
+
+def check_batch_norm(
+    input: Any, mean: Any, var: Any = None, weight: Any = None, bias: Any = None, training: bool = False, *rest: Any
+) -> None:
+    """Refuse batch norm that takes mean and variance from its batch; the arguments are torch's.
+
+    Raises:
+        GraphError: it does.
+    """
+    if training or mean is None:
+        raise Refused(
+            "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
+            "LayerNorm, or call eval() on the module."
+        )
+
+
+def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are computed by an `autograd.Function`, with a backward of its own."""
+    stack, seen = [x.grad_fn for x in tensors], set[Any]()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(node, Linked._backward_cls):
+            return True
+        seen.add(node)
+        stack += [before for before, _ in node.next_functions]
+    return False
+
+
+class Linked(torch.autograd.Function):
+    """Gives a tensor that we have made a place in torch's graph: behind those that it is computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Callable[[], Tensor], *tensors: Tensor) -> Tensor:
+        """Give the tensor."""
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Refuse: what has been made is differentiated in the program."""
+        raise GraphError("a cell differentiates what it computes, which only torch can do.")
+
+
+def _without_numbers(kind: Kind) -> Tensor:
+    """A tensor that has a shape and a dtype, and asks for gradients if it can."""
+    shape, dtype = kind
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    return x.requires_grad_().clone() if dtype.is_floating_point or dtype.is_complex else x
+
+
+@contextmanager
+def _entered(*modes: Any) -> Iterator[None]:
+    """Within the context, torch runs in these modes, and is otherwise as it is where nobody has changed it."""
+    plain = torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=())
+    with ExitStack() as stack:
+        with unheard():
+            for mode in (*plain, *modes):
+                stack.enter_context(mode)
+        yield
