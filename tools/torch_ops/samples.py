@@ -23,14 +23,12 @@ class Case:
 
     Attributes:
         op: its name in the table; number: of the sample.
-        tensors: the arguments that are values.
-        has_gradients: whether torch differentiates the op.
+        tensors: the arguments that are values; those that have gradients ask for them.
     """
 
     op: str
     number: int
     tensors: list[Tensor]
-    has_gradients: bool
     _info: Any
     _sample: Any
     _spec: Any
@@ -69,13 +67,13 @@ def cases_of(op: str, limit: int | None = None) -> Iterator[Case]:
     if dtype is None:
         return
     has_gradients = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
-    torch.manual_seed(0)
-    for number, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=False)):
+    torch.default_generator.manual_seed(0)
+    for number, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=has_gradients)):
         if number == limit:
             return
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        yield Case(op, number, tensors, has_gradients, info, sample, spec, leaves)
+        yield Case(op, number, tensors, info, sample, spec, leaves)
 
 
 def _redraw(x: Tensor, draw: torch.Generator, change: Any, change_ints: Any) -> Tensor:

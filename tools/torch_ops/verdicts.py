@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import Any
 
 import torch
@@ -100,40 +101,42 @@ def judge(case: Case, runs: str, backend: str = "reference", told: bool = False)
 def _expect(case: Case) -> tuple[list[list[Tensor]], list[Expected], bool] | str:
     """Instances that torch takes, what it gives for each, and whether that is random; or why there are none."""
     why = ""
-    for instances in case.instances():
+    for has_gradients, instances in product((True, False), case.instances()):
+        for tensors in instances:
+            for x, sample in zip(tensors, case.tensors, strict=True):
+                x.requires_grad_(has_gradients and sample.requires_grad)
         try:
             expected = [_run_eagerly(case, tensors, seed=0) for tensors in instances]
+            again = _run_eagerly(case, instances[0], seed=1)
         except Exception as error:
-            why = f"torch refuses it: {str(error).splitlines()[:1]}"
+            why = why or f"torch refuses it: {' '.join(str(error).split())}"
             continue
         if not expected[0].outputs:
             return "torch gives no tensor"
-        again = _run_eagerly(case, instances[0], seed=1)
         is_random = case.op.split(".")[0] in UNINITIALISED or bool(_differ(again.outputs, expected[0].outputs, ""))
         return instances, expected, is_random
     return why
 
 
 def _run_eagerly(case: Case, tensors: Sequence[Tensor], seed: int) -> Expected:
-    """What torch gives for an instance whose floats ask for gradients."""
-    for x in tensors:
-        x.requires_grad_(case.has_gradients and x.is_floating_point())
-    torch.manual_seed(seed)
-    outputs = case.body(*tensors)
+    """What torch gives for an instance; the op gets copies, as it may change them."""
+    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in tensors]
+    torch.default_generator.manual_seed(seed)
+    outputs = case.body(*leaves)
     draw = torch.Generator().manual_seed(case.number)
     weights = [torch.rand(y.shape, generator=draw, dtype=torch.float64).to(y.dtype) for y in outputs]
-    leaves = [x for x in tensors if x.requires_grad]
+    asking = [x for x in leaves if x.requires_grad]
     differentiable = [(y, w) for y, w in zip(outputs, weights, strict=True) if y.requires_grad]
-    gradients: Sequence[Tensor | None] = [None] * len(leaves)
-    if differentiable and leaves:
+    gradients: Sequence[Tensor | None] = [None] * len(asking)
+    if differentiable and asking:
         ys, ws = zip(*differentiable, strict=True)
-        gradients = torch.autograd.grad(ys, leaves, ws, allow_unused=True)
+        gradients = torch.autograd.grad(ys, asking, ws, allow_unused=True)
     return Expected([y.detach().clone() for y in outputs], weights, gradients)
 
 
 def _compare(batched: Any, instances: Sequence[Sequence[Tensor]], expected: Sequence[Expected], is_random: bool) -> str:
     """What differs between a batched function and torch; empty if nothing does."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     outputs = batched(instances)
     n_outputs = len(expected[0].outputs)
     if len(outputs) != n_outputs:
