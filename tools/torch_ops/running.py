@@ -1,0 +1,89 @@
+"""Running many samples in processes of their own: an op that ends its process is a crash, and the next one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from torch_ops.samples import cases_of, table
+from torch_ops.verdicts import Outcome, Verdict, judge
+
+SECONDS = 60  # that a sample may take
+
+
+def run(
+    ops: Sequence[str], runs: Sequence[str], limit: int | None = None, backend: str = "reference", first: int = 0
+) -> Iterator[Outcome]:
+    """Judge the samples of ops; give their outcomes as they come.
+
+    Args:
+        ops: names in torch's table.
+        runs: what runs the cells, see `abt.cell`.
+        limit: samples of each op; None for all.
+        first: the number of the first.
+    """
+    table()  # imported once, and not by every process
+    left = [(op, first) for op in ops]
+    while left:
+        at = (left[0][0], left[0][1], runs[0])
+        is_done = False
+        for told in _in_a_process(left, runs, limit, backend):
+            if "at" in told:
+                at = told["at"]
+            elif "done" in told:
+                is_done = True
+            else:
+                yield Outcome(**{**told, "verdict": Verdict(told["verdict"]), "told": tuple(told["told"])})
+        if is_done:
+            return
+        op, number, way = at
+        yield Outcome(op, number, way, Verdict.CRASH, "the process ends, or takes too long")
+        places = [name for name, _ in left]
+        left = [(op, number + 1), *left[places.index(op) + 1 :]]
+
+
+def _in_a_process(
+    left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str
+) -> Iterator[dict[str, Any]]:
+    """What a process of its own says of the samples that are left."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        try:
+            with os.fdopen(writing, "w", buffering=1) as out:
+                _work(out, left, runs, limit, backend)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        with os.fdopen(reading) as lines:
+            yield from map(json.loads, lines)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _work(out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str) -> None:
+    """Judge samples, and say of each that it begins and what came of it."""
+    torch.set_num_threads(1)
+    for op, first in left:
+        for case in cases_of(op, limit):
+            if case.number < first:
+                continue
+            for way in runs:
+                print(json.dumps({"at": (op, case.number, way)}), file=out)
+                signal.alarm(SECONDS)
+                outcome = judge(case, way, backend)
+                signal.alarm(0)
+                print(json.dumps(asdict(outcome)), file=out)
+    print(json.dumps({"done": True}), file=out)
