@@ -110,6 +110,11 @@ class Key:
     dtype: str = ""
 
     @property
+    def is_complex(self) -> bool:
+        """Whether numbers stand for complex ones, of which the last axis holds both parts."""
+        return self.dtype.startswith("complex")
+
+    @property
     def labels(self) -> Sequence[Any]:
         """Names of the children, for messages and print-outs."""
         match self.kind:

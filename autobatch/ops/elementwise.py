@@ -78,13 +78,13 @@ pow = define_elementwise(
     kernel=lambda xp, x, y, out: xp.power(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (
         g * where(equal(y, 0.0), 0.0, y * x ** (y - 1.0)),  # x ** 0 and 0 ** y are flat
-        g * out * where(equal(x, 0.0), 0.0, log(x)),
+        g * out * where(equal(x, 0.0) * greater_equal(y, 0.0), 0.0, log(x)),
     ),
     singular=True,
     doc="""x to the power of y for each element; `**` calls it.
 
     Shapes: any that broadcast to one; the result has it.
-    Gradient: y * x ** (y - 1) for x, and log(x) * x ** y for y, which is 0 where x is 0.
+    Gradient: y * x ** (y - 1) for x, and log(x) * x ** y for y; 0 where y is 0, and where x is 0 and y is not below.
 
     >>> ab.pow(np.array([2.0, 3.0]), 2.0)
     array([4., 9.])
@@ -359,6 +359,17 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Any:
     return x if high is None else where(greater(x, high), high, x)
 
 
+instead = define_elementwise(
+    "instead",
+    lambda x, y: y,
+    kernel=lambda xp, x, y, out: xp.copyto(out, y),
+    pullback=lambda g, out, x, y: (g, None),
+    doc="""y, with the gradient of x.
+
+    Shapes: x and y any, of one shape, as is the result.
+    Gradient: that of the result for x; y has none.
+    """,
+)
 stop_gradient = define_op(
     "stop_gradient",
     shape=lambda x: x,

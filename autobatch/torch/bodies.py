@@ -14,6 +14,7 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import NeedsNumber
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.opaque import Body, record_call
+from autobatch.torch.outline import Kind
 from autobatch.torch.parameters import TENSOR_TYPES
 from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
 from autobatch.torch.tracing import NoCounterpart, Traced, Tracing
@@ -56,8 +57,8 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
                 raise
             try:
                 return _run_by_torch(function, given, tracing, f"tracing it fails: {error}")
-            except GraphError:
-                raise error from None
+            except GraphError as refusal:
+                raise (refusal if type(error) is RuntimeError else error) from None
 
     return body
 
@@ -81,7 +82,7 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
         args, kwargs = build(iter(tensors))
         return function(*args, **kwargs)
 
-    kinds = [(tuple(x.shape), x.dtype) for x in leaves]
+    kinds = [Kind(tuple(x.shape), x.dtype, x.requires_grad) for x in leaves]
     try:
         body = Body(function.__qualname__, call, kinds, tracing.dtype, f"is run by torch: {why}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -45,7 +45,7 @@ class Body:
     Args:
         name: of the cell.
         function: gives tensors, in any structure.
-        kinds: the shapes and dtypes of its arguments, of one node.
+        kinds: the shapes and dtypes of its arguments, of one node, and whether these have gradients.
         model: the dtype of the model.
         why: torch runs it, for `explain`.
 
@@ -64,12 +64,12 @@ class Body:
         self, name: str, function: Callable[..., Any], kinds: Sequence[Kind], model: torch.dtype, why: str
     ) -> None:
         self.name, self.why = name, why
-        self._function, self.model, self._dtypes = function, model, [dtype for _, dtype in kinds]
+        self._function, self.model, self._dtypes = function, model, [kind.dtype for kind in kinds]
         self.outline = outline = Outline(function, kinds)
         self.parameters = [*outline.reads.values()]
         self._is_taking = outline.takes_rows and outline.way is Way.MAPPED
-        self.floats = [k for k, dtype in enumerate(self._dtypes) if is_float(dtype)]
-        self.shapes = [shape_within(*kind) for kind in kinds]
+        self.floats = [k for k, kind in enumerate(outline.kinds) if kind.has_gradient]
+        self.shapes = [shape_within(kind.shape, kind.dtype) for kind in kinds]
         self.kinds = [(tuple(y.shape), y.dtype) for y in tensors_in(outline.result)]
         for y in tensors_in(outline.result):
             check_kind(y.dtype, model)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -28,8 +28,25 @@ from autobatch.torch.per_row import Call, is_per_row
 from autobatch.torch.structures import on_tensors, tensors_in
 from autobatch.trace.hooks import unheard
 
-Kind = tuple[tuple[int, ...], torch.dtype]
-"""The shape and the dtype of a tensor."""
+
+class Kind(NamedTuple):
+    """The shape and dtype of a tensor, and whether it has a gradient."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    has_gradient: bool
+
+    @property
+    def row(self) -> Tensor:
+        """A tensor of this kind without numbers."""
+        return self.rows(())
+
+    def rows(self, n: tuple[int, ...]) -> Tensor:
+        """One with more axes in front."""
+        x = torch.empty((*n, *self.shape), dtype=self.dtype, device="meta")
+        return x.requires_grad_().clone() if self.has_gradient else x
+
+
 REGISTER_HOOK = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
 NUMBERS = {
@@ -47,6 +64,9 @@ NUMBERS = {
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
 
 
+NO_GRADIENT = "is not differentiable with respect to argument"
+
+
 class Way(StrEnum):
     """How a function of one row computes many; see above."""
 
@@ -61,19 +81,16 @@ class Outline:
     Attributes:
         result: what it returns, with tensors that have no numbers.
         reads: the parameters that it reads, by `id`.
-        draws: whether it draws random numbers.
+        n_draws: how many of its ops draw random numbers.
         takes_rows: whether it takes the row that a tensor of one int numbers, see `TakingRows`.
         way: how it computes many rows.
     """
 
     def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
         self.reads: dict[int, TensorParameter] = {}
-        self.draws = self.takes_rows = False
+        self.n_draws, self.takes_rows = 0, False
         self._made: dict[int, torch.UntypedStorage] = {}
-        given = [_without_numbers(kind) for kind in kinds]
-        functions = _Functions(self, given)
-        with _entered(torch.enable_grad(), functions, _Ops(self)):
-            self.result = function(*given)
+        functions, self.kinds = self._run(function, kinds)
         found = tensors_in(self.result)
         if functions.has_hooks or has_functions_of_users(found):
             self.way = Way.ONE_BY_ONE
@@ -82,9 +99,30 @@ class Outline:
         else:
             self.way = Way.MAPPED if self._can_be_mapped(function, kinds) else Way.ONE_BY_ONE
 
+    def _run(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> tuple[_Functions, Sequence[Kind]]:
+        """Run the function; an argument for which torch has no gradient, such as weights of a loss, is a constant."""
+        constants = [kinds, *(_with_constant(kinds, k) for k, kind in enumerate(kinds) if kind.has_gradient)]
+        for given in constants:
+            rows = [kind.row for kind in given]
+            functions = _Functions(self, rows)
+            try:
+                with _entered(torch.enable_grad(), functions, _Ops(self)):
+                    self.result = function(*rows)
+            except RuntimeError as error:
+                if NO_GRADIENT not in str(error) or given is constants[-1]:
+                    raise
+            else:
+                return functions, given
+        raise AssertionError
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.n_draws > 0
+
     def _can_be_mapped(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> bool:
         """Whether `torch.func.vmap` takes the function, with a rule for each op."""
-        rows = [_without_numbers(((2, *shape), dtype)) for shape, dtype in kinds]
+        rows = [kind.rows((2,)) for kind in kinds]
         with unheard(), _without_fallback(), _entered(torch.enable_grad(), _Functions(self, rows)):
             try:
                 mapped(lambda *xs: tuple(tensors_in(function(*xs))), rows)
@@ -140,6 +178,7 @@ class _Functions(TorchFunctionMode):
             self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
         if any(x.is_meta for x in tensors):
             args, kwargs = on_tensors(self._twin, args), on_tensors(self._twin, kwargs)
+        n_draws = self._outline.n_draws
         if takes_row(function, args):
             self._outline.takes_rows = True
             found = take_row(*args)
@@ -147,6 +186,8 @@ class _Functions(TorchFunctionMode):
             found = function(*args, **kwargs)
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
+        elif self._outline.n_draws > n_draws:
+            self.is_per_row = False  # rows do not share what they draw
         return found
 
     def is_of_row(self, x: Tensor) -> bool:
@@ -175,9 +216,9 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with unheard():
-            check_numbers(op)
+            check_numbers(op, args)
             self._outline.check_change(op, args)
-            self._outline.draws |= torch.Tag.nondeterministic_seeded in op.tags
+            self._outline.n_draws += torch.Tag.nondeterministic_seeded in op.tags
             result = op(*args, **(kwargs or {}))
             self._outline.note_made(op, result)
         return result
@@ -219,7 +260,7 @@ def _without_fallback() -> Iterator[None]:
         functorch._set_vmap_fallback_enabled(before)
 
 
-def check_numbers(op: Any) -> None:
+def check_numbers(op: Any, args: Any) -> None:
     """Refuse an op whose result is a number for Python, or has a shape that depends on numbers.
 
     Raises:
@@ -228,6 +269,12 @@ def check_numbers(op: Any) -> None:
     name = op.overloadpacket.__name__
     if name in NUMBERS:
         refuse_numbers(NUMBERS[name], f"torch's {name}")
+    if name == "index" and any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1])):
+        refuse_numbers(NUMBERS["nonzero"], "an index of bools")
+
+
+def _with_constant(kinds: Sequence[Kind], constant: int) -> list[Kind]:
+    return [kind._replace(has_gradient=kind.has_gradient and k != constant) for k, kind in enumerate(kinds)]
 
 
 class Refused(GraphError):
@@ -283,13 +330,6 @@ class Linked(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Refuse: what has been made is differentiated in the program."""
         raise GraphError("a cell differentiates what it computes, which only torch can do.")
-
-
-def _without_numbers(kind: Kind) -> Tensor:
-    """A tensor that has a shape and a dtype, and asks for gradients if it can."""
-    shape, dtype = kind
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    return x.requires_grad_().clone() if dtype.is_floating_point or dtype.is_complex else x
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import AutobatchError, GraphError
-from autobatch.ir.program import dtype_of, int_limit
+from autobatch.ir.program import Attribute, dtype_of, int_limit
 from autobatch.ops.define import shape_of
-from autobatch.ops.elementwise import stop_gradient
+from autobatch.ops.elementwise import instead, stop_gradient
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.shaping import stand_for
 from autobatch.torch.aten import OPS
@@ -38,6 +38,7 @@ from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.outline import (
     CHANGED,
     REGISTER_HOOK,
+    Kind,
     Linked,
     Refused,
     check_numbers,
@@ -134,7 +135,8 @@ class Tracing:
             return x
         dtype = self._dtype_of(x)
         made = Traced(x, shape_outside(shape_of(x), dtype), dtype)
-        return Linked.apply(lambda: made, made.detached().requires_grad_()) if is_float(dtype) else made
+        has_gradient = is_float(dtype) and not _is_data(x)
+        return Linked.apply(lambda: made, made.detached().requires_grad_()) if has_gradient else made
 
     def _dtype_of(self, x: Any) -> torch.dtype:
         """What the numbers of an argument stand for."""
@@ -143,7 +145,8 @@ class Tracing:
         vars, index = x.builder.vars, x.index
         if name := dtype_of(vars, index):
             return dtype_of_name(name)
-        return torch.int64 if int_limit(vars, index) or _is_data(x) else self.dtype
+        is_int = _is_data(x) and not x.var.source.is_float
+        return torch.int64 if int_limit(vars, index) or is_int else self.dtype
 
     def refuse_lists(self, why: str, unless_live: bool = False) -> None:
         """Ask for the length of a list that the body is given, if there is one.
@@ -276,7 +279,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
             return op(*args, **kwargs)
-        check_numbers(op)
+        check_numbers(op, args)
         if op._schema.is_mutable:
             return self._change(op, name, args, kwargs)
         if name in FACTORIES:
@@ -331,7 +334,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         why = f"has torch run its {name}, which has no counterpart here."
         try:
             likes = self._likes(op, args, kwargs)
-            kinds = [(tuple(x.shape), x.dtype) for x in traced]
+            kinds = [Kind(tuple(x.shape), x.dtype, x.requires_grad) for x in traced]
             with ThreadPoolExecutor(1) as outside:  # of this mode, in which torch does not differentiate or map
                 body = outside.submit(Body, name, call, kinds, model, why).result()
         except (AutobatchError, RuntimeError, ValueError, IndexError, TypeError):
@@ -354,18 +357,17 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whose = "an argument, a parameter or a view" if self._tracing.is_traced(target) else "a constant"
         if not name.endswith("_") or not isinstance(target, Traced) or not target.is_own:
             raise NoCounterpart(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
-        if not torch.is_grad_enabled():
-            raise NoCounterpart(f"torch changes a tensor in place ({name}) where it computes no gradients.")
         made = self._meet(getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname), args, kwargs)
         if made.shape != target.shape or made.dtype is not target.dtype:
             raise NoCounterpart(f"torch changes the shape or dtype of a tensor in place ({name}).")
-        target.value = made.value
+        has_gradient = is_float(target.dtype) and not torch.is_grad_enabled() and isinstance(target.value, Operators)
+        target.value = instead(target.value, made.value) if has_gradient else made.value
         return target
 
 
 def _is_data(value: Any) -> bool:
     """Whether a value is data of the node, and no part of it."""
-    return getattr(getattr(getattr(value, "var", None), "source", None), "is_float", True) is False
+    return isinstance(getattr(getattr(value, "var", None), "source", None), Attribute)
 
 
 def _pair(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:

@@ -14,16 +14,25 @@ from torch.overrides import TorchFunctionMode
 
 from autobatch import ops
 from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key
+from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
 from autobatch.torch.cells import cell_of_function
 from autobatch.torch.entering import CURRENT, Pending, to_arrays
+from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
 from autobatch.trace.handles import Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
 DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
 """Functions that are one op of ours, of which the passes over graphs know: `total + loss` becomes a sum of many."""
+OF_OPS: dict[str, Callable[..., Any]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.true_divide, "pow": torch.pow, "neg": torch.neg,
+    "matmul": torch.matmul, "less": torch.lt, "less_equal": torch.le, "greater": torch.gt, "greater_equal": torch.ge,
+    "equal": torch.eq, "not_equal": torch.ne,
+}  # fmt: skip
+"""Torch's functions for ours that Python's operators call: of what is no float, they give other kinds of numbers."""
 SPELLED = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
     "__truediv__": "div", "__neg__": "neg",
@@ -46,7 +55,7 @@ def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
         return Stack(args[0])
-    if name in DIRECT:
+    if name in DIRECT and all(map(_is_float, args)):
         return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
     return current.call_cell(cell_of_function(function), None, *given)
@@ -101,10 +110,22 @@ class TensorMethods:
     shape: tuple[int, ...]
     device = torch.device("cpu")
 
+    key: Key
+
     @property
     def dtype(self) -> torch.dtype:
-        """That of the module."""
-        return CURRENT.dtype
+        """What the numbers stand for; of floats, the dtype of the module."""
+        if self.key.below:
+            return torch.int64
+        return dtype_of_name(self.key.dtype) if self.key.dtype else CURRENT.dtype
+
+    def is_floating_point(self) -> bool:
+        """Whether it is floats."""
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        """Whether it is complex numbers."""
+        return self.dtype.is_complex
 
     @property
     def mT(self) -> Any:
@@ -117,6 +138,9 @@ class TensorMethods:
 
     def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record an op; tensors among the arguments are parameters or data."""
+        function = OF_OPS.get(op.name)
+        if function is not None and (op.name in COMPARISONS or not all(map(_is_float, args))):
+            return apply(function, args, {})
         return super().apply(op, tuple(map(to_arrays, args)), static)  # type: ignore[misc]
 
     def size(self, dim: int | None = None) -> Any:
@@ -132,10 +156,21 @@ class TensorMethods:
         return torch.Size(self.shape).numel()
 
 
+def _is_float(x: Any) -> bool:
+    """Whether an operand is floats of the module, or a number."""
+    if isinstance(x, Value):
+        return not x.key.below and not x.key.dtype
+    return not isinstance(x, (torch.Tensor, bool)) or x.dtype is CURRENT.dtype
+
+
 def _method(function: Any) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: apply(function, (self, *args), kwargs)
 
 
+for _operator in ("invert", "and", "or", "xor"):
+    for _prefix in ("", "r"):
+        _function = getattr(torch, "bitwise_not" if _operator == "invert" else f"bitwise_{_operator}")
+        setattr(TensorMethods, f"__{_prefix}{_operator}__", _method(_function))
 for _name in dir(torch.Tensor):
     if not _name.startswith("_") and _name not in vars(TensorMethods) and callable(getattr(torch.Tensor, _name)):
         setattr(TensorMethods, _name, _method(getattr(torch.Tensor, _name)))

@@ -338,7 +338,7 @@ class Handles:
         """This recording's class of values of a shape, or of tuples of such."""
         if key not in self._classes:
             base = {"value": Value, "rows": Rows}.get(key.kind, Outputs)
-            own: dict[str, Any] = {"shape": key.detail} if base is Value else {}
+            own: dict[str, Any] = {"shape": key.detail[:-1] if key.is_complex else key.detail} if base is Value else {}
             own |= {"row": self.class_of(key.children[0])} if base is Rows else {}
             name = f"{base.__name__}_{len(self._classes)}"
             own |= {"key": key, "recording": self._recording, "class_name": name, "__slots__": ()}

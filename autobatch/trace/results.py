@@ -93,12 +93,12 @@ class SlotTable:
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
     """Append the handles in `result` to `refs` and their slots to `numbers`; return the structure."""
     if isinstance(result, Rows):
-        slot = slots.slot(f"{path}[]", result.row.shape, _dtype_of(result.row), in_list=True)
+        slot = slots.slot(f"{path}[]", result.row.key.detail, _dtype_of(result.row), in_list=True)
         refs += result.refs
         numbers += [slot.number] * len(result)
         return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
-        slot = slots.slot(path, result.shape, _dtype_of(result), "[]" in path)
+        slot = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
         refs.append(result.ref)
         numbers.append(slot.number)
         return slot

@@ -312,10 +312,9 @@ class _Calls(nn.Module):
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a condition": (lambda x, inner: x if x.sum() > 0 else -x, "a number that its condition, .item"),
     "an item": (lambda x, inner: x * x.max().item(), "asks for the numbers of a tensor"),
-    "a shape by values": (lambda x, inner: x[x > 0], "torch cannot run it on a batch"),
-    "an argument in place": (lambda x, inner: x.add_(1.0), "changes an argument, a parameter or a view in place"),
-    "a parameter in place": (lambda x, inner: x + inner.weight.mul_(2.0)[0], "changes an argument, a parameter"),
-    "a constant in place": (lambda x, inner: torch.zeros(4).add_(x), "changes a constant in place"),
+    "a shape by values": (lambda x, inner: x[x > 0], "asks for the places where a condition holds"),
+    "an argument in place": (lambda x, inner: x.add_(1.0), "torch changes in place what others read"),
+    "a parameter in place": (lambda x, inner: x + inner.weight.mul_(2.0)[0], "a leaf Variable that requires grad"),
     "a list": (lambda x, inner: x.tolist(), "asks for the numbers of a tensor"),
 }
 

@@ -217,7 +217,10 @@ def _reader_name(memory: Memory, batches: Sequence[Batch], key: Key) -> str:
         return f"{source.op.name} {memory.name(batch[0])}"
     what = f"{source.op.name} of {memory.name(batch[0])}"
     what += f" and {len(batch) - 1} more" if len(batch) > 1 else ""
-    return f"result of {what}" if key[2] == RESULT else f"{source.op.names[cast(int, key[2])]} of {what}"
+    if key[2] == RESULT:
+        return f"result of {what}"
+    names, number = source.op.names, cast(int, key[2])
+    return f"{names[number] if names else f'argument {number + 1}'} of {what}"
 
 
 def show_layout(layout: CellLayout, rows: int = ROWS) -> str:

@@ -15,7 +15,8 @@ from autobatch.torch.aten.table import chosen, compared, conditions, moved, op, 
 
 stand_for(
     neg=ops.neg, exp=ops.exp, log=ops.log, sqrt=ops.sqrt, sin=ops.sin, cos=ops.cos, erf=ops.erf,
-    tanh=ops.tanh, sigmoid=ops.sigmoid, gelu=ops.gelu, mul=ops.mul, maximum=ops.maximum, minimum=ops.minimum,
+    tanh=ops.tanh, sigmoid=ops.sigmoid, gelu=ops.gelu, mul=ops.mul, pow=ops.pow,
+    maximum=ops.maximum, minimum=ops.minimum,
 )  # fmt: skip
 stand_for(chosen, where=ops.where)
 stand_for(
@@ -33,12 +34,6 @@ def relu(x: Any) -> Any:
 def abs_(x: Any) -> Any:
     """x without its sign."""
     return ops.abs(x)
-
-
-@op("pow")
-def pow_(x: Any, exponent: Any) -> Any:
-    """x to the power of a number."""
-    return NotImplemented if isinstance(exponent, Operators) or isinstance(x, (int, float)) else ops.pow(x, exponent)
 
 
 @op("add")
