@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from autobatch.batched import Batched
 from autobatch.door import batched as batched_arrays
 from autobatch.errors import GraphError
+from autobatch.graph.graph import Graph
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -34,7 +35,7 @@ from autobatch.torch.modules import TorchModule
 from autobatch.torch.opaque import read_by_others
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
-from autobatch.trace.record import MiniBatch, Recorder
+from autobatch.trace.record import MiniBatch, Recorder, list_instances
 from autobatch.trace.results import join_columns, stack_results
 
 
@@ -59,6 +60,7 @@ class TorchBatched(Batched):
         """
         if not torch.is_grad_enabled():
             return _to_tensors(super().__call__(instances))
+        instances = self._met(instances)
         clock = Clock(profiled=self._profile is not None)
         inputs = TensorInputs(self.recorder.calls)
         with inputs.recording_tensors():
@@ -71,6 +73,21 @@ class TorchBatched(Batched):
                 self._finish(step, rounds)
         columns: list[Any] = list(_Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
         return _to_tensors(stack_results(step.graph.structures, self._typed(columns)))
+
+    def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
+        """Record each instance once, see `autobatch.batched.Batched.record_all`."""
+        return super().record_all(self._met(instances), progress)
+
+    def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
+        return super()._read(self._met(instances), inputs)
+
+    def _met(self, instances: Iterable[Any]) -> list[Any]:
+        """The instances, in whose dtype a module without parameters computes."""
+        listed = list_instances(instances)
+        module = self.recorder.module
+        assert isinstance(module, TorchModule)
+        module.meet(listed)
+        return listed
 
     def _typed(self, columns: list[Any]) -> list[Any]:
         """The rows of each slot as tensors of what they stand for."""
@@ -122,7 +139,7 @@ class TorchExecutor(Executor):
         Args:
             totals: take the gradients that torch finds, where given; else they are added to the others.
         """
-        calls = self._calls.pop(run)
+        calls = self._calls.pop(run, None) or Calls()  # of a run with no values nothing is kept
         with calls.open():
             found = super().backward(step, run, seeds, out)
         names = {id(p.tensor): name for name, p in self.trainable().items() if isinstance(p, TensorParameter)}

@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import nn
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
@@ -15,7 +14,6 @@ from autobatch.ir.builder import NeedsNumber
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.outline import Kind
-from autobatch.torch.parameters import TENSOR_TYPES
 from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
 from autobatch.torch.tracing import NoCounterpart, Traced, Tracing
 from autobatch.trace.elements import NeedsLength
@@ -34,7 +32,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
 
     @wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
-        tracing = Tracing(_dtype_of(args))
+        tracing = Tracing(CURRENT.dtype if CURRENT.module is None else CURRENT.module.float_dtype)
         with torch.inference_mode(False), torch.enable_grad():
             given = on_leaves(tracing.enter, (args, kwargs))
         if runs == "torch":
@@ -61,12 +59,6 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
                 raise (refusal if type(error) is RuntimeError else error) from None
 
     return body
-
-
-def _dtype_of(args: tuple[Any, ...]) -> torch.dtype:
-    """The dtype of the parameters of the module that a body belongs to; without any, that of the recording."""
-    tensors = args[0].parameters() if args and isinstance(args[0], nn.Module) else ()
-    return next((x.dtype for x in tensors if x.dtype in TENSOR_TYPES.values()), CURRENT.dtype)
 
 
 def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, why: str) -> Any:

@@ -38,7 +38,7 @@ class Function(Protocol):
     def weights(self) -> list[torch.Tensor]:
         """The parameters that have gradients."""
 
-    def of_rows(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def of_rows(self, tensors: Sequence[torch.Tensor], n_rows: int) -> Sequence[torch.Tensor]:
         """The outputs of all rows."""
 
 
@@ -48,20 +48,21 @@ class Call:
     Args:
         function: what is called.
         tensors: the arguments of all rows.
+        n_rows: their number.
 
     Attributes:
         outputs: of all rows.
         is_noted: per row, whether its part of the gradients of parameters has been computed.
     """
 
-    def __init__(self, function: Function, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, function: Function, tensors: Sequence[torch.Tensor], n_rows: int) -> None:
         self.tensors = tensors
         self._inputs = [tensors[k].requires_grad_() for k in function.floats]
         instead = {id(x): (x, x.detach().requires_grad_()) for x in function.weights if x._backward_hooks}
         self._weights = [instead[id(x)][1] if id(x) in instead else x for x in function.weights]
         with torch.enable_grad(), _Instead(instead) if instead else nullcontext():
-            self.outputs = function.of_rows(tensors)
-        self.is_noted = np.zeros(len(self.outputs[0]), bool)
+            self.outputs = function.of_rows(tensors, n_rows)
+        self.is_noted = np.zeros(n_rows, bool)
 
     def differentiate(
         self, gradient: torch.Tensor, rows: Array, inputs: bool, weights: bool
@@ -140,7 +141,7 @@ class Calls:
 
     def add(self, function: Function, tensors: Sequence[torch.Tensor], tickets: Array) -> Sequence[torch.Tensor]:
         """Call a function and keep the call; give the outputs, and write the tickets of all rows."""
-        call = Call(function, tensors)
+        call = Call(function, tensors, len(tickets))
         tickets[:, 0], tickets[:, 1] = len(self._calls), np.arange(len(tickets))
         self._calls.append(call)
         return call.outputs
@@ -175,7 +176,8 @@ class Calls:
         if not total.is_of_rows:
             self._totals[function][number] = total = Total(torch.zeros_like(total.value), is_of_rows=True)
         for call, rows, given in self._find(tickets):
-            alone = Call(function, [x.detach()[torch.from_numpy(rows)] for x in call.tensors])
+            given_rows = [x.detach()[torch.from_numpy(rows)] for x in call.tensors]
+            alone = Call(function, given_rows, len(rows))
             of_rows = alone.differentiate(gradient[given], np.arange(len(rows)), False, True)[1][number]
             if of_rows is not None:
                 total.add(of_rows)

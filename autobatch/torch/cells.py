@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from types import MethodType
 from typing import Any, TypeVar, overload
 
@@ -35,7 +36,7 @@ class TorchCell(Cell):
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
             raise GraphError(f"a cell is run by one of {', '.join(map(repr, RUNS))}, not by runs={runs!r}.")
-        super().__init__(make_body(function, runs))
+        super().__init__(make_body(_with_signature(function), runs))
         self.name, self.runs = name or self.name, runs
         self.eager = function
 
@@ -44,6 +45,15 @@ class TorchCell(Cell):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
+
+
+def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; one of C that does not say what it takes, as one that takes anything."""
+    try:
+        signature(function)
+    except ValueError:
+        return wraps(function, assigned=("__name__", "__qualname__", "__doc__"))(lambda *args: function(*args))
+    return function
 
 
 class FunctionCell(TorchCell):

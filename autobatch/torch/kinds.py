@@ -15,8 +15,15 @@ import torch
 from autobatch.errors import GraphError, NumericError
 
 WITHIN = {
-    torch.float32: (torch.float16, torch.bfloat16, torch.complex64),
-    torch.float64: (torch.float16, torch.bfloat16, torch.float32, torch.complex64, torch.complex128),
+    torch.float32: (torch.float16, torch.bfloat16, torch.complex32, torch.complex64),
+    torch.float64: (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.complex32,
+        torch.complex64,
+        torch.complex128,
+    ),
 }
 """For each dtype of a model, the other dtypes that it holds to the bit, besides those of ints and bools."""
 MOST = {torch.float32: 2**24, torch.float64: 2**53}

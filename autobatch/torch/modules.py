@@ -13,10 +13,11 @@ import torch
 
 from autobatch.errors import GraphError
 from autobatch.params.module import Module
-from autobatch.params.parameter import FLOAT32, Parameter
-from autobatch.torch.entering import to_arrays
+from autobatch.params.parameter import Parameter
+from autobatch.torch.adopting import to_arrays
 from autobatch.torch.own import OwnModule
-from autobatch.torch.parameters import TENSOR_TYPES, TensorParameter, make_parameter
+from autobatch.torch.parameters import FLOATS, TENSOR_TYPES, TensorParameter, make_parameter
+from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
 from autobatch.trace.cell import BoundCell
 from autobatch.trace.entries import Place, places_in
@@ -30,6 +31,7 @@ class TorchModule(Module):
 
     Attributes:
         sparse: the names of parameters whose gradients are sparse tensors, where they are read by rows alone.
+        float_dtype: in which cells compute; traces of cells read it, and so are made again when it changes.
     """
 
     methods = (TensorMethods,)
@@ -38,12 +40,13 @@ class TorchModule(Module):
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.sparse: frozenset[str] = frozenset()
+        self.float_dtype = torch.float32
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of all parameters and float buffers; float32 if there are none.
+        """The dtype of all parameters and float buffers; without any, that of the data that was met last, or float32.
 
         Raises:
             GraphError: they differ in dtype; the message names two.
@@ -55,7 +58,7 @@ class TorchModule(Module):
                 f"the tensors of {type(self.module).__name__} differ in dtype: {name!r} is {dtype} and {second!r} is "
                 f"{other}; call .to(torch.float32) or .double() on the whole module."
             )
-        return next(iter(found), FLOAT32)
+        return next(iter(found), np.dtype(FLOATS[self.float_dtype]))
 
     def __reduce__(self) -> Any:
         return type(self), (self.module,)
@@ -87,7 +90,14 @@ class TorchModule(Module):
 
     def recording(self) -> AbstractContextManager[Any]:
         """The context in which ops of parameters are recorded."""
-        return OfParameters(TENSOR_TYPES[self.dtype])
+        self.float_dtype = TENSOR_TYPES[self.dtype]
+        return OfParameters(self)
+
+    def meet(self, instances: Any) -> None:
+        """Compute in the dtype of tensors among the instances, if there are no parameters."""
+        if not self._tensors and not self.parameters():
+            floats = (x.dtype for x in tensors_in(instances) if x.dtype in FLOATS)
+            self.float_dtype = next(floats, self.float_dtype)
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters and float buffers, by name; the same dict until the module has others."""

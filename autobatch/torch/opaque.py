@@ -91,18 +91,16 @@ class Body:
         """The parameters that have gradients."""
         return [p.tensor for p in self.parameters if p.trainable]
 
-    def of_rows(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
         """The outputs of all rows, among the floats of the model; ints and bools as they are."""
-        if not tensors:
-            return [y[None] for y in self._of_row()]
         with self._taking():
-            match self.outline.way:
+            match self.outline.way if tensors else Way.ONE_BY_ONE:
                 case Way.WHOLE:
                     return self._of_row(*tensors)
                 case Way.MAPPED:
                     found: Sequence[Tensor] = mapped(self._of_row, tensors)
                     return found
-            by_row = [self._of_row(*row) for row in zip(*tensors, strict=True)]
+            by_row = [self._of_row(*(x[k] for x in tensors)) for k in range(n_rows)]
         return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
 
     def _taking(self) -> AbstractContextManager[Any]:
@@ -118,7 +116,7 @@ class Body:
         calls, arrays = OPEN.calls, arrays[: len(self.shapes)]
         if calls is None:
             with torch.no_grad():
-                found = self.of_rows(self._enter_all(arrays, len(out)))
+                found = self.of_rows(self._enter_all(arrays, len(out)), len(out))
         else:  # from copies, as the backend may use the memory of the arguments again
             found = calls.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
         for y, place in zip(found, _columns(out, self.outputs), strict=False):

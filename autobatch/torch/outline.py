@@ -67,6 +67,10 @@ NUMBERS = {
 NO_GRADIENT = "is not differentiable with respect to argument"
 
 
+NEVER_MAPPED = {"select_scatter", "as_strided", "as_strided_copy", "as_strided_scatter"}
+"""Ops whose rule for `vmap` gives wrong gradients in torch 2.13, or that read memory, of which rows have their own."""
+
+
 class Way(StrEnum):
     """How a function of one row computes many; see above."""
 
@@ -88,11 +92,11 @@ class Outline:
 
     def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
         self.reads: dict[int, TensorParameter] = {}
-        self.n_draws, self.takes_rows = 0, False
+        self.n_draws, self.takes_rows, self._is_never_mapped = 0, False, False
         self._made: dict[int, torch.UntypedStorage] = {}
         functions, self.kinds = self._run(function, kinds)
         found = tensors_in(self.result)
-        if functions.has_hooks or has_functions_of_users(found):
+        if functions.has_hooks or self._is_never_mapped or has_functions_of_users(found):
             self.way = Way.ONE_BY_ONE
         elif functions.is_per_row and all(map(functions.is_of_row, found)):
             self.way = Way.WHOLE
@@ -135,9 +139,15 @@ class Outline:
         if (parameter := find_parameter(x)) is not None:
             self.reads[id(parameter)] = parameter
 
+    def note_op(self, op: Any) -> None:
+        """Take note of what a basic op needs."""
+        self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
+        self._is_never_mapped |= op.overloadpacket.__name__ in NEVER_MAPPED
+
     def check_change(self, op: Any, args: Any) -> None:
         """Refuse an op that changes what was there before."""
-        if op._schema.is_mutable and args[0].untyped_storage()._cdata not in self._made:
+        changed = [x for x, given in zip(args, op._schema.arguments, strict=False) if is_changed(given)]
+        if any(x.untyped_storage()._cdata not in self._made for x in tensors_in(changed)):
             raise GraphError(
                 f"torch changes in place what others read ({op.overloadpacket.__name__}), as batch norm does in "
                 f"training; {CHANGED}"
@@ -218,7 +228,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with unheard():
             check_numbers(op, args)
             self._outline.check_change(op, args)
-            self._outline.n_draws += torch.Tag.nondeterministic_seeded in op.tags
+            self._outline.note_op(op)
             result = op(*args, **(kwargs or {}))
             self._outline.note_made(op, result)
         return result
@@ -229,6 +239,11 @@ class TakingRows(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return take_row(*args) if takes_row(function, args) else function(*args, **(kwargs or {}))
+
+
+def is_changed(argument: Any) -> bool:
+    """Whether an op changes an argument in place."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def takes_row(function: Any, args: Any) -> bool:

@@ -43,6 +43,7 @@ from autobatch.torch.outline import (
     Refused,
     check_numbers,
     has_functions_of_users,
+    is_changed,
 )
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, refuse, shape_in_torch
@@ -280,7 +281,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise NoCounterpart(f"its {name} draws random numbers.")
             return op(*args, **kwargs)
         check_numbers(op, args)
-        if op._schema.is_mutable:
+        if any(map(is_changed, op._schema.arguments)):
             return self._change(op, name, args, kwargs)
         if name in FACTORIES:
             return self._make(op, args, kwargs)

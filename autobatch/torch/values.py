@@ -18,8 +18,9 @@ from autobatch.ir.arguments import Key
 from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
+from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function
-from autobatch.torch.entering import CURRENT, Pending, to_arrays
+from autobatch.torch.entering import CURRENT, Pending, Precision
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
 from autobatch.trace.handles import Value
@@ -65,19 +66,20 @@ class OfParameters(TorchFunctionMode):
     """While instances are recorded, records functions of parameters, such as `self.first[0]`, as those of values.
 
     Args:
-        dtype: of the module.
+        module: whose parameters they are.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, module: Precision) -> None:
         super().__init__()
-        self._dtype = dtype
+        self._module = module
 
     def __enter__(self) -> Any:
-        self._before, CURRENT.dtype = CURRENT.dtype, self._dtype
+        self._before = CURRENT.module, CURRENT.dtype
+        CURRENT.module, CURRENT.dtype = self._module, self._module.float_dtype
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
-        CURRENT.dtype = self._before
+        CURRENT.module, CURRENT.dtype = self._before
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -7,7 +7,7 @@ and returns a handle. At the end one compiled pass turns the log into a `Graph`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 
@@ -119,9 +119,16 @@ class Recorder:
     @contextmanager
     def standing_in(self, in_place: bool) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
-        recording = nullcontext() if self.module is None else self.module.recording()
-        with recording_lock(), self.calls.stand_ins.in_place(self._places(in_place), self.calls.entry), recording:
+        with (
+            recording_lock(),
+            self.calls.stand_ins.in_place(self._places(in_place), self.calls.entry),
+            self._of_module(),
+        ):
             yield
+
+    def _of_module(self) -> AbstractContextManager[Any]:
+        """The context in which cells of the module are recorded and traced."""
+        return nullcontext() if self.module is None else self.module.recording()
 
     def _places(self, in_place: bool) -> Iterable[Place]:
         """Where functions stand in for cells."""
@@ -156,7 +163,7 @@ class Recorder:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
         if not traces.watchlist.holds():
-            with recording_lock():
+            with recording_lock(), self._of_module():
                 traces.name_weights({} if self.known is None else self.known.parameters())
                 traces.renew()
 

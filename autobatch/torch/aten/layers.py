@@ -46,7 +46,8 @@ def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
     scale = rsqrt(ops.add(spread, eps))
     found = ops.mul(ops.sub(x, middle), scale)
     found = found if weight is None else ops.mul(found, weight)
-    return found if bias is None else ops.add(found, bias), middle, scale
+    found = found if bias is None else ops.add(found, bias)
+    return found, ops.stop_gradient(middle), ops.stop_gradient(scale)
 
 
 @op("nll_loss_forward", "nll_loss", of=indexed)

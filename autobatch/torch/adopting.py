@@ -1,0 +1,90 @@
+"""Tensors that cells are given while instances are recorded: parameters, data of nodes, and inputs with gradients.
+
+Data are floats of the module's dtype, ints and bools. What is of another dtype is converted by a node of its own, as
+`tensor.to` converts it, and stands for numbers of its dtype from there on (`autobatch.torch.kinds`).
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import Any
+
+import torch
+
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ops.operators import STAGE
+from autobatch.torch.cells import cell_of_function
+from autobatch.torch.entering import CURRENT, Pending
+from autobatch.torch.kinds import WITHIN
+from autobatch.torch.parameters import find_parameter
+from autobatch.trace.handles import Outputs, Value
+
+
+def to_arrays(x: Any) -> Any:
+    """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
+    if isinstance(x, (Value, Outputs)):
+        return x
+    kind = type(x)
+    if kind is int or kind is str or kind is bool:
+        return x
+    if isinstance(x, torch.Tensor):
+        with torch._C.DisableTorchFunction():  # the recording's own mode, of which no part is meant here
+            return _array_of(x)
+    if kind is tuple or kind is list:
+        parts = [to_arrays(part) for part in x]
+        return x if all(map(is_, parts, x)) else kind(parts)
+    if is_structure(x):
+        own = parts_of(x)
+        parts = [to_arrays(part) for part in own]
+        return x if all(map(is_, parts, own)) else Key.of_structure(x, ()).build(parts)
+    return x.joined() if isinstance(x, Pending) else x
+
+
+def _array_of(tensor: torch.Tensor) -> Any:
+    parameter = find_parameter(tensor)
+    if parameter is not None:
+        return parameter
+    if tensor.device.type != "cpu":
+        raise GraphError(
+            f"a cell is given a tensor of shape {tuple(tensor.shape)} on {tensor.device}; cells run on the processor: "
+            f"call .cpu() on it."
+        )
+    dtype = tensor.dtype
+    if dtype is CURRENT.dtype:
+        return _input_of(tensor) if tensor.requires_grad else tensor.numpy()
+    if dtype is torch.int64:
+        return tensor.numpy() if tensor.shape else int(tensor)
+    return tensor.numpy() if dtype is torch.bool else _converted(tensor)
+
+
+def _converted(tensor: torch.Tensor) -> Any:
+    """The value that stands for a tensor of another dtype."""
+    dtype, model = tensor.dtype, CURRENT.dtype
+    if tensor.layout is not torch.strided:
+        raise GraphError(f"a cell is given a tensor of layout {tensor.layout}, but values are dense; call .to_dense().")
+    if dtype.is_complex and tensor.requires_grad:
+        raise GraphError("a cell is given complex numbers that ask for a gradient; give it their two parts as floats.")
+    is_float = dtype.is_floating_point or dtype.is_complex
+    if is_float and dtype not in WITHIN[model]:
+        raise GraphError(
+            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .double() on the module, or "
+            f".to({model}) on the tensor."
+        )
+    if dtype.is_complex:
+        data, convert, args = torch.view_as_real(tensor.resolve_conj()).to(model), torch.view_as_complex, ()
+    else:
+        data, convert, args = tensor.to(model if is_float else torch.int64), torch.Tensor.to, (dtype,)
+    given = _input_of(data) if tensor.requires_grad else data.numpy()
+    return STAGE.current.call_cell(cell_of_function(convert), None, (given, *args), {})
+
+
+def _input_of(tensor: torch.Tensor) -> Any:
+    if CURRENT.inputs is None:
+        if torch.is_grad_enabled():
+            raise GraphError(
+                f"a tensor of shape {tuple(tensor.shape)} asks for a gradient, which a recorded graph would lose; give "
+                f"the instances themselves to the batched function, or tensor.detach()."
+            )
+        return tensor.detach().numpy()
+    return CURRENT.inputs.enter_tensor(tensor)
