@@ -16,7 +16,7 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
 from autobatch.torch.cells import cell_of_function
 from autobatch.torch.entering import CURRENT, Pending
-from autobatch.torch.kinds import WITHIN
+from autobatch.torch.kinds import WITHIN, to_floats
 from autobatch.torch.parameters import find_parameter
 from autobatch.trace.handles import Outputs, Value
 
@@ -63,20 +63,19 @@ def _converted(tensor: torch.Tensor) -> Any:
     dtype, model = tensor.dtype, CURRENT.dtype
     if tensor.layout is not torch.strided:
         raise GraphError(f"a cell is given a tensor of layout {tensor.layout}, but values are dense; call .to_dense().")
-    if dtype.is_complex and tensor.requires_grad:
-        raise GraphError("a cell is given complex numbers that ask for a gradient; give it their two parts as floats.")
     is_float = dtype.is_floating_point or dtype.is_complex
     if is_float and dtype not in WITHIN[model]:
         raise GraphError(
-            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .double() on the module, or "
-            f".to({model}) on the tensor."
+            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .to({model}) on the tensor, "
+            f"or .double() on the module."
         )
-    if dtype.is_complex:
-        data, convert, args = torch.view_as_real(tensor.resolve_conj()).to(model), torch.view_as_complex, ()
+    if tensor.requires_grad:
+        given = _input_of(tensor)
     else:
-        data, convert, args = tensor.to(model if is_float else torch.int64), torch.Tensor.to, (dtype,)
-    given = _input_of(data) if tensor.requires_grad else data.numpy()
-    return STAGE.current.call_cell(cell_of_function(convert), None, (given, *args), {})
+        given = (to_floats(tensor, model) if is_float else tensor.to(torch.int64)).numpy()
+    if dtype.is_complex:
+        given = STAGE.current.call_cell(cell_of_function(torch.view_as_complex), None, (given,), {})
+    return STAGE.current.call_cell(cell_of_function(torch.Tensor.to), None, (given, dtype), {})
 
 
 def _input_of(tensor: torch.Tensor) -> Any:
@@ -86,5 +85,5 @@ def _input_of(tensor: torch.Tensor) -> Any:
                 f"a tensor of shape {tuple(tensor.shape)} asks for a gradient, which a recorded graph would lose; give "
                 f"the instances themselves to the batched function, or tensor.detach()."
             )
-        return tensor.detach().numpy()
+        return to_floats(tensor.detach(), CURRENT.dtype).numpy()
     return CURRENT.inputs.enter_tensor(tensor)

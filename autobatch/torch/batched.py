@@ -118,7 +118,7 @@ class TorchExecutor(Executor):
 
     def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], *rest: Any, **options: Any) -> Run:
         """Run a part; see `Executor`."""
-        if not part.plan.mirror:
+        if not step.cells.training:
             return super().start(step, part, instances, draw, *rest, **options)
         calls = Calls()
         with calls.open():
@@ -139,7 +139,7 @@ class TorchExecutor(Executor):
         Args:
             totals: take the gradients that torch finds, where given; else they are added to the others.
         """
-        calls = self._calls.pop(run, None) or Calls()  # of a run with no values nothing is kept
+        calls = self._calls.pop(run)
         with calls.open():
             found = super().backward(step, run, seeds, out)
         names = {id(p.tensor): name for name, p in self.trainable().items() if isinstance(p, TensorParameter)}

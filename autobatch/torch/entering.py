@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from autobatch.torch.kinds import from_floats, shape_within, to_floats
 from autobatch.trace.inputs import FloatInput, Inputs
 
 
@@ -64,16 +66,17 @@ class TensorInputs(Inputs):
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
         """The input that stands for a tensor."""
         if id(tensor) not in self._leaves:
-            self._leaves[id(tensor)] = self._leaf(tensor.detach().numpy())
+            self._leaves[id(tensor)] = self._leaf(to_floats(tensor.detach(), CURRENT.dtype).numpy())
             self.tensors.append(tensor)
         return self._leaves[id(tensor)]
 
     def split(self, gradients: Any) -> list[torch.Tensor]:
         """The gradient of each tensor, of those of all numbers."""
-        ends = np.cumsum([tensor.numel() for tensor in self.tensors])
+        shapes = [shape_within(tuple(tensor.shape), tensor.dtype) for tensor in self.tensors]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
         parts = np.split(gradients, ends[:-1]) if self.tensors else []
-        found = zip(parts, self.tensors, strict=True)
-        return [torch.from_numpy(part).reshape(tensor.shape).to(tensor.dtype) for part, tensor in found]
+        found = zip(parts, shapes, self.tensors, strict=True)
+        return [from_floats(torch.from_numpy(part).reshape(shape), tensor.dtype) for part, shape, tensor in found]
 
 
 class Pending(ABC):

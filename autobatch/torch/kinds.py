@@ -80,7 +80,9 @@ def from_floats(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor of a dtype that floats, or ints of the data, stand for."""
     if x.dtype is dtype:
         return x
-    return torch.view_as_complex(x.contiguous()).to(dtype) if dtype.is_complex else x.to(dtype)
+    if not dtype.is_complex:
+        return x.to(dtype)
+    return torch.view_as_complex(x.clone(memory_format=torch.contiguous_format)).to(dtype)
 
 
 def copy_whole(x: torch.Tensor, place: torch.Tensor) -> None:

@@ -36,14 +36,11 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     has_gradient: bool
 
-    @property
-    def row(self) -> Tensor:
-        """A tensor of this kind without numbers."""
-        return self.rows(())
-
-    def rows(self, n: tuple[int, ...]) -> Tensor:
-        """One with more axes in front."""
-        x = torch.empty((*n, *self.shape), dtype=self.dtype, device="meta")
+    def rows(self, n: tuple[int, ...], device: str = "meta") -> Tensor:
+        """A tensor of this kind with more axes in front, without numbers, or (device "cpu") with some of no meaning."""
+        x = torch.ones((*n, *self.shape), dtype=self.dtype, device=device)
+        if device == "cpu" and self.dtype.is_floating_point and len(self.shape) > 1:
+            x = x + torch.eye(*self.shape[-2:], dtype=self.dtype)  # a matrix that has an inverse
         return x.requires_grad_().clone() if self.has_gradient else x
 
 
@@ -60,6 +57,7 @@ NUMBERS = {
     "_unique": "how many values differ",
     "_unique2": "how many values differ",
     "equal": "whether all numbers are equal",
+    "bincount": "the largest number",
 }
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
 
@@ -67,8 +65,8 @@ NUMBERS = {
 NO_GRADIENT = "is not differentiable with respect to argument"
 
 
-NEVER_MAPPED = {"select_scatter", "as_strided", "as_strided_copy", "as_strided_scatter"}
-"""Ops whose rule for `vmap` gives wrong gradients in torch 2.13, or that read memory, of which rows have their own."""
+NEVER_MAPPED = {"select_scatter"}
+"""Ops whose rule for `vmap` gives wrong gradients, in torch 2.13."""
 
 
 class Way(StrEnum):
@@ -104,20 +102,35 @@ class Outline:
             self.way = Way.MAPPED if self._can_be_mapped(function, kinds) else Way.ONE_BY_ONE
 
     def _run(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> tuple[_Functions, Sequence[Kind]]:
-        """Run the function; an argument for which torch has no gradient, such as weights of a loss, is a constant."""
-        constants = [kinds, *(_with_constant(kinds, k) for k, kind in enumerate(kinds) if kind.has_gradient)]
-        for given in constants:
-            rows = [kind.row for kind in given]
+        """Run the function; arguments for which torch has no gradient, such as weights of a loss, are constants."""
+        try:
+            return self._run_once(function, kinds), kinds
+        except RuntimeError as error:
+            if NO_GRADIENT not in str(error):
+                raise
+            for constant in (_with_constant(kinds, k) for k, kind in enumerate(kinds) if kind.has_gradient):
+                try:
+                    return self._run_once(function, constant), constant
+                except RuntimeError as other:
+                    if NO_GRADIENT in str(other) and str(other) != str(error):
+                        return self._run(function, constant)
+            raise
+
+    def _run_once(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> _Functions:
+        """Run the function without numbers, or with some where an op of torch must have numbers."""
+        for device in ("meta", "cpu"):
+            rows = [kind.rows((), device) for kind in kinds]
             functions = _Functions(self, rows)
             try:
                 with _entered(torch.enable_grad(), functions, _Ops(self)):
                     self.result = function(*rows)
-            except RuntimeError as error:
-                if NO_GRADIENT not in str(error) or given is constants[-1]:
+            except NotImplementedError:
+                if device == "cpu":
                     raise
+                self._is_never_mapped = True
             else:
-                return functions, given
-        raise AssertionError
+                break
+        return functions
 
     @property
     def draws(self) -> bool:
@@ -235,7 +248,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class TakingRows(TorchFunctionMode):
-    """Takes the row that a tensor of one int numbers, for which torch itself would ask for the int."""
+    """Takes what a tensor of one int numbers, a row or what `narrow` begins with; torch itself would ask for the int."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return take_row(*args) if takes_row(function, args) else function(*args, **(kwargs or {}))
@@ -247,15 +260,18 @@ def is_changed(argument: Any) -> bool:
 
 
 def takes_row(function: Any, args: Any) -> bool:
-    """Whether a call takes the row that a tensor of one int numbers."""
-    if function is not Tensor.__getitem__ or not isinstance(args[1], Tensor):
-        return False
-    return not args[1].dim() and args[1].dtype == torch.int64
+    """Whether a call takes what a tensor of one int numbers."""
+    at = 1 if function is Tensor.__getitem__ else 2 if function in (torch.narrow, Tensor.narrow) else len(args)
+    index = args[at] if at < len(args) else None
+    return isinstance(index, Tensor) and not index.dim() and index.dtype == torch.int64
 
 
-def take_row(x: Tensor, index: Tensor) -> Tensor:
-    """`x[index]`."""
-    return torch.index_select(x, 0, index.reshape(1)).squeeze(0)
+def take_row(x: Tensor, *where: Any) -> Tensor:
+    """`x[index]`, or `x.narrow(dim, start, length)`."""
+    if len(where) == 1:
+        return torch.index_select(x, 0, where[0].reshape(1)).squeeze(0)
+    dim, start, length = where
+    return torch.index_select(x, dim, start + torch.arange(length))
 
 
 def mapped(function: Callable[..., Any], rows: Sequence[Tensor]) -> Any:
@@ -282,6 +298,10 @@ def check_numbers(op: Any, args: Any) -> None:
         GraphError: it is one.
     """
     name = op.overloadpacket.__name__
+    if name.startswith("as_strided"):
+        raise Refused(
+            f"torch's {name} reads memory, and values lie elsewhere than tensors of torch; use view or narrow."
+        )
     if name in NUMBERS:
         refuse_numbers(NUMBERS[name], f"torch's {name}")
     if name == "index" and any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1])):

@@ -163,7 +163,11 @@ class FormReader:
         if name in self.ragged and x.ndim:
             return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
-        return replace(self._data(kind, x.shape, text, condition), dtype=BOOL if letters == "b" else "")
+        key = self._data(kind, x.shape, text, condition)
+        if letters != "b":
+            return key
+        self.leaves[-1].kind = "ints"  # also of a single one, which is no int
+        return replace(key, dtype=BOOL)
 
     def _rows(self, kind: str, letters: str, x: Any, text: str) -> Key:
         """Read an array of any number of rows."""
