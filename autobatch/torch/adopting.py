@@ -66,8 +66,8 @@ def _converted(tensor: torch.Tensor) -> Any:
     is_float = dtype.is_floating_point or dtype.is_complex
     if is_float and dtype not in WITHIN[model]:
         raise GraphError(
-            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .to({model}) on the tensor, "
-            f"or .double() on the module."
+            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .to({model}) on the "
+            f"tensor, or .double() on the module."
         )
     if tensor.requires_grad:
         given = _input_of(tensor)

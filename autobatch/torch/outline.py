@@ -191,8 +191,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.has_hooks = self.has_hooks or function in REGISTER_HOOK
-        if function is functional.batch_norm:
-            check_batch_norm(*args, **kwargs)
+        check_function(function, args, kwargs)
         tensors = tensors_in((args, kwargs))
         for x in tensors:
             self._outline.note_read(x)
@@ -248,7 +247,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class TakingRows(TorchFunctionMode):
-    """Takes what a tensor of one int numbers, a row or what `narrow` begins with; torch itself would ask for the int."""
+    """Takes what a tensor of one int numbers, a row or the start of `narrow`; torch itself would ask for the int."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return take_row(*args) if takes_row(function, args) else function(*args, **(kwargs or {}))
@@ -298,10 +297,6 @@ def check_numbers(op: Any, args: Any) -> None:
         GraphError: it is one.
     """
     name = op.overloadpacket.__name__
-    if name.startswith("as_strided"):
-        raise Refused(
-            f"torch's {name} reads memory, and values lie elsewhere than tensors of torch; use view or narrow."
-        )
     if name in NUMBERS:
         refuse_numbers(NUMBERS[name], f"torch's {name}")
     if name == "index" and any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1])):
@@ -322,6 +317,18 @@ def refuse_numbers(what: str, op: str) -> Never:
         f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; choose between values by "
         f"torch.where, or decide outside of the cell, after await ab.value(x)."
     )
+
+
+def check_function(function: Any, args: Any, kwargs: Any) -> None:
+    """Refuse a function of torch that means nothing for a row of a batch, or a value.
+
+    Raises:
+        GraphError: it is one.
+    """
+    if function is functional.batch_norm:
+        check_batch_norm(*args, **kwargs)
+    if getattr(function, "__name__", "").startswith("as_strided"):
+        raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
 
 
 def check_batch_norm(

@@ -41,6 +41,7 @@ from autobatch.torch.outline import (
     Kind,
     Linked,
     Refused,
+    check_function,
     check_numbers,
     has_functions_of_users,
     is_changed,
@@ -233,6 +234,7 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        check_function(function, args, kwargs)
         if function in REGISTER_HOOK:
             raise NoCounterpart("a hook is registered on a tensor.")
         found, tensors = FUNCTIONS.get(function), tensors_in((args, kwargs))

@@ -139,7 +139,9 @@ def test_changes_of_a_module_take_effect() -> None:
     assert net.norm.weight.grad is None
     assert net.norm.bias.grad is not None
     net.float()
-    assert net.loss(instances).dtype == torch.float32
+    assert net.loss([x.float() for x in instances]).dtype == torch.float32
+    with pytest.raises(GraphError, match=r"given a tensor of torch.float64, and the module computes in torch.float32"):
+        net.loss(instances)
     net.double()
     assert_eager(net, instances)
 
