@@ -332,7 +332,14 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
 
 
 def check_batch_norm(
-    input: Any, mean: Any, var: Any = None, weight: Any = None, bias: Any = None, training: bool = False, *rest: Any
+    input: Any,
+    mean: Any,
+    var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    *rest: Any,
+    **others: Any,
 ) -> None:
     """Refuse batch norm that takes mean and variance from its batch; the arguments are torch's.
 

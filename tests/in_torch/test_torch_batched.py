@@ -32,7 +32,7 @@ class Net(nn.Module):
         return self.drop(self.norm(h))  # type: ignore[no-any-return]
 
     def states(self, rows: Tensor) -> dict[str, Any]:
-        state = (torch.zeros(6, dtype=torch.float64),) * 2
+        state = (torch.zeros(6, dtype=rows.dtype),) * 2
         seen = []
         for row in rows:
             state = self.step(self.read(row), state)
