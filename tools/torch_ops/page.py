@@ -13,8 +13,8 @@ INTRODUCTION = """# Ops of PyTorch
 
 What runs each op of the table that PyTorch {version} is tested with (`torch.testing`) in a cell with `runs="auto"`.
 Each sample of each op is a cell of its own, given three instances with different numbers, and its values, gradients and
-dtypes are those of PyTorch, one instance at a time. Where samples of one op differ, the op stands where most is asked of
-torch.
+dtypes are those of PyTorch, one instance at a time. Where samples of one op differ, the op stands where most is asked
+of torch.
 `python tools/list_torch_ops.py` writes this page; `python tools/check_torch_ops.py --op NAME` shows one op.
 
 Of {total} ops, {counts}.
