@@ -2,20 +2,24 @@
 
 python tools/fuzz.py --seeds 0:10000 --state fuzz.json
 python tools/fuzz.py --seed 4711
+python tools/fuzz.py --torch --seeds 0:5000
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from fuzzing.campaign import State, load_state, run, run_one, save_state
+from fuzzing import campaign
+from fuzzing.campaign import Found, State, load_state, run, save_state
 from fuzzing.cells import draw_program
 from fuzzing.checks import draw_way
+from fuzzing_torch import campaign as of_torch
 
 SECONDS_BETWEEN_LINES = 20.0
 
@@ -32,27 +36,40 @@ SECONDS_BETWEEN_LINES = 20.0
     help="Run every N-th on the cuda backend too, without a GPU; those of odd number with parameters there.",
 )
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
+@click.option("--torch", "is_torch", is_flag=True, help="Programs of modules of PyTorch, beside PyTorch itself.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
 def main(
-    seeds: str, seed: int | None, path: Path | None, jitted: str, cuda: str, seconds: float, containing: str
+    seeds: str,
+    seed: int | None,
+    path: Path | None,
+    jitted: str,
+    cuda: str,
+    seconds: float,
+    is_torch: bool,
+    containing: str,
 ) -> None:
     """Run random programs; the exit status is 1 if one was wrong."""
     is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
 
-    def backends_of(seed: int) -> list[str]:
+    def run_one(seed: int, seconds: float) -> Found | None:
+        if is_torch:
+            return of_torch.run_one(seed, "cpu" if is_jitted(seed) else "reference", seconds)
         on_cuda = ["resident" if seed % 2 else "cuda"] * is_on_cuda(seed)
-        return ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda]
+        return campaign.run_one(seed, ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda], seconds)
+
+    def text_of(seed: int) -> str:
+        return of_torch.text_of(seed) if is_torch else f"{draw_program(seed)}\n# {draw_way(seed)}"
 
     if seed is not None:
-        print(draw_program(seed), f"# {draw_way(seed)}", sep="\n")
-        found = run_one(seed, backends_of(seed), seconds)
+        print(text_of(seed))
+        found = run_one(seed, seconds)
         print(found or "right")
-        sys.exit(found is not None)
+        sys.exit(found is not None and not found.is_set_apart)
     start, end = _range(seeds)
     state = load_state(path, start, end)
     began = told = time.monotonic()
     before = state.n_run
-    for found in run(state, backends_of, seconds, containing):
+    for found in run(state, run_one, seconds, text_of, containing):
         if found:
             print(found, flush=True)
         if found or state.next == end or time.monotonic() - told > SECONDS_BETWEEN_LINES:
@@ -67,9 +84,12 @@ def main(
 def summary(state: State) -> str:
     """What was found, by kind."""
     lines = [f"{state.n_run} programs, {len(state.failures)} wrong"]
+    if state.apart:
+        lines[0] += f", {sum(state.apart.values())} set apart"
     for signature, count in state.counts().most_common():
         seeds = [found.seed for found in state.failures if found.signature == signature]
         lines.append(f"{count:6} {signature}: seeds {', '.join(map(str, seeds[:5]))}")
+    lines += [f"{count:6} {signature}" for signature, count in Counter(state.apart).most_common()]
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,22 +102,25 @@ def wrong_with(seed: int) -> str:
     return found.signature if found else ""
 
 
-def test_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_and_counts_apart_what_is_refused(tmp_path: Path) -> None:
     runs = list[int]()
 
-    def fake(seed: int, backends: Sequence[str], shrink_seconds: float) -> Found | None:
+    def fake(seed: int, shrink_seconds: float) -> Found | None:
         runs.append(seed)
+        if seed == 3:
+            return Found(seed, "refused: no", "no", is_set_apart=True)
         return Found(seed, "forward in cpu", "by 1") if seed == 1 and not shrink_seconds else None
 
-    monkeypatch.setattr("fuzzing.campaign.run_one", fake)
     path = tmp_path / "fuzz.json"
     state = load_state(path, 0, 5)
-    going = run(state, lambda seed: (), 0.0)
+    going = run(state, fake, 0.0, str)
     assert [next(going) is None for _ in range(3)] == [True, False, True]
     save_state(state, path)
     again = load_state(path, 0, 5)
     assert (again.next, again.n_run, [found.seed for found in again.failures]) == (3, 3, [1])
-    assert list(run(again, lambda seed: (), 0.0)) == [None, None]
+    assert list(run(again, fake, 0.0, str)) == [None, None]
+    assert again.apart == {"refused: no": 1}
+    assert fuzz.summary(again) == "5 programs, 1 wrong, 1 set apart\n     1 forward in cpu: seeds 1\n     1 refused: no"
     assert runs == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="run up to 5, not to 9"):
         load_state(path, 0, 9)

@@ -20,7 +20,11 @@ N_SHRUNK = 3  # failures of one signature that are made small; the others are co
 
 @dataclass
 class Found:
-    """A failure: the number of its program, what is wrong, and the smallest program, once it is known."""
+    """A failure: the number of its program, what is wrong, and the smallest program, once it is known.
+
+    Attributes:
+        is_set_apart: whether it counts apart, because nothing is wrong: the program was refused in a sentence.
+    """
 
     seed: int
     signature: str
@@ -28,12 +32,14 @@ class Found:
     program: str = ""
     way: str = ""
     right_with: list[str] = field(default_factory=list)
+    is_set_apart: bool = False
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.signature}", f"    {self.detail}"]
         if self.program:
             lines += ["", *(f"    {line}".rstrip() for line in self.program.splitlines()), f"    # {self.way}"]
-            lines += [f"    # right with {', '.join(self.right_with) or 'no pass switched off'}"]
+        if self.right_with:
+            lines.append(f"    # right with {', '.join(self.right_with)} switched off")
         return "\n".join(lines)
 
 
@@ -43,12 +49,14 @@ class State:
 
     Attributes:
         next: the number of the next program; n_run: how many were run.
+        apart: how many were set apart, by why.
     """
 
     next: int
     end: int
     n_run: int = 0
     failures: list[Found] = field(default_factory=list)
+    apart: dict[str, int] = field(default_factory=dict)
 
     def counts(self) -> Counter[str]:
         """Failures by what is wrong."""
@@ -62,7 +70,8 @@ def load_state(path: Path | None, start: int, end: int) -> State:
     kept = json.loads(path.read_text())
     if kept["end"] != end:
         raise ValueError(f"resuming {path}: it is a run up to {kept['end']}, not to {end}; give another file.")
-    return State(kept["next"], end, kept["n_run"], [Found(**found) for found in kept["failures"]])
+    failures = [Found(**found) for found in kept["failures"]]
+    return State(kept["next"], end, kept["n_run"], failures, kept["apart"])
 
 
 def save_state(state: State, path: Path | None) -> None:
@@ -74,22 +83,30 @@ def save_state(state: State, path: Path | None) -> None:
 
 
 def run(
-    state: State, backends_of: Callable[[int], Sequence[str]], shrink_seconds: float, containing: str = ""
+    state: State,
+    run_one: Callable[[int, float], Found | None],
+    shrink_seconds: float,
+    text_of: Callable[[int], str],
+    containing: str = "",
 ) -> Iterator[Found | None]:
     """Run the programs that are left, one after the other; give what each did wrong.
 
     Args:
-        backends_of: the backends that run the program of a number, see `fuzzing.checks.BACKENDS`.
+        run_one: runs the program of a number, and has seconds to make it small if it fails.
+        text_of: the program of a number.
         containing: a regular expression; programs without it are left out.
     """
     while state.next < state.end:
         seed, counts = state.next, state.counts()
-        if containing and not re.search(containing, str(draw_program(seed))):
+        if containing and not re.search(containing, text_of(seed)):
             state.next = seed + 1
             continue
-        found = run_one(seed, backends_of(seed), 0.0)
+        found = run_one(seed, 0.0)
+        if found and found.is_set_apart:
+            state.apart[found.signature] = state.apart.get(found.signature, 0) + 1
+            found = None
         if found and shrink_seconds and counts[found.signature] < N_SHRUNK:
-            found = run_one(seed, backends_of(seed), shrink_seconds)
+            found = run_one(seed, shrink_seconds)
         if found:
             state.failures.append(found)
         state.next, state.n_run = seed + 1, state.n_run + 1
@@ -113,7 +130,9 @@ def run_one(seed: int, backends: Sequence[str], shrink_seconds: float) -> Found 
 
     program, way = shrink(program, way, fails, shrink_seconds)
     failure = find_failure(program, way, backends) or failure
-    right = [name for name in SWITCHES if find_failure(program, switched_off(way, name), backends) is None]
+    right = [name for name in SWITCHES if find_failure(program, switched_off(way, name), backends) is None] or [
+        "nothing"
+    ]
     return Found(seed, failure.signature, failure.detail, str(program), str(way), right)
 
 

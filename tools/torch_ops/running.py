@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from torch_ops.samples import cases_of, table
+from torch_ops.samples import cases_of
 from torch_ops.verdicts import Outcome, Verdict, judge
 
 SECONDS = 60  # that a sample may take
 
 
 def run(
-    ops: Sequence[str], runs: Sequence[str], limit: int | None = None, backend: str = "reference", first: int = 0
+    ops: Sequence[str], runs: Sequence[str], limit: int | None = None, backend: str = "reference", told: bool = False
 ) -> Iterator[Outcome]:
     """Judge the samples of ops; give their outcomes as they come.
 
@@ -27,20 +27,20 @@ def run(
         ops: names in torch's table.
         runs: what runs the cells, see `abt.cell`.
         limit: samples of each op; None for all.
-        first: the number of the first.
+        told: whether to ask `explain` what torch runs.
     """
-    table()  # imported once, and not by every process
-    left = [(op, first) for op in ops]
+    judge(next(cases_of("tanh")), runs[0], backend)  # what is imported and compiled here no process has to do again
+    left = [(op, 0) for op in ops]
     while left:
         at = (left[0][0], left[0][1], runs[0])
         is_done = False
-        for told in _in_a_process(left, runs, limit, backend):
-            if "at" in told:
-                at = told["at"]
-            elif "done" in told:
+        for said in _in_a_process(left, runs, limit, backend, told):
+            if "at" in said:
+                at = said["at"]
+            elif "done" in said:
                 is_done = True
             else:
-                yield Outcome(**{**told, "verdict": Verdict(told["verdict"]), "told": tuple(told["told"])})
+                yield Outcome(**{**said, "verdict": Verdict(said["verdict"]), "told": tuple(said["told"])})
         if is_done:
             return
         op, number, way = at
@@ -49,9 +49,7 @@ def run(
         left = [(op, number + 1), *left[places.index(op) + 1 :]]
 
 
-def _in_a_process(
-    left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str
-) -> Iterator[dict[str, Any]]:
+def _in_a_process(left: Sequence[tuple[str, int]], *how: Any) -> Iterator[dict[str, Any]]:
     """What a process of its own says of the samples that are left."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -59,7 +57,7 @@ def _in_a_process(
         os.close(reading)
         try:
             with os.fdopen(writing, "w", buffering=1) as out:
-                _work(out, left, runs, limit, backend)
+                _work(out, left, *how)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -73,7 +71,9 @@ def _in_a_process(
         os.waitpid(child, 0)
 
 
-def _work(out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str) -> None:
+def _work(
+    out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str, told: bool
+) -> None:
     """Judge samples, and say of each that it begins and what came of it."""
     torch.set_num_threads(1)
     for op, first in left:
@@ -83,7 +83,7 @@ def _work(out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit:
             for way in runs:
                 print(json.dumps({"at": (op, case.number, way)}), file=out)
                 signal.alarm(SECONDS)
-                outcome = judge(case, way, backend)
+                outcome = judge(case, way, backend, told)
                 signal.alarm(0)
                 print(json.dumps(asdict(outcome)), file=out)
     print(json.dumps({"done": True}), file=out)

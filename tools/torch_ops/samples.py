@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 N_INSTANCES = 3
 KINDS = torch.float64, torch.int64, torch.bool, torch.complex128
 """Of the samples of an op, the first that it takes."""
+CHANGING = "cauchy", "exponential", "geometric", "log_normal", "normal.in_place", "uniform", "resize_", "resize_as_"
+"""Ops that change their argument: in a cell they change a copy."""
 NOISE = 0.1  # relative: what tensors of floats differ by, from instance to instance
 
 
@@ -39,6 +41,7 @@ class Case:
         left = iter(tensors)
         leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._static]
         x, args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        x = x.clone() if self.op in CHANGING else x
         result = self._sample.output_process_fn_grad(self._info(x, *args, **kwargs))
         return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
 

@@ -95,7 +95,13 @@ def judge(case: Case, runs: str, backend: str = "reference", told: bool = False)
             return outcome(Verdict.CRASH, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         if difference:
             return outcome(Verdict.WRONG, difference)
-        return outcome(Verdict.RIGHT, told=tuple(line for _, line in batched.explain(instances).told) if told else ())
+        return outcome(Verdict.RIGHT, told=_explained(batched, instances) if told else ())
+
+
+def _explained(batched: Any, instances: Sequence[Sequence[Tensor]]) -> tuple[str, ...]:
+    """What `explain` says of the cell."""
+    with torch.no_grad():
+        return tuple(line for _, line in batched.explain(instances).told)
 
 
 def _expect(case: Case) -> tuple[list[list[Tensor]], list[Expected], bool] | str:

@@ -1,0 +1,1 @@
+"""Random modules of PyTorch, batched beside PyTorch itself."""

@@ -1,0 +1,87 @@
+"""Programs as nested lines, which print as Python; what fails is made small by leaving lines out."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+ASSIGNED = re.compile(r"(\w+) = (.+)")
+CUTS = (
+    re.compile(r" \+ [^+]*()(?=$| \+|\))"),
+    re.compile(r"([(=n]\s?)[\w.()]+ \+ "),
+    re.compile(r"torch\.tanh(\(.*\))"),
+    re.compile(r"()\.(?:double|mean|sin)\(\)"),
+    re.compile(r"((?:chain|tree)\(\d+, \d+, )[2-9]"),
+    re.compile(r", (?:chain|tree)\([^)]*\)()"),
+    re.compile(r"()(?:chain|tree)\([^)]*\), "),
+    re.compile(r"()\[[-:\d]+\]"),
+    re.compile(r"(), runs='\w+'"),
+)
+"""What is cut from a line, but for its first group: terms, calls, and instances."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A line, and the lines within it; a whole program has an empty line on top."""
+
+    line: str
+    inside: tuple[Block, ...] = ()
+
+    def text(self, indent: int = 0) -> str:
+        """The lines as Python."""
+        if not self.line:
+            return "\n".join(part.text() for part in self.inside)
+        lines = [f"{'    ' * indent}{self.line}"]
+        if self.line.endswith(":"):
+            lines += [part.text(indent + 1) for part in self.inside] or [f"{'    ' * (indent + 1)}pass"]
+        return "\n".join(lines)
+
+    @property
+    def size(self) -> int:
+        """How much there is to read."""
+        return len(self.line) + 20 + sum(part.size for part in self.inside)
+
+    def smaller(self) -> Iterator[Block]:
+        """The block with lines left out, many first, or made simpler."""
+        n = len(self.inside)
+        for width in (8, 4, 2, 1):
+            if width > 1 and n <= width:
+                continue
+            for start in reversed(range(0, n, width)):
+                yield replace(self, inside=self.inside[:start] + self.inside[start + width :])
+        for k, part in enumerate(self.inside):
+            for changed in [*part.smaller(), *_simpler(part, self.inside[:k])]:
+                yield replace(self, inside=(*self.inside[:k], changed, *self.inside[k + 1 :]))
+
+
+def _simpler(block: Block, before: tuple[Block, ...]) -> Iterator[Block]:
+    """A line of fewer terms or parts, or that gives an earlier value."""
+    if block.inside or block.line.endswith(":"):
+        return
+    for cut in CUTS:
+        for match in cut.finditer(block.line):
+            shorter = block.line[: match.start()] + match[1] + block.line[match.end() :]
+            if shorter.count("(") == shorter.count(")"):
+                yield Block(shorter)
+    if not (found := ASSIGNED.fullmatch(block.line)):
+        return
+    names = [match[1] for other in before if (match := ASSIGNED.fullmatch(other.line)) and "." not in match[1]]
+    if found[2] not in names:
+        yield from (Block(f"{found[1]} = {name}") for name in dict.fromkeys(names) if name != found[1])
+
+
+def shrink(program: Block, fails: Callable[[Block], bool], seconds: float) -> Block:
+    """Leave out what can be left out while the program fails."""
+    end = time.monotonic() + seconds
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for candidate in program.smaller():
+            if time.monotonic() > end:
+                return program
+            if candidate.size < program.size and fails(candidate):
+                program, is_smaller = candidate, True
+                break
+    return program

@@ -1,0 +1,235 @@
+"""The two worlds in which a program of torch runs: eagerly, one instance at a time, and batched by autobatch.
+
+A program is a function of a world. It makes modules, marks some with `world.cell`, runs mini-batches with
+`world.batched`, and logs what it finds; both worlds have to log the same.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import autobatch.torch as abt
+from autobatch.errors import AutobatchError
+
+N_TOKENS, N_CLASSES = 5, 3
+TOLERANCE = 1e-9  # relative to the largest number of a tensor
+ROUNDING = 1e-5  # up to which a difference may come from numbers of fewer digits
+NARROW = {"half": 2e-2, "float16": 2e-2, "float32": 1e-4, ".float()": 1e-4}
+"""The tolerance of programs whose text has a narrower kind of floats, such as (b)float16."""
+
+
+class Triple(torch.autograd.Function):
+    """Three times its argument, whose gradient it says is twice that of the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+class Norm(nn.BatchNorm1d):
+    """A batch norm that stays as it is in eval."""
+
+    def train(self, mode: bool = True) -> Norm:
+        """Stay."""
+        return super().train(False)
+
+
+@dataclass
+class World:
+    """What a program is run with: eager torch, unless it is batched.
+
+    Attributes:
+        logged: the name and the value of each thing that the program found.
+    """
+
+    backend: str = ""
+    logged: list[tuple[str, Any]] = field(default_factory=list)
+
+    def cell(self, module: Any, runs: str = "auto") -> Any:
+        """The module, as a cell if the world is batched."""
+        return abt.cell(module, runs=runs) if self.backend else module
+
+    def batched(self, function: Callable[[Any], Any], model: nn.Module) -> Callable[[list[Any]], Any]:
+        """The function over mini-batches."""
+        if self.backend:
+            batched: Callable[[list[Any]], Any] = abt.batched(function, module=model, backend=self.backend)
+            return batched
+        return lambda instances: stack([function(one) for one in instances])
+
+    def log(self, name: str, value: Any) -> None:
+        """Note what was found."""
+        found = [x.detach().clone() if isinstance(x, Tensor) else x for x in leaves(value)]
+        self.logged.append((name, found))
+
+    def gradients(self, model: nn.Module, instances: list[Any]) -> None:
+        """Note the gradients of all parameters and inputs."""
+        for name, p in model.named_parameters():
+            self.log(f"gradient of {name}", p.grad)
+        for k, x in enumerate(inputs(instances)):
+            self.log(f"gradient of input {k}", x.grad)
+
+
+def tree(seed: int, dim: int, depth: int, wants: bool) -> dict[str, Any]:
+    """A tree of nodes with features, a token, a label and a mask; features ask for gradients if it is wanted."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def node(depth: int) -> dict[str, Any]:
+        def below(n: int) -> int:
+            return int(torch.randint(n, (), generator=draw))
+
+        x = torch.randn(dim, generator=draw, dtype=torch.float64).requires_grad_(wants)
+        mask = torch.randint(2, (dim,), generator=draw).bool()
+        made = {"x": x, "token": torch.tensor(below(N_TOKENS)), "label": torch.tensor(below(N_CLASSES)), "mask": mask}
+        return made | {"children": [node(depth - 1) for _ in range(below(3) if depth else 0)]}
+
+    return node(depth)
+
+
+def chain(seed: int, dim: int, length: int, wants: bool) -> list[dict[str, Any]]:
+    """Nodes in a row."""
+    return [tree(seed * 100 + k, dim, 0, wants) for k in range(length)]
+
+
+def nodes(x: Any) -> Iterator[dict[str, Any]]:
+    """All nodes of a tree or a chain."""
+    if isinstance(x, list):
+        for part in x:
+            yield from nodes(part)
+    else:
+        yield from nodes(x["children"])
+        yield x
+
+
+def inputs(instances: list[Any]) -> list[Tensor]:
+    """The tensors of instances that ask for gradients."""
+    return [node["x"] for node in nodes(instances) if node["x"].requires_grad]
+
+
+def weaker(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model with smaller floats."""
+    return {name: x * 0.9 if x.is_floating_point() else x.clone() for name, x in model.state_dict().items()}
+
+
+def leaves(x: Any) -> list[Any]:
+    """What is in a structure."""
+    if isinstance(x, dict):
+        return [leaf for key in sorted(x) for leaf in leaves(x[key])]
+    if isinstance(x, (list, tuple)):
+        return [leaf for part in x for leaf in leaves(part)]
+    return [x]
+
+
+def stack(results: list[Any]) -> Any:
+    """The results of all instances, as a batched function gives them."""
+    first = results[0]
+    if isinstance(first, dict):
+        return {key: stack([one[key] for one in results]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map(stack, (list(parts) for parts in zip(*results, strict=True))))
+    return torch.stack(results)
+
+
+def total(y: Any) -> Any:
+    """A sum of all numbers that have gradients, each with a weight of its own."""
+    parts = [x for x in leaves(y) if isinstance(x, Tensor) and x.requires_grad]
+    return sum((x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)).sum() for x in parts)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a program does wrong, or why it cannot be run.
+
+    Attributes:
+        kind: "wrong", "crash", "refused", or "invalid" where torch itself fails.
+        what: without numbers, so that failures with one cause say the same.
+    """
+
+    kind: str
+    what: str
+    detail: str
+
+    @property
+    def signature(self) -> str:
+        """What failures with one cause have in common."""
+        return f"{self.kind}: {self.what}"
+
+    @property
+    def is_set_apart(self) -> bool:
+        """Whether it is no defect: a sentence, or a program that torch does not run."""
+        return self.kind in ("refused", "invalid")
+
+
+def find_failure(text: str, backend: str) -> Failure | None:
+    """Run a program in both worlds; say what differs first."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, batched = World(), World(backend)
+        try:
+            run(text, eager)
+        except Exception as error:
+            return Failure("invalid", type(error).__name__, str(error))
+        try:
+            run(text, batched)
+        except AutobatchError as error:
+            return Failure("refused", shorten(str(error)), str(error))
+        except Exception as error:  # whatever it is, is what is looked for
+            return Failure("crash", f"{type(error).__name__} {shorten(str(error))}", f"{type(error).__name__}: {error}")
+        tolerance = max([TOLERANCE, *(limit for word, limit in NARROW.items() if word in text)])
+        return compare(eager.logged, batched.logged, tolerance)
+
+
+def run(text: str, world: World) -> None:
+    """Run a program in a world."""
+    torch.default_generator.manual_seed(0)
+    namespace: dict[str, Any] = {"__name__": "drawn"}
+    exec(compile(text, "<drawn program>", "exec"), namespace)
+    with torch.random.fork_rng(devices=()):
+        namespace["program"](world)
+
+
+def compare(expected: list[tuple[str, Any]], found: list[tuple[str, Any]], tolerance: float) -> Failure | None:
+    """How what was logged differs."""
+    for (name, wanted), (_, given) in zip(expected, found, strict=True):
+        kind = name.split()[0]
+        if len(wanted) != len(given):
+            return Failure("wrong", f"{kind}: number of values", f"{name}: {len(given)} values, not {len(wanted)}")
+        for x, y in zip(wanted, given, strict=True):
+            if difference := differ(x, y, tolerance):
+                return Failure("wrong", f"{kind}: {difference.split(':')[0]}", f"{name}: {difference}")
+    return None
+
+
+def differ(wanted: Any, found: Any, tolerance: float) -> str:
+    """How a value differs from what is wanted; a gradient that is None is zero."""
+    if wanted is None or found is None:
+        other = found if wanted is None else wanted
+        return "" if other is None or not other.any() else f"None: {wanted} and {found}"
+    if wanted.dtype != found.dtype:
+        return f"dtype: {found.dtype}, not {wanted.dtype}"
+    if wanted.shape != found.shape:
+        return f"shape: {tuple(found.shape)}, not {tuple(wanted.shape)}"
+    x, y = wanted.double(), found.double()
+    limit = tolerance if wanted.is_floating_point() else 0.0
+    scale = max(1.0, float(x[x.isfinite()].abs().max())) if x.isfinite().any() else 1.0
+    apart = torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, (x - y).abs() / scale).flatten()
+    if (apart <= limit).all():
+        return ""
+    worst = int(apart.nan_to_num(torch.inf).argmax())
+    how = "values" if not apart[worst] <= ROUNDING else "last digits"
+    return f"{how}: {y.flatten()[worst].item()}, not {x.flatten()[worst].item()}, at {worst} of {x.numel()}"
+
+
+def shorten(message: str) -> str:
+    """The beginning of a message, without names and numbers."""
+    return re.sub(r"'[^']*'|\(.*?\)|\d+|0x\w+", "_", message.splitlines()[0] if message else "")[:90]

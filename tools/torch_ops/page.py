@@ -1,0 +1,72 @@
+"""The page that says, for each op of torch's table, what runs it in a cell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from torch_ops.samples import table
+from torch_ops.verdicts import Outcome, Verdict
+
+INTRODUCTION = """# Ops of PyTorch
+
+What runs each op of the table that PyTorch {version} is tested with (`torch.testing`) in a cell with `runs="auto"`.
+Each sample of each op is a cell of its own, given three instances with different numbers, and its values, gradients and
+dtypes are those of PyTorch, one instance at a time. Where samples of one op differ, the op stands where most is asked
+of torch.
+`python tools/list_torch_ops.py` writes this page; `python tools/check_torch_ops.py --op NAME` shows one op.
+
+Of {total} ops, {counts}.
+"""
+
+
+class Runner(StrEnum):
+    """What runs an op; more of torch comes later."""
+
+    AUTOBATCH = "autobatch computes itself"
+    OP = "torch runs as one op"
+    CELL = "make torch run the whole cell"
+    REFUSED = "are refused"
+    NONE = "give no tensor, or do not run on the processor, and are not compared"
+
+
+def list_torch_ops(outcomes: Iterable[Outcome], version: str) -> str:
+    """The text of the page, of the outcomes with `runs="auto"` and what `explain` says."""
+    found: dict[str, list[Outcome]] = {info.name: [] for info in table().values()}
+    for outcome in outcomes:
+        found[table()[outcome.op].name].append(outcome)
+    by_runner: Mapping[Runner, list[str]] = defaultdict(list)
+    for op, of_op in sorted(found.items()):
+        by_runner[_runner(of_op)].append(op)
+    counts = ", ".join(f"{len(by_runner[runner])} {runner}" for runner in Runner if by_runner[runner])
+    parts = [INTRODUCTION.format(version=version, total=len(found), counts=counts)]
+    for runner in Runner:
+        if by_runner[runner]:
+            parts.append(f"\n## Ops that {runner}\n\n{_list(runner, by_runner[runner], found)}\n")
+    return "".join(parts)
+
+
+def _runner(outcomes: Sequence[Outcome]) -> Runner:
+    """What runs an op: of its samples, that of which torch does most."""
+    if any(outcome.verdict == Verdict.REFUSED for outcome in outcomes):
+        return Runner.REFUSED
+    compared = [outcome for outcome in outcomes if outcome.verdict != Verdict.SKIPPED]
+    if not compared:
+        return Runner.NONE
+    lines = [line for outcome in compared for line in outcome.told]
+    if any("is run by torch" in line for line in lines):
+        return Runner.CELL
+    return Runner.OP if any("has torch run" in line for line in lines) else Runner.AUTOBATCH
+
+
+def _list(runner: Runner, ops: Sequence[str], found: Mapping[str, Sequence[Outcome]]) -> str:
+    """The ops: with why, and of how many samples, where they are refused; else their names."""
+    if runner != Runner.REFUSED:
+        return ", ".join(f"`{op}`" for op in ops)
+    lines = ["| op | samples | why |", "|---|---|---|"]
+    for op in ops:
+        refused = [outcome for outcome in found[op] if outcome.verdict == Verdict.REFUSED]
+        why = refused[0].detail.removeprefix("in cell 'body': ").replace("|", "\\|")
+        lines.append(f"| `{op}` | {len(refused)} of {len(found[op])} | {why} |")
+    return "\n".join(lines)
