@@ -68,8 +68,8 @@ def _converted(tensor: torch.Tensor) -> Any:
     is_float = dtype.is_floating_point or dtype.is_complex
     if is_float and dtype not in WITHIN[model]:
         raise GraphError(
-            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .double() on the module, or "
-            f".to({model}) on the tensor."
+            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .double() on the module, "
+            f"or .to({model}) on the tensor."
         )
     if dtype.is_complex:
         data, convert, args = torch.view_as_real(tensor.resolve_conj()).to(model), torch.view_as_complex, ()
