@@ -43,7 +43,7 @@ def exact(x: Any) -> Hashable:
     """A key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 
     Python's == holds for 1 and True and for 0.0 and -0.0, also inside tuples, and not for NaN and itself. Objects with
-    another meaning of == (arrays, parameters), and objects without a hash, are compared by identity.
+    another meaning of == (arrays, tensors, parameters), and objects without a hash, are compared by identity.
 
     >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
     (False, False, True)
@@ -55,6 +55,8 @@ def exact(x: Any) -> Hashable:
         return kind, float.__repr__(x)
     if isinstance(x, (complex, np.generic)):
         return kind, repr(x)
+    if hasattr(kind, "__array__"):
+        return kind, id(x)
     if isinstance(x, tuple):
         return kind, tuple(map(exact, x))
     if isinstance(x, frozenset):

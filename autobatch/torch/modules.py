@@ -16,7 +16,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.own import OwnModule
-from autobatch.torch.parameters import FLOATS, TENSOR_TYPES, TensorParameter, make_parameter
+from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
 from autobatch.trace.cell import BoundCell
@@ -90,14 +90,14 @@ class TorchModule(Module):
 
     def recording(self) -> AbstractContextManager[Any]:
         """The context in which ops of parameters are recorded."""
-        self.float_dtype = TENSOR_TYPES[self.dtype]
         return OfParameters(self)
 
     def meet(self, instances: Any) -> None:
-        """Compute in the dtype of tensors among the instances, if there are no parameters."""
-        if not self._tensors and not self.parameters():
-            floats = (x.dtype for x in tensors_in(instances) if x.dtype in FLOATS)
-            self.float_dtype = next(floats, self.float_dtype)
+        """Compute in the dtype of the parameters, or without any in that of tensors among the instances."""
+        if not self._tensors:
+            self.parameters()
+        tensors = self._tensors or tensors_in(instances)
+        self.float_dtype = next((x.dtype for x in tensors if x.dtype in FLOATS), self.float_dtype)
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters and float buffers, by name; the same dict until the module has others."""

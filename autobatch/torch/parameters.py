@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from typing import Any, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from autobatch.errors import GraphError
 from autobatch.params.parameter import FloatArray, Parameter
+from autobatch.trace.guards import content_of
 
 FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -103,3 +105,14 @@ def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
         tensor.data = tensor.data.contiguous()
     array: FloatArray = tensor.detach().numpy()
     return array
+
+
+@content_of.register
+def _(x: torch.Tensor) -> Hashable | None:
+    """What a trace has of a tensor that is a constant there; a parameter is read when programs run."""
+    if type(x) is torch.nn.Parameter or id(x) in PARAMETERS:
+        return None
+    kind = x.dtype, tuple(x.shape), x.requires_grad
+    if type(x) is not torch.Tensor or x.layout is not torch.strided or x.device.type != "cpu":
+        return *kind, x._version
+    return *kind, x.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()

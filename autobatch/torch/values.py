@@ -195,6 +195,12 @@ class Stack(TensorMethods, Pending):
         """Their number, and the shape of each."""
         return len(self.values), *self.values[0].shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the values."""
+        first = self.values[0]
+        return first.dtype if isinstance(first, TensorMethods) else CURRENT.dtype
+
     def __len__(self) -> int:
         return len(self.values)
 

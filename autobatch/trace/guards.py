@@ -1,15 +1,16 @@
 """Guards: checks that everything the bodies of cells read from Python when they were traced is still the same.
 
 A guard is one thing that was read: an attribute of an object, an item of a namespace, or the contents of a list or
-dict. It holds as long as the very same object is there, or an equal number or text; arrays are compared with a copy of
-their former contents. `Watchlist.holds` checks all guards in force, once per call. A check is mostly a comparison of
-two objects, a twentieth of a microsecond.
+dict. It holds as long as the very same object is there, or an equal number or text; arrays and tensors are compared
+with a copy of their former contents. `Watchlist.holds` checks all guards in force, once per call. A check is mostly a
+comparison of two objects, a twentieth of a microsecond.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import singledispatch
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -74,7 +75,7 @@ class Read:
     @property
     def is_deep(self) -> bool:
         """Whether the contents of the object may change while it stays the same object."""
-        return isinstance(self.seen, np.ndarray)
+        return self._content is not None
 
     def now(self) -> Any:
         """The present value."""
@@ -176,15 +177,22 @@ def is_same(x: Any, y: Any) -> bool:
     return x is y or bool(exact(x) == exact(y))
 
 
+@singledispatch
 def content_of(x: Any) -> Hashable | None:
-    """A hashable form of an array's dtype, shape and numbers; None for anything else."""
-    if not isinstance(x, np.ndarray) or x.dtype.hasobject:
-        return None
-    return x.shape, x.dtype.str, x.tobytes()
+    """A hashable form of what may change in an object that stays the same: of an array's dtype, shape and numbers.
+
+    None for anything else; other libraries register what stands for that of their own arrays.
+    """
+    return None
+
+
+@content_of.register
+def _(x: np.ndarray) -> Hashable | None:
+    return None if x.dtype.hasobject else (x.shape, x.dtype.str, x.tobytes())
 
 
 def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:
-    if isinstance(before, np.ndarray) or isinstance(now, np.ndarray):
+    if content_of(before) is not None or content_of(now) is not None:
         return Difference(key, f"{text} holds other numbers", before, now)
     return Difference(key, f"{text} was {_short(before)} and is {_short(now)}", before, now)
 

@@ -35,7 +35,7 @@ from autobatch.trace.scanning import functions_in, is_library, names_in, special
 
 LARGE = 2**20  # bytes; a larger array is an input of the program from the first trace on, and is not compared
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
-LAYERS = "torch.nn.modules"
+LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -125,6 +125,8 @@ class Watch:
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
             return self._note(owner, partial(getattr, owner), name, text, value)
         self._note(base, vars(base).get, name, f"{name} of class {base.__name__}", member)
+        told, get = f"the class of {type(owner).__name__}", partial(getattr, owner)
+        self.guards.setdefault((id(owner), "__class__"), Read(owner, get, "__class__", told, type(owner), None))
         if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
             own = _attributes_of(owner)
             self._note(own, own.get, name, text, MISSING)

@@ -1,0 +1,139 @@
+"""What cells of torch have as state, changed between calls: parameters, buffers, plain tensors, parametrizations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_norm, spectral_norm, weight_norm
+
+import autobatch.torch as abt
+from autobatch.ir.arguments import exact
+
+
+class Everything(nn.Module):
+    """Has state of each kind."""
+
+    f: Tensor
+    i: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+        self.w, self.v = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("f", torch.ones(4))
+        self.register_buffer("i", torch.ones(4, dtype=torch.int64))
+        self.plain, self.many = torch.ones(4), [torch.ones(4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l(x) * self.f * self.w * self.i + self.plain * self.v + self.many[0]  # type: ignore[no-any-return]
+
+
+def drawn() -> Tensor:
+    return torch.randn(4)
+
+
+def doubled(c: Any) -> dict[str, Tensor]:
+    return {name: 2 * x for name, x in c.state_dict().items()}
+
+
+def toggle_weight_norm(c: Any) -> None:
+    (remove_weight_norm if hasattr(c.l, "weight_g") else weight_norm)(c.l)
+
+
+def toggle_parametrization(c: Any) -> None:
+    if parametrize.is_parametrized(c.l):
+        parametrize.remove_parametrizations(c.l, "weight")
+    else:
+        parametrizations.weight_norm(c.l)
+
+
+def make_buffer(c: Any) -> None:
+    data = c.w.detach() * 2
+    del c.w
+    c.register_buffer("w", data)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "assigned float buffer": lambda c: setattr(c, "f", drawn()),
+    "float buffer in place": lambda c: c.f.normal_(),
+    "assigned int buffer": lambda c: setattr(c, "i", torch.randint(2, 9, (4,))),
+    "int buffer in place": lambda c: c.i.random_(2, 9),
+    "assigned tensor": lambda c: setattr(c, "plain", drawn()),
+    "tensor in place": lambda c: c.plain.normal_(),
+    "data of a tensor in place": lambda c: c.plain.data.normal_(),
+    "assigned data of a tensor": lambda c: setattr(c.plain, "data", drawn()),
+    "an element of a list": lambda c: c.many.__setitem__(0, drawn()),
+    "an element of a list in place": lambda c: c.many[0].normal_(),
+    "load_state_dict": lambda c: c.load_state_dict(doubled(c)),
+    "load_state_dict, assigned": lambda c: c.load_state_dict(doubled(c), assign=True),
+    "assigned parameter": lambda c: setattr(c, "w", nn.Parameter(drawn())),
+    "assigned data of a parameter": lambda c: setattr(c.w, "data", drawn()),
+    "data of a parameter in place": lambda c: c.w.data.normal_(),
+    "late tying": lambda c: setattr(c, "w", c.v),
+    "late tying across modules": lambda c: setattr(c.l, "bias", c.v),
+    "a parameter as a plain tensor": lambda c: setattr(c, "plain", c.v),
+    "frozen and back": lambda c: c.w.requires_grad_(not c.w.requires_grad),
+    "all frozen and back": lambda c: c.requires_grad_(not c.w.requires_grad),
+    "a parameter becomes a buffer": lambda c: make_buffer(c),
+    "no bias": lambda c: setattr(c.l, "bias", None),
+    "another module": lambda c: setattr(c, "l", nn.Linear(4, 4)),
+    "prune inside": lambda c: prune.l1_unstructured(c.l, "weight", 0.5),
+    "weight_norm inside, and removed": toggle_weight_norm,
+    "spectral_norm inside": lambda c: spectral_norm(c.l.eval()) and None,
+    "parametrization inside, and removed": toggle_parametrization,
+    "parametrization of eval": lambda c: parametrizations.spectral_norm(c.l.eval()) and None,
+}
+ONCE = ("a parameter becomes a buffer", "spectral_norm inside")
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+
+
+def assert_equal(model: nn.Module, found: Tensor, expected: Tensor) -> None:
+    """Values and gradients of all parameters are those of torch."""
+    torch.testing.assert_close(found, expected)
+    of_each = []
+    for y in (found, expected):
+        model.zero_grad()
+        if y.requires_grad:
+            (y * torch.arange(1.0, 5.0)).sum().backward()
+        of_each.append({name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()})
+    torch.testing.assert_close(*of_each)
+
+
+def model_of(runs: str = "auto") -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.c = abt.cell(Everything(), runs=runs)
+    return model, abt.batched(lambda x: model.c(x), module=model, backend="reference")
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_state_that_changes_between_calls(case: str, runs: str) -> None:
+    model, f = model_of(runs)
+    x = drawn()
+    assert_equal(model, f([x])[0], model.c(x))
+    for _ in range(1 if case in ONCE else 3):
+        CHANGES[case](model.c)
+        assert_equal(model, f([x])[0], model.c(x))
+
+
+def test_tensors_are_compared_by_identity() -> None:
+    one = torch.ones(2)
+    assert exact(one) == exact(one)
+    assert exact(one) != exact(torch.ones(2))
+    assert exact((1, one)) != exact((1, torch.ones(2)))
+
+
+def test_an_unchanged_model_is_not_traced_again() -> None:
+    model, f = model_of()
+    with torch.no_grad():
+        f([drawn()])
+        before = f.recorder.calls.traces.n_traced
+        model.c.w.normal_()
+        model.c.f.normal_()
+        f([drawn()])
+    assert f.recorder.calls.traces.n_traced == before
