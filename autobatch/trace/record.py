@@ -72,9 +72,9 @@ class Recorder:
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
-        methods, adopts = ((), None) if module is None else (module.methods, module.adopts)
+        methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         self.calls = Calls(methods, adopts, lambda: self._carrier.write())
-        self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module.named_parts())
+        self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
         self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
         self._serial = 1
@@ -129,13 +129,13 @@ class Recorder:
 
     def _of_module(self) -> AbstractContextManager[Any]:
         """The context in which cells of the module are recorded and traced."""
-        return nullcontext() if self.module is None else self.module.recording()
+        return nullcontext() if self.module is None else self.module._while_recording()
 
     def _places(self, in_place: bool) -> Iterable[Place]:
         """Where functions stand in for cells."""
         if self.module is None or self.known is None or not in_place:
             return ()
-        return places_in(self.known.modules()) if self.module.places is None else self.module.places()
+        return places_in(self.known.modules()) if self.module._places is None else self.module._places()
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of the module, by name."""
