@@ -13,7 +13,7 @@ from autobatch.devices.store import HOST
 from autobatch.errors import DataError, GraphError, PlanError, PolicyError
 from autobatch.graph.rewrite.passes import DEFAULT, to_passes
 from autobatch.ir.precision import check_precision
-from autobatch.params.module import Module
+from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.plan.budget import check_max_bytes
 from autobatch.plan.plan import Planner
 from autobatch.plan.plan_cache import DEFAULT_SIZE
@@ -103,7 +103,7 @@ def batched(
             f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
             f"{module!r}; give a method of a model, such as model.loss, or a model that has __call__."
         )
-    backend = make_backend(backend, HOST if module is None else module.store)
+    backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):
@@ -137,7 +137,7 @@ def _check_waiting(max_rounds: int | None, on_error: str) -> Waiting:
 def _module_of(function: Any) -> Module | None:
     """The module whose parameters a function reads: of those at hand the one that holds all; None if there is none."""
     found = {id(module): module for module in _modules_at(function)}
-    holding = [x for x in found.values() if found.keys() <= {id(part) for part in x.modules()}]
+    holding = [x for x in found.values() if found.keys() <= {id(part) for part in modules_in(x)}]
     return holding[0] if holding else None
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autobatch.errors import ShapeError
 from autobatch.ops.operators import STAGE
 
 
@@ -36,3 +37,11 @@ def as_port(values: Any) -> Any:
     """A list of any values; a variadic port where it is one, or holds the elements of one."""
     current = STAGE.current
     return list(values) if current is None else current.as_list(values)
+
+
+def no_elements(which: str) -> ShapeError:
+    """The error for an empty list that is reduced to a value of which nothing says the shape; begins with `which`."""
+    return ShapeError(
+        f"{which}, so the shape of the result is not known; give the shape of one element, as in "
+        f"ab.sum_n(values, shape=(8,))."
+    )

@@ -20,7 +20,7 @@ from autobatch.ops import reduction
 from autobatch.ops.define import Array, Op, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
-from autobatch.ops.ports import VariadicPort, as_port
+from autobatch.ops.ports import VariadicPort, as_port, no_elements
 from autobatch.ops.reduction import softmax
 from autobatch.ops.shaping import concat, reshape
 
@@ -133,7 +133,7 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
         return _map(variadic, values.values(None))
     if isinstance(values[0], tuple):
         if {len(v) if isinstance(v, tuple) else -1 for v in values} != {len(values[0])}:
-            raise ShapeError("a variadic form takes values, or tuples of one length, not a mixture.")
+            raise ShapeError("the elements of a list are values, or tuples of one length, not a mixture.")
         return tuple(_over(part, variadic, stacked) for part in zip(*values, strict=True))
     check_equal_shapes(values)
     return stacked(list(values))
@@ -170,7 +170,7 @@ def _is_size(x: Any) -> bool:
 
 def _zeros(shape: Any) -> Any:
     if shape is None:
-        raise ShapeError("a variadic form of an empty sequence needs shape=, the shape of one element.")
+        raise no_elements("the list is empty")
     if all(isinstance(s, int) for s in shape):
         return np.zeros(shape)  # of float32 zeros alone, results would be rounded in a float64 model
     return tuple(_zeros(s) for s in shape)
@@ -181,10 +181,12 @@ def _map(function: Any, tree: Any) -> Any:
 
 
 def check_equal_shapes(values: Sequence[Any]) -> None:
-    """Refuse values of different shapes in one variadic form."""
+    """Refuse elements of different shapes in one list."""
     shapes = {shape_of(v) for v in values if not isinstance(v, tuple)}
     if len(shapes) > 1:
-        raise ShapeError(f"a variadic form takes values of one shape, not {' and '.join(map(str, sorted(shapes)))}.")
+        raise ShapeError(
+            f"the elements of a list are values of one shape, not {' and '.join(map(str, sorted(shapes)))}."
+        )
 
 
 def _stack(values: list[Any]) -> Any:

@@ -5,6 +5,7 @@ over these finds the parameters in the order of definition and visits each objec
 twice has one name, the first, and cycles are allowed. A name is the path of attributes, indices and keys, joined by
 dots (`layers.0.weight`), as in torch. Nothing is registered: attribute access stays Python's own, and
 `super().__init__()` is never needed. Other things that a module holds (arrays, numbers, functions) are not parameters.
+The names of a module's own methods are refused at assignment.
 
 Loading state checks every name and shape before the first number changes. Saving writes a second file in the same
 folder and renames it. Either happens entirely or not at all.
@@ -15,8 +16,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from inspect import getattr_static
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +50,7 @@ class Module:
 
     Attributes:
         other_names: of a class: names that its parameters may have in a state dict, and the attributes that these are.
-        methods: of a class: other classes whose methods the values have that its functions record.
-        adopts: of a class whose functions pass objects of another library to cells: makes arrays, parameters or numbers
-            of them, and gives all else as it is.
-        places: of a class whose cells are not methods of modules: gives where functions stand in for them, as
-            `autobatch.trace.entries.Place`s.
+        training: whether dropout is on; see `train`.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -88,13 +86,36 @@ class Module:
 
     training = True
     other_names: ClassVar[Mapping[str, str]] = {}
-    methods: ClassVar[tuple[type, ...]] = ()
-    adopts: Callable[[Any], Any] | None = None
-    places: Callable[[], Iterable[Any]] | None = None
 
-    def recording(self) -> AbstractContextManager[Any]:
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class whose attributes take the names of methods."""
+        super().__init_subclass__(**options)
+        for name in OWN_NAMES:
+            _check_name(cls, name, getattr_static(cls, name), in_class=True)
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute for one that may be assigned
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in OWN_NAMES:
+                _check_name(type(self), name, value, in_class=False)
+            super().__setattr__(name, value)
+
+    # What modules of other libraries replace.
+
+    _adopt: Callable[[Any], Any] | None = None
+    _places: Callable[[], Iterable[Any]] | None = None
+
+    def _value_methods(self) -> tuple[type, ...]:
+        """Classes whose methods the values have that its functions record."""
+        return ()
+
+    def _while_recording(self) -> AbstractContextManager[Any]:
         """The context in which functions of it are recorded, beside that of every recording."""
         return nullcontext()
+
+    def _named_parts(self) -> Iterator[tuple[str, Any]]:
+        """Find this module, the modules and the parameters under it, each once, under its first name."""
+        return ((name, x) for name, x in _walk(self) if isinstance(x, (Module, Parameter)))
 
     def __getstate__(self) -> Any:
         """The attributes that copies and pickles contain: all but the functions that replace cells during recording."""
@@ -105,21 +126,13 @@ class Module:
 
     def train(self, mode: bool = True) -> Self:
         """Turn dropout on (or off, with `mode=False`) in this module and all under it, and return the module."""
-        for module in self.modules():
-            module.training = mode
+        for module in modules_in(self):
+            module.training = bool(mode)
         return self
 
     def eval(self) -> Self:
         """Turn dropout off in this module and all under it, and return the module."""
         return self.train(False)
-
-    def named_parts(self) -> Iterator[tuple[str, Any]]:
-        """Find this module, the modules and the parameters under it, each once, under its first name."""
-        return ((name, x) for name, x in _walk(self) if isinstance(x, (Module, Parameter)))
-
-    def modules(self) -> list[Module]:
-        """Find this module and every module under it, each once, in the order of definition."""
-        return [found for _, found in _walk(self) if isinstance(found, Module)]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -130,24 +143,6 @@ class Module:
         """
         found = shared_dtype(self)
         return FLOAT32 if found is None else found
-
-    @property
-    def store(self) -> Store:
-        """The memory of the device that holds all parameters; that of the processor if there are none.
-
-        Raises:
-            GraphError: parameters are on different devices; the message names two.
-        """
-        found = self.parameters()
-        stores = {name: parameter.store for name, parameter in found.items()}
-        first = next(iter(stores), "")
-        for name, store in stores.items():
-            if store is not stores[first]:
-                raise GraphError(
-                    f"the parameters of {type(self).__name__} are on different devices: {first!r} on "
-                    f"{stores[first].kind} and {name!r} on {store.kind}; call to() on the whole model."
-                )
-        return stores[first] if stores else HOST
 
     def to(self, device: str | Store) -> Self:
         """Move all parameters to a device in place, and return the module; they train and run where they are.
@@ -162,7 +157,7 @@ class Module:
 
         >>> import numpy as np
         >>> import autobatch as ab
-        >>> ab.Linear(2, 1, rng=np.random.default_rng(0)).to("cpu").store.kind
+        >>> ab.Linear(2, 1, rng=np.random.default_rng(0)).to("cpu").weight.store.kind
         'cpu'
         """
         from autobatch.devices.finding import find_store
@@ -240,6 +235,32 @@ class Module:
         return _load(self, arrays, repr(os.fspath(path)), strict)
 
 
+VALUES = {"training": bool, "other_names": Mapping}  # the attributes of modules that are no methods, and their types
+OWN_NAMES = frozenset(name for name in vars(Module) if not name.startswith("__"))
+
+
+def _check_name(owner: type, name: str, value: Any, in_class: bool) -> None:
+    """Refuse an attribute of a module that takes the name of one that each module has.
+
+    Args:
+        in_class: whether it is an attribute of the class, where methods may be replaced by methods.
+    """
+    own = vars(Module)[name]
+    if name in VALUES:
+        is_taken, what = not isinstance(value, VALUES[name]), f"a {VALUES[name].__name__.lower()}"
+    else:
+        is_method = hasattr(type(value), "__get__") and not (isinstance(own, property) and callable(value))
+        is_taken, what = (
+            value is not own and not (in_class and is_method),
+            "a method" if callable(own) else "an attribute",
+        )
+    if is_taken:
+        raise GraphError(
+            f"{owner.__name__}.{name} cannot be a {type(value).__name__}, because every ab.Module has {what} of this "
+            f"name; give it another name."
+        )
+
+
 def _stands_in(value: object) -> bool:
     return isinstance(value, FunctionType) and hasattr(value, "stands_in")
 
@@ -280,6 +301,28 @@ def shared_dtype(module: Module) -> np.dtype[Any] | None:
                 f"and {name!r} is {parameter.dtype}; call astype() on the whole model."
             )
     return parameters[first].dtype if parameters else None
+
+
+def shared_store(module: Module) -> Store:
+    """The memory of the device that holds all parameters; that of the processor if there are none.
+
+    Raises:
+        GraphError: parameters are on different devices; the message names two.
+    """
+    stores = {name: parameter.store for name, parameter in module.parameters().items()}
+    first = next(iter(stores), "")
+    for name, store in stores.items():
+        if store is not stores[first]:
+            raise GraphError(
+                f"the parameters of {type(module).__name__} are on different devices: {first!r} on "
+                f"{stores[first].kind} and {name!r} on {store.kind}; call to() on the whole model."
+            )
+    return stores[first] if stores else HOST
+
+
+def modules_in(module: Module) -> list[Module]:
+    """Find a module and every module under it, each once, in the order of definition."""
+    return [found for _, found in _walk(module) if isinstance(found, Module)]
 
 
 def _list_some(names: list[str]) -> str:

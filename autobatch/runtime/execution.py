@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers, Gradients
+from autobatch.params.module import shared_store
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -64,7 +65,7 @@ class Executor:
         dtypes = {p.dtype for p in self._parameters.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
         stores = {id(p.store): p.store for p in self._parameters.values()}
-        self.store = stores.popitem()[1] if len(stores) == 1 else known.module.store
+        self.store = stores.popitem()[1] if len(stores) == 1 else shared_store(known.module)
         self._arrays = arrays
 
     def trainable(self) -> dict[str, Parameter]:

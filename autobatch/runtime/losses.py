@@ -54,6 +54,11 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
         loss = structure.children[0] if has_aux else structure
         if not isinstance(loss, Slot) or slots.shapes[loss.number] != ():
             what = f"a value of shape {slots.shapes[loss.number]}" if isinstance(loss, Slot) else "no single value"
+            if isinstance(loss, Key) and loss.kind == "tuple" and not has_aux:
+                raise GraphError(
+                    f"value_and_grad needs a scalar loss; for instance {number} the function returned a tuple of "
+                    f"{len(loss.children)}. Where it returns (loss, aux), pass has_aux=True."
+                )
             raise GraphError(
                 f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum what the "
                 f"loss is made of; where there is nothing to compute, return np.zeros(())."

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from autobatch.errors import GraphError
-from autobatch.params.module import Module
+from autobatch.params.module import Module, modules_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.own import OwnModule
@@ -34,8 +34,7 @@ class TorchModule(Module):
         float_dtype: in which cells compute; traces of cells read it, and so are made again when it changes.
     """
 
-    methods = (TensorMethods,)
-    adopts = staticmethod(to_arrays)
+    _adopt = staticmethod(to_arrays)
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -63,10 +62,14 @@ class TorchModule(Module):
     def __reduce__(self) -> Any:
         return type(self), (self.module,)
 
-    def places(self) -> Iterator[Place]:
+    def _value_methods(self) -> tuple[type, ...]:
+        """Those of tensors."""
+        return (TensorMethods,)
+
+    def _places(self) -> Iterator[Place]:
         """Methods that are cells, modules that are, and the attributes of other modules that these are."""
         modules = list(self.module.modules())
-        own = [part for module in modules if isinstance(module, OwnModule) for part in module.own.modules()]
+        own = [part for module in modules if isinstance(module, OwnModule) for part in modules_in(module.own)]
         yield from places_in([*modules, *own])
         for parent in modules:
             bound = vars(parent).get("forward")
@@ -79,16 +82,16 @@ class TorchModule(Module):
                 if isinstance(bound, BoundCell):
                     yield Place(bound.cell, child, vars(parent), name, partial(_stand_in, child))
 
-    def named_parts(self) -> Iterator[tuple[str, Any]]:
+    def _named_parts(self) -> Iterator[tuple[str, Any]]:
         """Modules of torch and of autobatch, and parameters."""
         yield from self.parameters().items()
         for name, module in self.module.named_modules():
             yield f"module {name}", module
             if isinstance(module, OwnModule):
-                own = module.own.named_parts()
+                own = module.own._named_parts()
                 yield from ((f"{name} own {part}", x) for part, x in own if isinstance(x, Module))
 
-    def recording(self) -> AbstractContextManager[Any]:
+    def _while_recording(self) -> AbstractContextManager[Any]:
         """The context in which ops of parameters are recorded."""
         return OfParameters(self)
 

@@ -27,7 +27,7 @@ from autobatch.ir.program import SHARED, source_key
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS, is_zero
-from autobatch.ops.ports import VariadicPort
+from autobatch.ops.ports import VariadicPort, no_elements
 from autobatch.trace.ragged import Ragged, RowBuilder
 
 
@@ -263,9 +263,7 @@ class TracedList(VariadicPort):
         """What stands for the elements; `shape` describes it if the list is empty."""
         if self.element is None:
             if shape is None or self._make is None:
-                raise ShapeError(
-                    f"a variadic form of the empty list {self.name!r} needs shape=, the shape of one element."
-                )
+                raise no_elements(f"the list {self.name!r} is empty")
             self.element = self._make(shape)
         return self.element
 

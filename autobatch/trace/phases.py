@@ -27,7 +27,7 @@ from autobatch.trace.awaiting import Asked
 from autobatch.trace.driving import Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
-from autobatch.trace.record import Recorder, refuse_inside
+from autobatch.trace.record import Recorder, note_instance, refuse_inside
 from autobatch.trace.results import INT, Slot, read_result
 
 AWAITED = "value[]"  # the path of slots of kept values, which have one for each shape
@@ -48,8 +48,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     n_taken = recorder.calls.traces.n_taken
     with recorder.standing_in(in_place=True):
         recorder.calls.handles.recycle()
-        given = instances if inputs is None else [inputs.enter(instance) for instance in instances]
-        with closing(Phases(recorder, given)) as phases:
+        with closing(Phases(recorder, instances, inputs)) as phases:
             try:
                 yield phases
             except BaseException as error:
@@ -65,7 +64,7 @@ class Phases:
 
     Args:
         recorder: of their function; it is recording.
-        instances: what the function is given.
+        instances: what the function is given, in whose place `inputs` puts copies, if there are inputs.
 
     Attributes:
         graph: what was recorded so far.
@@ -74,7 +73,7 @@ class Phases:
         int_slots: the slots of kept values that are ints.
     """
 
-    def __init__(self, recorder: Recorder, instances: Sequence[Any]) -> None:
+    def __init__(self, recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None) -> None:
         self._recorder, self._calls = recorder, recorder.calls
         self.graph = GrowingGraph(len(instances))
         self.kinds = Kinds(*(np.zeros(0, np.int32) for _ in Kinds._fields))
@@ -85,7 +84,14 @@ class Phases:
         self._asked: list[list[Any]] = []
         self._wanted: list[IntArray] = []
         self._slot_of: dict[type, Slot] = {}
-        self.programs = [Program(recorder.function(instance)) for instance in instances]
+        self.programs = list[Program]()
+        for number, instance in enumerate(instances):
+            try:
+                given = instance if inputs is None else inputs.enter(instance)
+                self.programs.append(Program(recorder.function(given)))
+            except Exception as error:
+                note_instance(error, number)
+                raise
         self._active = list(range(len(instances)))
 
     @property
@@ -120,8 +126,12 @@ class Phases:
                 if program.is_over:
                     over.append(i)
                     self._structures[i] = self._finish(program, refs, numbers)
-                else:
+                    continue
+                try:
                     asked.append([read(x, refs, numbers) for _, x in program.waiting])
+                except Exception as error:
+                    note_instance(error, i)
+                    raise
         n_left = len(programs) + 1 - len(log_ptr)
         log_ptr += [len(log)] * n_left
         output_ptr += [len(refs)] * n_left

@@ -72,9 +72,9 @@ class Recorder:
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
-        methods, adopts = ((), None) if module is None else (module.methods, module.adopts)
+        methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         self.calls = Calls(methods, adopts, lambda: self._carrier.write())
-        self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module.named_parts())
+        self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
         self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
         self._serial = 1
@@ -94,6 +94,7 @@ class Recorder:
         Raises:
             GraphError: a value of another recording is used, or a value's number is asked for.
             DataError: an int does not fit 32 bits, or an id or label is outside its range.
+            Exception: whatever the function raises, with a note that names the instance.
         """
         refuse_inside()
         self.renew()
@@ -103,7 +104,7 @@ class Recorder:
         with self.standing_in(in_place), stage(calls):
             calls.start(self.parameters())
             for instance in instances:
-                structures.append(self._run(instance, refs, slots, inputs))
+                structures.append(self._run(len(structures), instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
                 if in_place and (traces.n_renewed or len(structures) == 1):
@@ -128,13 +129,13 @@ class Recorder:
 
     def _of_module(self) -> AbstractContextManager[Any]:
         """The context in which cells of the module are recorded and traced."""
-        return nullcontext() if self.module is None else self.module.recording()
+        return nullcontext() if self.module is None else self.module._while_recording()
 
     def _places(self, in_place: bool) -> Iterable[Place]:
         """Where functions stand in for cells."""
         if self.module is None or self.known is None or not in_place:
             return ()
-        return places_in(self.known.modules()) if self.module.places is None else self.module.places()
+        return places_in(self.known.modules()) if self.module._places is None else self.module._places()
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of the module, by name."""
@@ -270,13 +271,17 @@ class Recorder:
                     )
         self._checked = checked
 
-    def _run(self, instance: Any, refs: list[int], slots: list[int], inputs: Inputs | None) -> Any:
+    def _run(self, number: int, instance: Any, refs: list[int], slots: list[int], inputs: Inputs | None) -> Any:
         self.calls.start_instance()
         try:
             result = self.function(instance if inputs is None else inputs.enter(instance))
-        except (RecursionError, AttributeError) as error:
-            raise self.explain(error) from None
-        return self.read_result(result, refs, slots)
+            return self.read_result(result, refs, slots)
+        except Exception as error:
+            told = self.explain(error)
+            note_instance(told, number)
+            if told is error:
+                raise
+            raise told from None
 
     def explain(self, error: Exception) -> Exception:
         """The error that a user's function raised, or one that says more."""
@@ -330,6 +335,11 @@ class Recorder:
                 f"instance. Compute it again there, or pass it as an array or Parameter."
             )
         return DataError(f"{where} was given an int that {TOO_LONG}")
+
+
+def note_instance(error: Exception, number: int) -> None:
+    """Note on an error that it was raised while this instance was recorded."""
+    error.add_note(f"while instance {number} was recorded")
 
 
 def refuse_inside() -> None:

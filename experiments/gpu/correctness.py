@@ -11,6 +11,7 @@ import autobatch as ab
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.devices.store import Store
 from autobatch.models.registry import MODELS
+from autobatch.params.module import shared_store
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from gpu.check import Check, Result
@@ -52,7 +53,7 @@ def compare(check: Check, result: Result, load: Any, model: str, policy: str, dt
     expected = answer(module, instances, "agenda", BACKENDS[against]())
     for place in ("cpu", check.device):
         found = answer(module.to(place), instances, policy, check.backend(poison=True))
-        about = model, policy, dtype, module.store.kind
+        about = model, policy, dtype, shared_store(module).kind
         errors = {name: error_of(found[name], expected[name]) for name in expected}
         losses = errors.pop("losses")
         worst = max(errors, key=lambda name: errors[name])
@@ -71,7 +72,7 @@ def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[
     value, gradients = loss.value_and_grad(graphs, reduce=weights)
     return {
         "losses": np.append(losses, float(value)),
-        **{name: on_host(gradient, model.store) for name, gradient in gradients.items()},
+        **{name: on_host(gradient, shared_store(model)) for name, gradient in gradients.items()},
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import autobatch as ab
 from autobatch.cli.workload import load_workload, record
 from autobatch.models.registry import MODELS
+from autobatch.params.module import shared_store
 from gpu.check import Check, Result, growth
 
 COUNTED = ("launches", "products", "uploads", "uploaded_bytes", "downloads", "downloaded_bytes", "waits")
@@ -41,5 +42,5 @@ def count_model(check: Check, result: Result, model: str) -> None:
             step()
             counts = growth(before, vars(check.device.traffic))
             per_batch = (counts["launches"] + counts["products"]) / loss.last.batches
-            about = model, mode, workload.model.store.kind, loss.last.nodes, loss.last.batches
+            about = model, mode, shared_store(workload.model).kind, loss.last.nodes, loss.last.batches
             result.add(*about, *(counts[name] for name in COUNTED), per_batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -342,3 +343,81 @@ def test_a_module_without_parameters_computes_in_the_type_of_what_it_is_given() 
     x = np.array([0.1, 0.3])
     assert np.asarray(ab.Dropout(0.0)(x)).dtype == np.float64
     assert np.asarray(ab.Dropout(0.0)(x.astype(np.float32))).dtype == np.float32
+
+
+# Names that every module has.
+
+
+TAKEN = [
+    "parameters", "train", "eval", "state_dict", "load_state_dict", "save", "load", "to", "astype", "dtype", "training",
+    "other_names",
+]  # fmt: skip
+FREE = ["modules", "places", "recording", "methods", "store", "adopts", "named_parts", "layers", "device", "name"]
+
+
+class Held(ab.Module):
+    """A cell, and a list under any name."""
+
+    def __init__(self, name: str) -> None:
+        rng = np.random.default_rng(0)
+        setattr(self, name, [ab.Linear(3, 3, rng=rng), ab.Linear(3, 1, rng=rng)])
+        self.name_of_layers = name
+
+    def loss(self, x: Any) -> Any:
+        for layer in getattr(self, self.name_of_layers):
+            x = layer(x)
+        return ab.sum(x)
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_list_of_layers_has_any_name_but_those_of_methods(name: str) -> None:
+    model = Held(name)
+    loss = ab.batched(model.loss)
+    value, grads = loss.value_and_grad([np.ones(3)])
+    np.testing.assert_allclose(value, model.loss(np.ones(3)), rtol=1e-6)
+    assert list(grads) == [f"{name}.{k}.{what}" for k in (0, 1) for what in ("weight", "bias")]
+    again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert list(again.eval().to("cpu").astype("float64").state_dict()) == list(grads)
+    made = type("Made", (ab.Module,), {name: [1, 2]})
+    assert getattr(made(), name) == [1, 2]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_names_of_methods_are_refused_at_assignment(name: str) -> None:
+    with pytest.raises(GraphError, match=rf"^Held\.{name} cannot be a list, because .*; give it another name\.$"):
+        Held(name)
+    with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be a list"):
+        type("Made", (ab.Module,), {name: [1, 2]})
+    mixin = type("Mixin", (), {name: [1, 2]})
+    with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be a list"):
+        type("Made", (mixin, ab.Module), {})
+
+
+def test_every_name_that_a_module_has_is_refused() -> None:
+    for name in dir(ab.Module):
+        if not name.startswith("__"):
+            with pytest.raises(GraphError, match=f"{name} cannot be a list"):
+                Held(name)
+
+
+def test_a_method_may_replace_a_method() -> None:
+    class Counting(ab.Module):
+        other_names = MappingProxyType({"w": "weight"})
+        training = False
+
+        def parameters(self) -> dict[str, Parameter]:
+            return {}
+
+        @property
+        def dtype(self) -> np.dtype[Any]:
+            return np.dtype(np.float64)
+
+        @staticmethod
+        def load(*_: Any) -> Any:
+            return "loaded"
+
+    model = Counting()
+    assert (model.parameters(), model.dtype, model.load(), model.training) == ({}, np.float64, "loaded", False)
+    assert model.train().training is True
+    with pytest.raises(GraphError, match=r"^Made\.dtype cannot be a function"):
+        type("Made", (ab.Module,), {"dtype": lambda self: np.float64})

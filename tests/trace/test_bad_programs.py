@@ -78,9 +78,13 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "sum_n": (
         lambda m, w: ab.sum_n([m.leaf(w), m.total(m.leaf(w))]),
         ab.ShapeError,
-        ("a variadic form takes values of one shape, not () and (3,)",),
+        ("the elements of a list are values of one shape, not () and (3,)",),
     ),
-    "empty": (lambda m, w: ab.sum_n([]), ab.ShapeError, ("an empty sequence needs shape=",)),
+    "empty": (
+        lambda m, w: ab.sum_n([]),
+        ab.ShapeError,
+        ("the list is empty, so the shape", "as in ab.sum_n(values, shape=(8,))"),
+    ),
     "attend": (
         lambda m, w: m.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,

@@ -354,10 +354,14 @@ UNEQUAL = "different numbers of elements|as many keys as values"
 @each(
     "body, lists, text",
     [
-        (ab.sum_n, ([],), "needs shape="),
-        (ab.mean_n, ([],), "needs shape="),
-        (ab.max_n, ([],), "needs shape="),
-        (lambda xs: ab.attend(ONE, xs, xs), ([],), "needs shape="),
+        (ab.sum_n, ([],), "is empty, so the shape of the result is not known; give the shape of one element"),
+        (ab.mean_n, ([],), "is empty, so the shape of the result is not known; give the shape of one element"),
+        (ab.max_n, ([],), "is empty, so the shape of the result is not known; give the shape of one element"),
+        (
+            lambda xs: ab.attend(ONE, xs, xs),
+            ([],),
+            "is empty, so the shape of the result is not known; give the shape of one element",
+        ),
         (ab.sum_n, ([ONE, OTHER],), r"shape"),
         (ab.max_n, ([ONE, OTHER],), r"values of one shape, not \(2,\) and \(3,\)"),
         (ab.mean_n, ([(ONE, ONE), ONE],), "tuples of one length, not a mixture"),

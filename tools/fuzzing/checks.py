@@ -16,6 +16,7 @@ from autobatch.devices.host import HostDevice
 from autobatch.devices.store import Store
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.params.module import shared_store
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
@@ -289,7 +290,7 @@ class _Runs:
 
     def placed_grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
         """The same, with the parameters in their place."""
-        batched, store = self.batched(way, backend), self.model.store
+        batched, store = self.batched(way, backend), shared_store(self.model)
         batched.step = 0
         if not way.alone:
             instances = self.instances(batched, self.names)

@@ -14,6 +14,7 @@ import autobatch as ab
 from autobatch.devices.host import HostArray, HostDevice
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError
+from autobatch.params.module import shared_store
 from autobatch.params.stacks import make_stack
 from autobatch.runtime import shared_values
 from autobatch.runtime.cuda.backend import Cuda
@@ -53,7 +54,7 @@ def test_models_run_where_their_parameters_are(case: Case) -> None:
     gradients = {name: np.array(gradient) for name, gradient in gradients.items()}
     values, device = reference(instances), HostDevice(5)
     model.to(device)
-    assert model.store is device
+    assert shared_store(model) is device
     for backend in (Cuda(poison=True, device=device), Reference(poison=True, store=device)):
         loss = ab.batched(model.loss, backend=backend)
         for _ in range(2):
@@ -165,8 +166,8 @@ def test_copies_and_pickles() -> None:
     model.to(device)
     value, _ = ab.batched(model.loss, backend=Cuda(device=device)).value_and_grad(instances)
     twin, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    assert twin.store is device
-    assert loaded.store.kind == "cpu"
+    assert shared_store(twin) is device
+    assert shared_store(loaded).kind == "cpu"
     for other, backend in ((twin, Cuda(device=device)), (loaded, Cuda(device=device))):
         found, _ = ab.batched(other.loss, backend=backend).value_and_grad(instances)
         assert_equal(float(found), float(value), 1e-6)
