@@ -163,7 +163,7 @@ class Passing:
         minibatch: the same, as it was read.
 
     Attributes:
-        tensors: what has gradients: parameters, and then tensors among the instances.
+        tensors: what has gradients: the parameters that are read, and then tensors among the instances.
         columns: per slot, the values of all instances.
     """
 
@@ -176,10 +176,10 @@ class Passing:
         self._inputs, self._sparse = minibatch.inputs, module.sparse
         self._versions = self._look()
         self._is_done = False
-        self.tensors = [*(p.tensor for p in self._trainable.values()), *self._inputs.tensors]
         types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
         weights = {id(weight.parameter) for kind in types for weight in kind.program.weights}
-        self._read = {name for name, p in self._trainable.items() if id(p) in weights}
+        self._read = {name: p for name, p in self._trainable.items() if id(p) in weights}
+        self.tensors = [*(p.tensor for p in self._read.values()), *self._inputs.tensors]
         others = {id(parameter) for kind in types for parameter in read_by_others(kind.program)}
         self._of_torch = {name for name, p in self._trainable.items() if id(p) not in others}
         draws = any(kind.program.draws for kind in types)
@@ -225,13 +225,11 @@ class Passing:
                 executor.backward(step, run, seeds, found, totals)
                 read.add(part.plan, run)
                 run.close()
-        grads = [self._gradient(name, found[name], totals.get(name)) for name in self._trainable]
+        grads = [self._gradient(name, found[name], totals.get(name)) for name in self._read]
         return [*grads, *self._inputs.split(read.flat)]
 
-    def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor | None:
-        """The gradient of a parameter, of what our programs and what torch find; None if nothing read it."""
-        if name not in self._read:
-            return None
+    def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor:
+        """The gradient of a parameter, of what our programs and what torch find."""
         if theirs is None:
             return _to_gradient(ours)
         return theirs.value if name in self._of_torch else theirs.value + _to_gradient(ours)

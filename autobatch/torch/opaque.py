@@ -230,6 +230,7 @@ def read_by_others(program: CellProgram) -> Iterator[Parameter]:
 
 def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
     """Record a call of a function that torch runs, of values of the program; its outputs, in order."""
+    values = [STAGE.current.wrap(x) for x in values]  # a constant, too, is computed when the mini-batch runs
     if body.draws:
         draw, site = STAGE.current.next_draw()
         found = _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)

@@ -8,7 +8,7 @@ from functools import cache
 from types import MemberDescriptorType
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from autobatch.ir.arguments import Key, is_structure, parts_of
 
@@ -24,7 +24,7 @@ def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:
     """`x` with a function applied to all that is in its tuples, lists, dicts and dataclasses."""
     if type(x).__module__ == "torch.return_types":
         return _named(type(x))(*(on_leaves(function, part) for part in x))
-    if is_structure(x):
+    if is_structure(x) and not isinstance(x, Size):
         return Key.of_structure(x, ()).build([on_leaves(function, part) for part in parts_of(x)])
     return function(x)
 
