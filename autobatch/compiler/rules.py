@@ -200,7 +200,9 @@ def lower_pick(low: Lowering, index: int, source: Instruction) -> Reason | None:
     if not _is_int(low, label) or low.domain(label) != domain:
         return Reason.NO_LABEL
     is_there = call("equal", Position(is_int=True), _int_at(low.views[label], shape))
-    low.reduce(domain, call("select", is_there, low.operand(x, shape), 0.0), shape, (0,), "sum", target=index)
+    is_ignored = call("equal", _broadcast(low.views[label], shape), float(source.static["ignore"]))
+    chosen = call("select", is_ignored, 0.0, call("select", is_there, low.operand(x, shape), 0.0))
+    low.reduce(domain, chosen, shape, (0,), "sum", target=index)
     return None
 
 

@@ -299,9 +299,9 @@ where: Op = define_elementwise(
 )  # fmt: skip
 
 
-def _share(g: Any, is_chosen: Any, is_equal: Any) -> Any:
-    """The gradient of the argument that is chosen: half where both are equal."""
-    return where(is_equal, 0.5 * g, where(is_chosen, g, 0.0))
+def _share(g: Any, is_other: Any, is_equal: Any) -> Any:
+    """The gradient of an argument unless the other one is chosen: half where both are equal."""
+    return where(is_equal, 0.5 * g, where(is_other, 0.0, g))
 
 
 abs: Op = define_elementwise(
@@ -320,7 +320,7 @@ abs: Op = define_elementwise(
 maximum: Op = define_elementwise(
     "maximum", lambda x, y: call("max", x, y),
     kernel=lambda xp, x, y, out: xp.maximum(x, y, out=out),
-    pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
+    pullback=lambda g, out, x, y: (_share(g, less(x, y), equal(x, y)), _share(g, greater(x, y), equal(x, y))),
     doc="""The larger of x and y for each element.
 
     Shapes: any that broadcast to one; the result has it.
@@ -333,7 +333,7 @@ maximum: Op = define_elementwise(
 minimum: Op = define_elementwise(
     "minimum", lambda x, y: -call("max", -x, -y),
     kernel=lambda xp, x, y, out: xp.minimum(x, y, out=out),
-    pullback=lambda g, out, x, y: (_share(g, less(x, y), equal(x, y)), _share(g, greater(x, y), equal(x, y))),
+    pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
     doc="""The smaller of x and y for each element.
 
     Shapes: any that broadcast to one; the result has it.

@@ -11,6 +11,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Shape, composite, define_op
+from autobatch.ops.elementwise import equal, where
 from autobatch.ops.reduction import softmax
 
 TAKE = {"numpy": {"mode": "clip"}}  # straight into `out`, 2.6 times faster than the default; CuPy has no modes
@@ -141,11 +142,16 @@ def _pick(xp: Any, x: Array, label: Array, out: Array, ignore: int) -> None:
     out[...] = xp.where(is_ignored, 0, xp.take_along_axis(x, at[..., None], axis=-1)[..., 0])
 
 
+def _pick_pullback(g: Any, out: Any, x: Any, label: Any, ignore: int) -> tuple[Any, None]:
+    kept = where(equal(label, float(ignore)), 0.0, g)
+    return kept[..., None] * one_hot(label, size=x.shape[-1]), None
+
+
 pick = define_op(
     "pick",
     shape=lambda x, label, ignore: _cross_entropy_shape(x, label),
     kernel=_pick,
-    pullback=lambda g, out, x, label, ignore: (g[..., None] * one_hot(label, size=x.shape[-1]), None),
+    pullback=_pick_pullback,
     index_axis=-1,
     doc="""The elements of x at the labels, 0 where a label is the number `ignore`, which need not be in range.
 

@@ -19,6 +19,7 @@ from autobatch.ops.define import shape_of
 from autobatch.ops.indexing import pick
 from autobatch.ops.operators import Symbol
 from autobatch.ops.products import matmul
+from autobatch.torch.aten.layers import mean_of
 from autobatch.torch.outline import check_batch_norm, refuse_numbers
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
@@ -123,7 +124,7 @@ def cross_entropy(
     if reduction == "none":
         return losses
     total = ops.sum(losses) if labels else losses
-    return total if reduction == "sum" else ops.div(total, ops.sum(ops.not_equal(target, float(ignore_index))))
+    return total if reduction == "sum" else mean_of(total, ops.sum(ops.not_equal(target, float(ignore_index))))
 
 
 @stands_for(torch.lstm_cell, torch._VF.lstm_cell)

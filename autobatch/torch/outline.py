@@ -65,8 +65,8 @@ NUMBERS = {
 NO_GRADIENT = "is not differentiable with respect to argument"
 
 
-NEVER_MAPPED = {"select_scatter"}
-"""Ops whose rule for `vmap` gives wrong gradients, in torch 2.13."""
+NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian"}
+"""Ops whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
 
 
 class Way(StrEnum):

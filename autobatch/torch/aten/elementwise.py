@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 
 from autobatch import ops
 from autobatch.ops.define import shape_of
+from autobatch.ops.elementwise import instead
 from autobatch.ops.operators import Operators
 from autobatch.ops.shaping import expand as broadcast_to
 from autobatch.torch.aten.table import chosen, compared, conditions, moved, op, seen, stand_for, tested
 
 stand_for(
     neg=ops.neg, exp=ops.exp, log=ops.log, sqrt=ops.sqrt, sin=ops.sin, cos=ops.cos, erf=ops.erf,
-    tanh=ops.tanh, sigmoid=ops.sigmoid, gelu=ops.gelu, mul=ops.mul, pow=ops.pow,
+    tanh=ops.tanh, sigmoid=ops.sigmoid, mul=ops.mul,
     maximum=ops.maximum, minimum=ops.minimum,
 )  # fmt: skip
 stand_for(chosen, where=ops.where)
@@ -32,8 +34,28 @@ def relu(x: Any) -> Any:
 
 @op("abs")
 def abs_(x: Any) -> Any:
-    """x without its sign."""
-    return ops.abs(x)
+    """x without its sign; at zero it has no gradient."""
+    sign = ops.sub(ops.greater(x, 0.0), ops.less(x, 0.0))
+    return instead(ops.mul(x, ops.stop_gradient(sign)), ops.stop_gradient(ops.abs(x)))
+
+
+@op("gelu")
+def gelu(x: Any, *, approximate: str = "none") -> Any:
+    """x times the normal distribution at x."""
+    if approximate == "none":
+        return ops.mul(x, ops.mul(0.5, ops.add(1.0, ops.erf(ops.mul(x, math.sqrt(0.5))))))
+    inner = ops.mul(math.sqrt(2.0 / math.pi), ops.add(x, ops.mul(0.044715, ops.mul(ops.mul(x, x), x))))
+    return ops.mul(ops.mul(0.5, x), ops.add(1.0, ops.tanh(inner)))
+
+
+@op("pow")
+def pow_(x: Any, exponent: Any) -> Any:
+    """x to a power; for a half, as a root."""
+    if not isinstance(exponent, float) or exponent not in (0.5, -0.5):
+        return ops.pow(x, exponent)
+    slope = ops.mul(exponent, ops.pow(x, exponent - 1.0)) if exponent < 0 else ops.mul(0.5, rsqrt(x))
+    root = ops.sqrt(x) if exponent > 0 else rsqrt(x)
+    return instead(ops.mul(x, ops.stop_gradient(slope)), ops.stop_gradient(root))
 
 
 @op("add")
@@ -95,9 +117,9 @@ def silu(x: Any) -> Any:
 @op("elu")
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """x where it is positive, else α (exp x − 1)."""
-    is_low = ops.less_equal(x, 0.0)
-    power = ops.exp(ops.mul(input_scale, ops.where(is_low, x, 0.0)))
-    return ops.where(is_low, ops.mul(alpha * scale, ops.sub(power, 1.0)), times(x, scale))
+    is_high = ops.greater(x, 0.0)
+    power = ops.exp(ops.mul(input_scale, ops.where(is_high, 0.0, x)))
+    return ops.where(is_high, times(x, scale), ops.mul(alpha * scale, ops.sub(power, 1.0)))
 
 
 @op("leaky_relu")
@@ -147,8 +169,8 @@ def clamp_max(x: Any, max: Any) -> Any:
 @op("hardtanh")
 def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
     """x between two limits, at which it has no gradient."""
-    x = ops.where(ops.less_equal(x, low), low, x)
-    return ops.where(ops.greater_equal(x, high), high, x)
+    is_between = ops.mul(ops.greater(x, low), ops.less(x, high))
+    return ops.where(is_between, x, ops.stop_gradient(ops.minimum(ops.maximum(x, low), high)))
 
 
 @op("addcmul")
@@ -165,8 +187,11 @@ def addcdiv(x: Any, y: Any, z: Any, *, value: float = 1) -> Any:
 
 @op("lerp")
 def lerp(x: Any, end: Any, weight: Any) -> Any:
-    """x + weight (end - x)."""
-    return ops.add(x, ops.mul(weight, ops.sub(end, x)))
+    """x + weight (end - x), computed from the nearer end."""
+    if isinstance(weight, Operators):
+        return NotImplemented
+    apart = ops.sub(end, x)
+    return ops.where(np.less(weight, 0.5), ops.add(x, ops.mul(weight, apart)), ops.sub(end, ops.mul(apart, 1 - weight)))
 
 
 @op("logical_not", of=tested)

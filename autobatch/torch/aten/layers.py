@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,13 @@ def nll_loss_forward(x: Any, target: Any, weight: Any, reduction: int, ignore_in
     losses = ops.neg(pick(x, target, ignore=ignore_index))
     count = ops.sum(ops.not_equal(target, float(ignore_index)))
     total = losses if reduction not in (MEAN, SUM) else ops.sum(losses)
-    return ops.div(total, count) if reduction == MEAN else total, count
+    return mean_of(total, count) if reduction == MEAN else total, count
+
+
+def mean_of(total: Any, count: Any) -> Any:
+    """A total divided by a count; of nothing, no number that has no gradient."""
+    is_none = ops.equal(count, 0.0)
+    return ops.where(is_none, math.nan, ops.div(total, ops.where(is_none, 1.0, count)))
 
 
 @op("mse_loss")
@@ -74,7 +81,7 @@ def binary_cross_entropy_with_logits(
     """Minus the logarithms of the probabilities of what is so, or is not."""
     if pos_weight is not None:
         return NotImplemented
-    losses = ops.sub(ops.softplus(x), ops.mul(x, y))
+    losses = ops.add(ops.mul(ops.sub(1.0, y), x), ops.softplus(ops.neg(x)))
     return _reduce(losses if weight is None else ops.mul(losses, weight), reduction)
 
 

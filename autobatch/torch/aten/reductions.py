@@ -9,6 +9,7 @@ import numpy as np
 
 from autobatch import ops
 from autobatch.ops.define import shape_of
+from autobatch.ops.elementwise import instead
 from autobatch.torch.aten.shapes import unsqueeze
 from autobatch.torch.aten.table import op, placed
 
@@ -42,16 +43,23 @@ def amin(x: Any, dim: Dims = None, keepdim: bool = False) -> Any:
 @op("max", of=placed)
 def max_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The largest element; along an axis also its place, and the gradient is that of the element there."""
-    return ops.max(x) if dim is None else _with_place(x, dim, keepdim)
+    return _shared(ops.max(x), x) if dim is None else _with_place(x, dim, keepdim)
 
 
 @op("min", of=placed)
 def min_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The smallest element; along an axis also its place, and the gradient is that of the element there."""
     if dim is None:
-        return ops.min(x)
+        return _shared(ops.min(x), x)
     found, place = _with_place(ops.neg(x), dim, keepdim)
     return ops.neg(found), place
+
+
+def _shared(found: Any, x: Any) -> Any:
+    """An element that was found; all that are equal to it, or not numbers either, share its gradient."""
+    found = ops.stop_gradient(found)
+    is_there = ops.where(ops.equal(found, found), ops.equal(x, found), ops.not_equal(x, x))
+    return instead(ops.div(ops.sum(ops.where(is_there, x, 0.0)), ops.sum(is_there)), found)
 
 
 def _with_place(x: Any, dim: int, keepdim: bool) -> Any:
@@ -100,7 +108,7 @@ def std(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: b
 def var_mean(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """The variance and the mean over axes."""
     middle = ops.mean(x, _axes(dim), True)
-    apart = ops.sub(x, middle)
+    apart = ops.sub(x, ops.stop_gradient(middle))
     n = math.prod(shape_of(x)) // math.prod(shape_of(middle)) - (1 if correction is None else correction)
     spread = ops.div(ops.sum(ops.mul(apart, apart), _axes(dim), keepdim), float(n))
     return spread, middle if keepdim else ops.mean(x, _axes(dim), False)
