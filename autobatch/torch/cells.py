@@ -19,7 +19,12 @@ from autobatch.ops.operators import STAGE, Operators
 from autobatch.torch.bodies import RUNS, make_body
 from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
+from autobatch.trace.hooks import LISTENING
 
+GLOBAL_HOOKS: dict[str, Any] = {
+    kind: getattr(nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+}
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +41,7 @@ class TorchCell(Cell):
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
             raise GraphError(f"a cell is run by one of {', '.join(map(repr, RUNS))}, not by runs={runs!r}.")
-        super().__init__(make_body(_with_signature(function), runs))
+        super().__init__(_watch_hooks(make_body(_with_signature(function), runs)))
         self.name, self.runs = name or self.name, runs
         self.eager = function
 
@@ -54,6 +59,24 @@ def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     except ValueError:
         return wraps(function, assigned=("__name__", "__qualname__", "__doc__"))(lambda *args: function(*args))
     return function
+
+
+class MethodCell(TorchCell):
+    """A method of a class of modules as a cell; `__call__` is what a module itself is: `forward`, with its hooks.
+
+    Args:
+        kind: the class.
+        method: its name there.
+        runs: what runs it, see `abt.cell`.
+    """
+
+    def __init__(self, kind: type[nn.Module], method: str, runs: str) -> None:
+        self.method, self._made_of = method, (kind, method, runs)
+        function = _with_hooks(kind) if method == "__call__" else getattr(kind, method)
+        super().__init__(function, runs, kind.__name__ if method in ("__call__", "forward") else "")
+
+    def __reduce__(self) -> Any:
+        return cell_of_method, self._made_of
 
 
 class FunctionCell(TorchCell):
@@ -95,6 +118,11 @@ class BoundTorchCell(BoundCell):
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
     if current is not None and not isinstance(current, Builder):
+        if isinstance(cell, MethodCell) and cell.method == "forward" and _has_backward_hooks(owner):
+            raise GraphError(
+                f"a {cell.name} has backward hooks, which its forward alone does not run; call the module itself, as a "
+                f"part of the module that abt.batched is given, and record its instances in the thread that runs them."
+            )
         return current.call_cell(cell, owner, args, kwargs)
     if current is None:
         args, kwargs = on_leaves(_to_tensor, (args, kwargs))
@@ -140,13 +168,57 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
 
 
 @cache
-def _cell_of_class(kind: type[nn.Module], method: str, runs: str) -> TorchCell:
-    return TorchCell(getattr(kind, method), runs, kind.__name__ if method == "forward" else "")
+def cell_of_method(kind: Any, method: str, runs: str) -> MethodCell:
+    """The cell of a method of a class of modules."""
+    return MethodCell(kind, method, runs)
+
+
+def cell_of_call(module: nn.Module) -> MethodCell | None:
+    """The cell of calls of a module that is one; None for any other module."""
+    bound = vars(module).get("forward")
+    return cell_of_method(type(module), "__call__", bound.cell.runs) if isinstance(bound, BoundTorchCell) else None
 
 
 def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:
-    kind: Any = type(module)
-    return BoundTorchCell(_cell_of_class(kind, method, runs), module)
+    return BoundTorchCell(cell_of_method(type(module), method, runs), module)
+
+
+def _with_hooks(kind: Any) -> Callable[..., Any]:
+    """What a call of a module runs: `forward`, with the hooks of the module and of all modules."""
+
+    @wraps(kind.forward)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for part in self.modules():
+            if part._is_full_backward_hook is False and part._backward_hooks:
+                raise GraphError(
+                    f"a {type(part).__name__} has a hook of register_backward_hook, which sees no gradients of a "
+                    f"cell's own; use register_full_backward_hook."
+                )
+        given, kinds = list(args), list(signature(kind.forward).parameters.values())[1:]
+        while given and len(given) <= len(kinds) and given[-1] is kinds[len(given) - 1].default:
+            given.pop()  # hooks see what the call gives, and a call of a cell gives the defaults
+        return self._call_impl(*given, **kwargs)
+
+    return call
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module has hooks for its backward."""
+    own = module._backward_hooks, module._backward_pre_hooks
+    return any((*own, *(hooks for kind, hooks in GLOBAL_HOOKS.items() if kind.startswith("backward"))))
+
+
+def _watch_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which is traced again when hooks of all modules came or went."""
+
+    @wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if (listener := LISTENING.current) is not None:
+            for hooks in GLOBAL_HOOKS.values():
+                listener.follow(hooks, "the hooks of all modules")
+        return function(*args, **kwargs)
+
+    return watched
 
 
 def _to_tensor(x: Any) -> Any:

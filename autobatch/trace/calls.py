@@ -159,7 +159,7 @@ class Calls:
                 is_static=cell.is_static,
                 origin=("cell", cell, owner),
                 ragged=cell.ragged,
-                plain=cell if owner is None else BoundCell(cell, owner),
+                plain=cell if owner is None else cell.__get__(owner),
             ),
         )
 
@@ -413,8 +413,9 @@ class Calls:
 def _is_longer(key: Key, other: Key) -> bool:
     """Whether two arrays, ids or rows of floats, differ in the length of their first axis alone."""
     least = {"int": 1, "value": 2}.get(key.kind, 0)
-    alike = (key.kind, key.below, len(key.detail)) == (other.kind, other.below, len(other.detail)) if least else False
-    return alike and len(key.detail) >= least and key.detail[1:] == other.detail[1:]
+    if not least or (key.kind, key.below) != (other.kind, other.below) or len(key.detail) != len(other.detail):
+        return False
+    return len(key.detail) >= least and key.detail[1:] == other.detail[1:]
 
 
 def _row(table: Parameter, index: Any) -> int | None:
