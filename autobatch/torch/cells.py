@@ -25,6 +25,11 @@ GLOBAL_HOOKS: dict[str, Any] = {
     kind: getattr(nn.modules.module, f"_global_{kind}_hooks")
     for kind in ("forward", "forward_pre", "backward", "backward_pre")
 }
+SPACES: dict[str, Any] = {
+    "torch": torch, "Tensor": torch.Tensor, "TensorBase": torch._C.TensorBase, "functional": nn.functional,
+    "linalg": torch.linalg, "special": torch.special, "fft": torch.fft,
+}  # fmt: skip
+"""Where functions of torch have names, which pickles hold."""
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,12 +76,14 @@ class MethodCell(TorchCell):
     """
 
     def __init__(self, kind: type[nn.Module], method: str, runs: str) -> None:
-        self.method, self._made_of = method, (kind, method, runs)
+        self.method = method
         function = _with_hooks(kind) if method == "__call__" else getattr(kind, method)
         super().__init__(function, runs, kind.__name__ if method in ("__call__", "forward") else "")
 
-    def __reduce__(self) -> Any:
-        return cell_of_method, self._made_of
+    @property
+    def path(self) -> str:
+        """Where a module has it."""
+        return "forward.called" if self.method == "__call__" else self.method
 
 
 class FunctionCell(TorchCell):
@@ -87,12 +94,18 @@ class FunctionCell(TorchCell):
             return function(*args, **kwargs)
 
         super().__init__(call, name=function.__name__.strip("_"))
+        self.eager = function
 
     def is_static(self, name: str, x: Any) -> bool:
         """Whether a part of the arguments is neither a value nor an array."""
         return not isinstance(x, (np.ndarray, Operators)) and not is_structure(x)
 
     def __reduce__(self) -> Any:
+        """Name a function of torch, whose own name may be that of another or of none."""
+        for space, holder in SPACES.items():
+            for name, x in vars(holder).items():
+                if x is self.eager:
+                    return _cell_of_name, (space, name)
         return cell_of_function, (self.eager,)
 
 
@@ -102,6 +115,10 @@ def cell_of_function(function: Callable[..., Any]) -> FunctionCell:
     return FunctionCell(function)
 
 
+def _cell_of_name(space: str, name: str) -> FunctionCell:
+    return cell_of_function(getattr(SPACES[space], name))
+
+
 class BoundTorchCell(BoundCell):
     """A cell of torch bound to the module whose parameters it reads; also as the `forward` of a module."""
 
@@ -109,6 +126,11 @@ class BoundTorchCell(BoundCell):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self.cell, self.owner, args, kwargs)
+
+    @property
+    def called(self) -> BoundTorchCell:
+        """What calls of the module run, if this is its `forward`."""
+        return BoundTorchCell(cell_of_method(type(self.owner), "__call__", self.cell.runs), self.owner)  # type: ignore
 
     def __reduce__(self) -> Any:
         """Make that of a copied module of the copy."""
@@ -171,12 +193,6 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
 def cell_of_method(kind: Any, method: str, runs: str) -> MethodCell:
     """The cell of a method of a class of modules."""
     return MethodCell(kind, method, runs)
-
-
-def cell_of_call(module: nn.Module) -> MethodCell | None:
-    """The cell of calls of a module that is one; None for any other module."""
-    bound = vars(module).get("forward")
-    return cell_of_method(type(module), "__call__", bound.cell.runs) if isinstance(bound, BoundTorchCell) else None
 
 
 def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:

@@ -15,7 +15,7 @@ from autobatch.errors import GraphError
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
-from autobatch.torch.cells import cell_of_call
+from autobatch.torch.cells import BoundTorchCell
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TENSOR_TYPES, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
@@ -69,11 +69,15 @@ class TorchModule(Module):
         own = [part for module in modules if isinstance(module, OwnModule) for part in module.own.modules()]
         yield from places_in([*modules, *own])
         for parent in modules:
-            if (cell := cell_of_call(parent)) is not None:
-                yield Place(cell, parent, vars(parent), "_compiled_call_impl")  # what calls of modules ask for first
+            bound = vars(parent).get("forward")
+            if isinstance(bound, BoundTorchCell):  # what calls of modules ask for first
+                yield Place(bound.called.cell, parent, vars(parent), "_compiled_call_impl")
             for name, child in parent._modules.items():
-                if child is not None and name not in vars(parent) and (cell := cell_of_call(child)) is not None:
-                    yield Place(cell, child, vars(parent), name, partial(_stand_in, child))
+                if child is None or name in vars(parent):
+                    continue
+                bound = vars(child).get("forward")
+                if isinstance(bound, BoundTorchCell):
+                    yield Place(bound.called.cell, child, vars(parent), name, partial(_stand_in, child))
 
     def named_parts(self) -> Iterator[tuple[str, Any]]:
         """Modules of torch and of autobatch, and parameters."""

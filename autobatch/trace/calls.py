@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import reduce
 from operator import is_
 from typing import Any
 
@@ -270,11 +271,11 @@ class Calls:
             GraphError: it means something only in the process in which it was recorded.
         """
         match origin:
-            case "method", owner, name:
-                bound = getattr(owner, name, None)
+            case "method", owner, path:
+                bound = cell_at(owner, path)
                 if not isinstance(bound, BoundCell):
                     raise GraphError(
-                        f"a recorded graph comes from a process in which {type(owner).__name__} has a cell {name!r}, "
+                        f"a recorded graph comes from a process in which {type(owner).__name__} has a cell {path!r}, "
                         f"which it lacks here; record it with the same model."
                     )
                 return self.entry(bound.cell, owner)
@@ -408,6 +409,11 @@ class Calls:
         else:
             self._know(entry, (), {})
         self.stand_ins.renew(entry)
+
+
+def cell_at(owner: Any, path: str) -> Any:
+    """What an owner has at a path, names of attributes joined by dots; None if it has nothing there."""
+    return reduce(lambda at, name: getattr(at, name, None), path.split("."), owner)
 
 
 def _is_longer(key: Key, other: Key) -> bool:

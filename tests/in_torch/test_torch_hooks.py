@@ -203,7 +203,7 @@ def test_hooks_see_the_arguments_of_the_call() -> None:
 def test_an_old_backward_hook_is_refused() -> None:
     model, f, xs = made(OfPart)
     model.hooked.register_backward_hook(lambda m, gi, go: None)
-    with pytest.raises(GraphError, match="a Linear has a hook of register_backward_hook.*register_full_backward_hook"):
+    with pytest.raises(GraphError, match=r"a Linear has a hook of register_backward_hook.*register_full_backward_hook"):
         f(xs)
 
 
