@@ -28,6 +28,7 @@ from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.losses import UnreadLoss, loss_slot, loss_weights, put_gradients, take_gradients, weighted_sum
 from autobatch.runtime.step import Step
 from autobatch.system.turns import run_lock
+from autobatch.trace.carried import check_carried
 from autobatch.trace.record import list_instances, refuse_inside
 from autobatch.trace.results import join_columns, list_results, stack_results
 
@@ -142,13 +143,13 @@ class Batched(Engine):
         """
         listed: Iterable[Any] = list_instances(instances)
         if self.recorder.is_async:
-            return split_graph(self._record_rounds(list(listed)))
+            return check_carried(split_graph(self._record_rounds(list(listed))))
         if progress:
             from rich.console import Console
             from rich.progress import track
 
             listed = track(listed, "recording", console=Console(stderr=True))
-        return split_graph(self.recorder.record(listed))
+        return check_carried(split_graph(self.recorder.record(listed)))
 
     def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
         """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.

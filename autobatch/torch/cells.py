@@ -19,7 +19,17 @@ from autobatch.ops.operators import STAGE, Operators
 from autobatch.torch.bodies import RUNS, make_body
 from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
+from autobatch.trace.hooks import LISTENING
 
+GLOBAL_HOOKS: dict[str, Any] = {
+    kind: getattr(nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+}
+SPACES: dict[str, Any] = {
+    "torch": torch, "Tensor": torch.Tensor, "TensorBase": torch._C.TensorBase, "functional": nn.functional,
+    "linalg": torch.linalg, "special": torch.special, "fft": torch.fft,
+}  # fmt: skip
+"""Where functions of torch have names, which pickles hold."""
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +46,7 @@ class TorchCell(Cell):
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
             raise GraphError(f"a cell is run by one of {', '.join(map(repr, RUNS))}, not by runs={runs!r}.")
-        super().__init__(make_body(_with_signature(function), runs))
+        super().__init__(_watch_hooks(make_body(_with_signature(function), runs)))
         self.name, self.runs = name or self.name, runs
         self.eager = function
 
@@ -56,6 +66,26 @@ def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class MethodCell(TorchCell):
+    """A method of a class of modules as a cell; `__call__` is what a module itself is: `forward`, with its hooks.
+
+    Args:
+        kind: the class.
+        method: its name there.
+        runs: what runs it, see `abt.cell`.
+    """
+
+    def __init__(self, kind: type[nn.Module], method: str, runs: str) -> None:
+        self.method = method
+        function = _with_hooks(kind) if method == "__call__" else getattr(kind, method)
+        super().__init__(function, runs, kind.__name__ if method in ("__call__", "forward") else "")
+
+    @property
+    def path(self) -> str:
+        """Where a module has it."""
+        return "forward.called" if self.method == "__call__" else self.method
+
+
 class FunctionCell(TorchCell):
     """A function of torch, such as `torch.cat`, as a cell: all that is no value is part of its type."""
 
@@ -64,12 +94,18 @@ class FunctionCell(TorchCell):
             return function(*args, **kwargs)
 
         super().__init__(call, name=function.__name__.strip("_"))
+        self.eager = function
 
     def is_static(self, name: str, x: Any) -> bool:
         """Whether a part of the arguments is neither a value nor an array."""
         return not isinstance(x, (np.ndarray, Operators)) and not is_structure(x)
 
     def __reduce__(self) -> Any:
+        """Name a function of torch, whose own name may be that of another or of none."""
+        for space, holder in SPACES.items():
+            for name, x in vars(holder).items():
+                if x is self.eager:
+                    return _cell_of_name, (space, name)
         return cell_of_function, (self.eager,)
 
 
@@ -77,6 +113,10 @@ class FunctionCell(TorchCell):
 def cell_of_function(function: Callable[..., Any]) -> FunctionCell:
     """The cell of a function of torch."""
     return FunctionCell(function)
+
+
+def _cell_of_name(space: str, name: str) -> FunctionCell:
+    return cell_of_function(getattr(SPACES[space], name))
 
 
 class BoundTorchCell(BoundCell):
@@ -87,6 +127,11 @@ class BoundTorchCell(BoundCell):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self.cell, self.owner, args, kwargs)
 
+    @property
+    def called(self) -> BoundTorchCell:
+        """What calls of the module run, if this is its `forward`."""
+        return BoundTorchCell(cell_of_method(type(self.owner), "__call__", self.cell.runs), self.owner)  # type: ignore
+
     def __reduce__(self) -> Any:
         """Make that of a copied module of the copy."""
         return _bind, (self.owner, self.cell.function.__name__, self.cell.runs)  # type: ignore[attr-defined]
@@ -95,6 +140,11 @@ class BoundTorchCell(BoundCell):
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
     if current is not None and not isinstance(current, Builder):
+        if isinstance(cell, MethodCell) and cell.method == "forward" and _has_backward_hooks(owner):
+            raise GraphError(
+                f"a {cell.name} has backward hooks, which its forward alone does not run; call the module itself, as a "
+                f"part of the module that abt.batched is given, and record its instances in the thread that runs them."
+            )
         return current.call_cell(cell, owner, args, kwargs)
     if current is None:
         args, kwargs = on_leaves(_to_tensor, (args, kwargs))
@@ -140,13 +190,51 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
 
 
 @cache
-def _cell_of_class(kind: type[nn.Module], method: str, runs: str) -> TorchCell:
-    return TorchCell(getattr(kind, method), runs, kind.__name__ if method == "forward" else "")
+def cell_of_method(kind: Any, method: str, runs: str) -> MethodCell:
+    """The cell of a method of a class of modules."""
+    return MethodCell(kind, method, runs)
 
 
 def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:
-    kind: Any = type(module)
-    return BoundTorchCell(_cell_of_class(kind, method, runs), module)
+    return BoundTorchCell(cell_of_method(type(module), method, runs), module)
+
+
+def _with_hooks(kind: Any) -> Callable[..., Any]:
+    """What a call of a module runs: `forward`, with the hooks of the module and of all modules."""
+
+    @wraps(kind.forward)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for part in self.modules():
+            if part._is_full_backward_hook is False and part._backward_hooks:
+                raise GraphError(
+                    f"a {type(part).__name__} has a hook of register_backward_hook, which sees no gradients of a "
+                    f"cell's own; use register_full_backward_hook."
+                )
+        given, kinds = list(args), list(signature(kind.forward).parameters.values())[1:]
+        while given and len(given) <= len(kinds) and given[-1] is kinds[len(given) - 1].default:
+            given.pop()  # hooks see what the call gives, and a call of a cell gives the defaults
+        return self._call_impl(*given, **kwargs)
+
+    return call
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module has hooks for its backward."""
+    own = module._backward_hooks, module._backward_pre_hooks
+    return any((*own, *(hooks for kind, hooks in GLOBAL_HOOKS.items() if kind.startswith("backward"))))
+
+
+def _watch_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which is traced again when hooks of all modules came or went."""
+
+    @wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if (listener := LISTENING.current) is not None:
+            for hooks in GLOBAL_HOOKS.values():
+                listener.follow(hooks, "the hooks of all modules")
+        return function(*args, **kwargs)
+
+    return watched
 
 
 def _to_tensor(x: Any) -> Any:

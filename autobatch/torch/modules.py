@@ -15,11 +15,11 @@ from autobatch.errors import GraphError
 from autobatch.params.module import Module, modules_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
+from autobatch.torch.cells import BoundTorchCell
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
-from autobatch.trace.cell import BoundCell
 from autobatch.trace.entries import Place, places_in
 
 
@@ -73,14 +73,14 @@ class TorchModule(Module):
         yield from places_in([*modules, *own])
         for parent in modules:
             bound = vars(parent).get("forward")
-            if isinstance(bound, BoundCell):
-                yield Place(bound.cell, parent, vars(parent), "forward")
+            if isinstance(bound, BoundTorchCell):  # what calls of modules ask for first
+                yield Place(bound.called.cell, parent, vars(parent), "_compiled_call_impl")
             for name, child in parent._modules.items():
                 if child is None or name in vars(parent):
                     continue
                 bound = vars(child).get("forward")
-                if isinstance(bound, BoundCell):
-                    yield Place(bound.cell, child, vars(parent), name, partial(_stand_in, child))
+                if isinstance(bound, BoundTorchCell):
+                    yield Place(bound.called.cell, child, vars(parent), name, partial(_stand_in, child))
 
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
         """Modules of torch and of autobatch, and parameters."""

@@ -8,7 +8,7 @@ from functools import cache
 from types import MemberDescriptorType
 from typing import Any
 
-from torch import Size, Tensor
+from torch import Size, Tensor, return_types
 
 from autobatch.ir.arguments import Key, is_structure, parts_of
 
@@ -18,6 +18,13 @@ def _named(kind: Any) -> Any:
     """The named tuple of the fields of what a function of torch returns, such as `torch.return_types.max`."""
     fields = [name for name, member in vars(kind).items() if type(member) is MemberDescriptorType]
     return namedtuple(kind.__name__, fields)
+
+
+def __getattr__(name: str) -> Any:
+    """Such a named tuple, which pickles find here."""
+    if not hasattr(return_types, name):
+        raise AttributeError(f"there is no {name!r} here, nor in torch.return_types.")
+    return _named(getattr(return_types, name))
 
 
 def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:

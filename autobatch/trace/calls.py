@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import reduce
 from operator import is_
 from typing import Any
 
@@ -159,7 +160,7 @@ class Calls:
                 is_static=cell.is_static,
                 origin=("cell", cell, owner),
                 ragged=cell.ragged,
-                plain=cell if owner is None else BoundCell(cell, owner),
+                plain=cell if owner is None else cell.__get__(owner),
             ),
         )
 
@@ -270,11 +271,11 @@ class Calls:
             GraphError: it means something only in the process in which it was recorded.
         """
         match origin:
-            case "method", owner, name:
-                bound = getattr(owner, name, None)
+            case "method", owner, path:
+                bound = cell_at(owner, path)
                 if not isinstance(bound, BoundCell):
                     raise GraphError(
-                        f"a recorded graph comes from a process in which {type(owner).__name__} has a cell {name!r}, "
+                        f"a recorded graph comes from a process in which {type(owner).__name__} has a cell {path!r}, "
                         f"which it lacks here; record it with the same model."
                     )
                 return self.entry(bound.cell, owner)
@@ -410,11 +411,17 @@ class Calls:
         self.stand_ins.renew(entry)
 
 
+def cell_at(owner: Any, path: str) -> Any:
+    """What an owner has at a path, names of attributes joined by dots; None if it has nothing there."""
+    return reduce(lambda at, name: getattr(at, name, None), path.split("."), owner)
+
+
 def _is_longer(key: Key, other: Key) -> bool:
     """Whether two arrays, ids or rows of floats, differ in the length of their first axis alone."""
     least = {"int": 1, "value": 2}.get(key.kind, 0)
-    alike = (key.kind, key.below, len(key.detail)) == (other.kind, other.below, len(other.detail)) if least else False
-    return alike and len(key.detail) >= least and key.detail[1:] == other.detail[1:]
+    if not least or (key.kind, key.below) != (other.kind, other.below) or len(key.detail) != len(other.detail):
+        return False
+    return len(key.detail) >= least and key.detail[1:] == other.detail[1:]
 
 
 def _row(table: Parameter, index: Any) -> int | None:

@@ -27,7 +27,7 @@ from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.trace.calls import Calls
+from autobatch.trace.calls import Calls, cell_at
 from autobatch.trace.elements import Lengths
 from autobatch.trace.results import Slot, SlotTable
 from autobatch.trace.traces import Family
@@ -196,14 +196,31 @@ class Carrier:
         return found
 
 
+def check_carried(graphs: list[Graph]) -> list[Graph]:
+    """The graphs, pickled once if this is a worker of torch's loader, which would lose an error later on, and hang.
+
+    Raises:
+        GraphError: they cannot be pickled.
+    """
+    loading = sys.modules.get("torch.utils.data")
+    if loading is not None and loading.get_worker_info() is not None:
+        try:
+            pickle.dumps(graphs)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise GraphError(
+                f"cannot pickle a recorded graph: what its function returns holds something that another process "
+                f"cannot find by its name ({error}); return values, numbers and texts."
+            ) from error
+    return graphs
+
+
 def _describe(family: Family) -> CarriedCall:
     assert family.current is not None
     node_type, origin = family.node_type, family.entry.origin
     if origin[0] == "cell" and origin[2] is not None:
         _, cell, owner = origin
-        name = cell.function.__name__
-        if getattr(getattr(owner, name, None), "cell", None) is cell:
-            origin = "method", owner, name
+        if getattr(cell_at(owner, cell.path), "cell", None) is cell:
+            origin = "method", owner, cell.path
     return CarriedCall(
         node_type.number, node_type.name, origin, family.keys, family.example, family.lengths,
         _plain(family.current.signature),

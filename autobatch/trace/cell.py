@@ -51,6 +51,11 @@ class Cell:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
 
+    @property
+    def path(self) -> str:
+        """Where an owner has it, if it does: names of attributes, joined by dots."""
+        return self.function.__name__
+
     def is_static(self, name: str, x: Any) -> bool:
         """Whether an argument of this name, or a value in it, is part of the type."""
         return name in self.static

@@ -27,6 +27,9 @@ class Listener(Protocol):
     def lacks(self, owner: Any, name: str) -> None:
         """Take the report of a missing attribute."""
 
+    def follow(self, value: Any, text: str) -> Any:
+        """Take the report of something that is read otherwise; the reader gets what this returns."""
+
 
 class _Listening(threading.local):
     """The listener of this thread."""

@@ -81,6 +81,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a parameter becomes a buffer": lambda c: make_buffer(c),
     "no bias": lambda c: setattr(c.l, "bias", None),
     "another module": lambda c: setattr(c, "l", nn.Linear(4, 4)),
+    "prune": lambda c: prune.l1_unstructured(c, "w", 0.5),
     "prune inside": lambda c: prune.l1_unstructured(c.l, "weight", 0.5),
     "weight_norm inside, and removed": toggle_weight_norm,
     "spectral_norm inside": lambda c: spectral_norm(c.l.eval()) and None,
