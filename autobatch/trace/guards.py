@@ -186,7 +186,9 @@ def content_of(x: Any) -> Hashable | None:
 def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:
     if isinstance(before, np.ndarray) or isinstance(now, np.ndarray):
         return Difference(key, f"{text} holds other numbers", before, now)
-    return Difference(key, f"{text} was {_short(before)} and is {_short(now)}", before, now)
+    was, is_now = _short(before), _short(now)
+    told = f"{text} is another {type(now).__name__}" if was == is_now else f"{text} was {was} and is {is_now}"
+    return Difference(key, told, before, now)
 
 
 def _is_still(before: Any, now: Any, content: Hashable | None, live: Live | None) -> bool:
@@ -205,5 +207,5 @@ def _elements_of(holder: Any) -> list[Any]:
 
 
 def _short(x: Any) -> str:
-    text = repr(x)
+    text = " ".join(repr(x).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
