@@ -71,7 +71,7 @@ def batched(
             layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
             with that, pins it. Variants differ in time and rounding only.
         max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an
-            error that an instance still waits; None for no limit.
+            error of each instance that it still waits; None for no limit.
         on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
             in the place of results, which then come as a list, one for each instance; where gradients are asked for,
             errors are raised.

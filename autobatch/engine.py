@@ -24,6 +24,7 @@ from autobatch.runtime.step import Clock, LastCall, Step
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
+from autobatch.trace.scanning import functions_in
 
 if TYPE_CHECKING:
     from autobatch.runtime.rounds import Rounds
@@ -70,6 +71,13 @@ class Engine:
         self._executor = Executor(self.recorder)
         self._unread: UnreadLoss | None = None
         self.threads = self._tune().base.threads
+
+    def __repr__(self) -> str:
+        function = self.recorder.function
+        runs: list[Any] = [*functions_in(function), type(function)]
+        return (
+            f"{type(self).__name__}({runs[0].__qualname__}, policy={self.policy.name!r}, backend={self.backend.name!r})"
+        )
 
     def __copy__(self) -> Self:
         """Another one that has all in common with this one but what is assigned to either afterwards."""

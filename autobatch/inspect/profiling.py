@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
+from autobatch.inspect.notebooks import AsText
 from autobatch.ir.typetable import TypeTable, group_by_shape, name_group
 from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.runtime.step import Span, Step
@@ -119,7 +120,7 @@ class Taken(NamedTuple):
                 yield Span("weights", end, span.end, sum(batch.n_bytes for batch in weights))
 
 
-class Profile:
+class Profile(AsText):
     """The times of the last calls; prints as a table. It records calls while its context is entered.
 
     Bytes are those that a stage makes (graphs, indices) or works on: the inputs and saved values of the rows of a

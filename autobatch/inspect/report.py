@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from autobatch.graph.rewrite.passes import Rewrites
+from autobatch.inspect.notebooks import AsText
 from autobatch.inspect.plotting import Picture, plot_schedules
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
@@ -67,7 +68,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(AsText):
     """The result of `explain`; prints as a table.
 
     Attributes:

@@ -117,6 +117,10 @@ class Module:
         """Find this module, the modules and the parameters under it, each once, under its first name."""
         return ((name, x) for name, x in _walk(self) if isinstance(x, (Module, Parameter)))
 
+    def __repr__(self) -> str:
+        """A tree of what is under the module: modules, parameters with their shapes, and where something is shared."""
+        return draw_tree(self)
+
     def __getstate__(self) -> Any:
         """The attributes that copies and pickles contain: all but the functions that replace cells during recording."""
         state: Any = super().__getstate__()
@@ -330,12 +334,53 @@ def _list_some(names: list[str]) -> str:
     return ", ".join(names[:NAMES_IN_A_MESSAGE]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def draw_tree(module: Module) -> str:
+    """What is under a module, a line each, as torch prints modules; one with nothing but parameters is one line."""
+    lines, names = list[str](), dict[int, str]()
+    pending: list[tuple[str, str, str, Any]] = [("", "", "", module)]
+    while pending:
+        indent, label, path, value = pending.pop()
+        if value is None:
+            lines.append(f"{indent})")
+            continue
+        kind, is_known = type(value).__name__, id(value) in names
+        name = names.setdefault(id(value), path)
+        parts = [(key, x) for key, x in _children(value) if _holds(x)]
+        if is_known:
+            lines.append(f"{indent}{label}{kind}, the same as {name or 'the whole'}")
+        elif isinstance(value, Parameter):
+            lines.append(f"{indent}{label}{value!r}")
+        elif all(isinstance(x, Parameter) and id(x) not in names for _, x in parts):
+            names |= {id(x): f"{path}.{key}".lstrip(".") for key, x in parts}
+            shapes = [f"{key}={x.shape}" for key, x in parts]
+            lines.append(f"{indent}{label}{kind}({', '.join([*shapes, *_numbers_of(value)])})")
+        else:
+            lines.append(f"{indent}{label}{kind}(")
+            pending.append((indent, "", "", None))
+            prefix = path and f"{path}."
+            pending += [(f"{indent}  ", f"({key}): ", f"{prefix}{key}", x) for key, x in reversed(parts)]
+    return "\n".join(lines)
+
+
+def _holds(value: Any) -> bool:
+    """Whether something is a module or parameter, or a container of one."""
+    if isinstance(value, dict | list | tuple):
+        return any(isinstance(x, Module | Parameter) for _, x in _walk(value))
+    return True
+
+
+def _numbers_of(value: object) -> list[str]:
+    """The numbers and texts among a module's attributes, as they are printed."""
+    own = vars(value) if isinstance(value, Module) else {}
+    return [f"{key}={x!r}" for key, x in own.items() if type(x) in (int, float, str) and not key.startswith("_")]
+
+
 def holders_in(module: Module) -> list[Any]:
     """List what a walk looks into, each once: modules, lists, tuples and dicts."""
     return [found for _, found in _walk(module) if not isinstance(found, Parameter)]
 
 
-def _walk(module: Module) -> Iterator[tuple[str, Any]]:
+def _walk(module: object) -> Iterator[tuple[str, Any]]:
     """Yield all that holds parameters or is one, once, with its first name, depth first in the order of definition."""
     visited: set[int] = set()
     pending: list[tuple[str, object]] = [("", module)]

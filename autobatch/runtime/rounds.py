@@ -61,7 +61,8 @@ class Rounds:
         """Run all rounds; within the context the last step, which gives the results, is ready to run.
 
         Raises:
-            GraphError: more rounds than are allowed; names an instance, and where it waits.
+            GraphError: more rounds than are allowed; names an instance, and where it waits. Where errors are returned, it
+                is the result of each instance that waits.
             Whatever a program raises, with a note that names its instance; the other programs are ended.
         """
         with self._all(instances, None, raises=self._waiting.on_error == "raise"):
@@ -107,16 +108,23 @@ class Rounds:
             return False
         n, most = len(self._steps), self._waiting.max_rounds
         if n == most:
-            first = phases.waiting[0]
-            raise GraphError(
-                f"instance {first} of {len(phases.programs)} still waits after max_rounds={n} rounds, "
-                f"{phases.programs[first].where()}; allow more, or end the program earlier."
-            )
+            if raises:
+                raise self._too_long(phases.waiting[0])
+            phases.give_up(self._too_long)
+            return False
         with phases.graph.holding(wanted):
             self._round(wanted)
             numbers = self._kept.read(wanted, phases.int_slots)
         phases.answer(numbers)
         return True
+
+    def _too_long(self, instance: int) -> GraphError:
+        """The error of an instance that still waits after the last round."""
+        programs = self._phases.programs
+        return GraphError(
+            f"instance {instance} of {len(programs)} still waits after max_rounds={len(self._steps)} rounds, "
+            f"{programs[instance].where()}; allow more, or end the program earlier."
+        )
 
     def _round(self, wanted: IntArray) -> None:
         """Run the nodes that wanted values depend on, if there are any."""

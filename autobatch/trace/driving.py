@@ -111,6 +111,11 @@ class Program:
         self.waiting.clear()
         self._root.end(error)
 
+    def fail(self, error: Exception) -> None:
+        """End all branches; the program has this error."""
+        self.end(error)
+        self.error = error
+
     def where(self) -> str:
         """Where the first waiting branch waits: the function and the line."""
         program: Any = self.waiting[0][0].program

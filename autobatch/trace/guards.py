@@ -194,7 +194,9 @@ def _(x: np.ndarray) -> Hashable | None:
 def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:
     if content_of(before) is not None or content_of(now) is not None:
         return Difference(key, f"{text} holds other numbers", before, now)
-    return Difference(key, f"{text} was {_short(before)} and is {_short(now)}", before, now)
+    was, is_now = _short(before), _short(now)
+    told = f"{text} is another {type(now).__name__}" if was == is_now else f"{text} was {was} and is {is_now}"
+    return Difference(key, told, before, now)
 
 
 def _is_still(before: Any, now: Any, content: Hashable | None, live: Live | None) -> bool:
@@ -213,5 +215,5 @@ def _elements_of(holder: Any) -> list[Any]:
 
 
 def _short(x: Any) -> str:
-    text = repr(x)
+    text = " ".join(repr(x).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,7 +8,7 @@ All that was recorded is one growing graph (`autobatch.graph.growing`); between 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -123,15 +123,16 @@ class Phases:
                 program = programs[i]
                 forget()
                 program.advance(enter)
-                if program.is_over:
-                    over.append(i)
-                    self._structures[i] = self._finish(program, refs, numbers)
-                    continue
-                try:
-                    asked.append([read(x, refs, numbers) for _, x in program.waiting])
-                except Exception as error:
-                    note_instance(error, i)
-                    raise
+                if not program.is_over:
+                    n_refs = len(refs)
+                    try:
+                        asked.append([read(x, refs, numbers) for _, x in program.waiting])
+                        continue
+                    except AutobatchError as error:
+                        del refs[n_refs:], numbers[n_refs:]
+                        program.fail(error)
+                over.append(i)
+                self._structures[i] = self._finish(program, refs, numbers)
         n_left = len(programs) + 1 - len(log_ptr)
         log_ptr += [len(log)] * n_left
         output_ptr += [len(refs)] * n_left
@@ -194,6 +195,15 @@ class Phases:
                 grown[slot] = self._calls.kept_kind(self.table_of(slot))
                 self.kinds, source = self.kinds._replace(source=grown), grown
         self._learn_types()
+
+    def give_up(self, error_of: Callable[[int], Exception]) -> None:
+        """End the programs that still wait, each with an error in the place of its result."""
+        with stage(self._calls):
+            for i in self._active:
+                error = error_of(i)
+                self.programs[i].fail(error)
+                self._structures[i] = Static(error)
+        self._active = []
 
     def end(self, error: BaseException) -> None:
         """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""

@@ -13,7 +13,7 @@ from autobatch.trace.cell import BoundCell, Cell
 LIBRARIES = {*sys.stdlib_module_names, "autobatch", "numpy", "torch"}
 READS = {
     "LOAD_GLOBAL": "globals", "LOAD_NAME": "globals", "LOAD_ATTR": "attributes", "LOAD_METHOD": "attributes",
-    "IMPORT_FROM": "attributes", "IMPORT_NAME": "modules",
+    "LOAD_SUPER_ATTR": "attributes", "IMPORT_FROM": "attributes", "IMPORT_NAME": "modules",
 }  # fmt: skip
 NOT_CALLED = {"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "__class_getitem__"}
 
@@ -25,11 +25,13 @@ class Names(NamedTuple):
         globals: names of globals that it reads.
         attributes: names of attributes, of any object.
         modules: names of modules that it imports.
+        inherited: names that it may read from `super()`: those of attributes, and its texts.
     """
 
     globals: frozenset[str]
     attributes: frozenset[str]
     modules: frozenset[str]
+    inherited: frozenset[str]
 
 
 @cache
@@ -39,6 +41,8 @@ def names_in(code: CodeType) -> Names:
     for instruction in dis.get_instructions(code):
         if (kind := READS.get(instruction.opname)) is not None:
             found[kind].add(instruction.argval)
+    texts = {x for x in code.co_consts if isinstance(x, str) and x.isidentifier()}
+    found["inherited"] = found["attributes"] | texts if "super" in found["globals"] else set()
     return Names(**{kind: frozenset(names) for kind, names in found.items()})
 
 

@@ -67,7 +67,9 @@ class Watch:
         self._functions: dict[CodeType, set[FunctionType]] = {}
         self._called = set[CodeType]()
         self._attribute_names = set[str]()
+        self._inherited_names = set[str]()
         self._namespaces: dict[int, Any] = {}
+        self._kinds = set[type]()
         self._draws = Draws()
         self._hooked: set[type] = set()
         self._hooks = ExitStack()
@@ -175,6 +177,7 @@ class Watch:
         elif isinstance(value, ModuleType | type):
             if not is_library(value.__name__ if isinstance(value, ModuleType) else value.__module__):
                 self._namespaces[id(value)] = value
+                self._note_namespace(value)
         elif functions := functions_in(value):
             self._may_call(functions)
         else:
@@ -186,6 +189,9 @@ class Watch:
         is_known = kind.__module__.partition(".")[0] in KNOWN and is_library(kind.__module__)
         if is_known and not kind.__module__.startswith(LAYERS):
             return
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._note_inherited(kind)
         self._may_call(special_methods(kind))
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
@@ -247,6 +253,10 @@ class Watch:
             self._attribute_names |= names.attributes
             for x in list(self._namespaces.values()):
                 self._note_namespace(x)
+            if names.inherited - self._inherited_names:
+                self._inherited_names |= names.inherited
+                for kind in list(self._kinds):
+                    self._note_inherited(kind)
 
     def _note_variables(self, function: FunctionType) -> None:
         """Record a function's code, its closure variables and its default arguments."""
@@ -265,6 +275,15 @@ class Watch:
             for name in self._attribute_names & space.keys():
                 if (id(x), name) not in self.guards:
                     self._constant(x, space.get, name, f"{x.__name__}.{name}", space[name])
+
+    def _note_inherited(self, kind: type) -> None:
+        """Record what `super()` may find in the classes of an object, or miss there: nothing reports its reads."""
+        for base in kind.__mro__:
+            if not is_library(base.__module__):
+                for name in self._inherited_names:
+                    if (id(base), name) not in self.guards:
+                        found = vars(base).get(name, MISSING)
+                        self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}", found)
 
     def _constant(self, holder: object, get: Any, name: str, text: str, value: Any) -> None:
         """Record something that stays a constant, because it cannot be replaced."""

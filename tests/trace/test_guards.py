@@ -408,3 +408,88 @@ def test_a_clock_that_others_read_while_garbage_is_collected_is_not_the_bodys() 
     np.testing.assert_array_equal(found, [[2.0, 2.0]])
     assert asked
     assert gc.isenabled()
+
+
+def inheriting(read: str) -> tuple[Any, type]:
+    """A model whose cell reads `gain` from `super()`, and the class where that is."""
+
+    class Upper(ab.Module):
+        gain: Any = 2.0
+
+        def scale(self, x: Any) -> Any:
+            return x * 2.0
+
+    class Beside(Upper):
+        gain: Any = 3.0
+
+    class Lower(Upper):
+        def inner(self, x: Any) -> Any:
+            return x * super().gain
+
+        @property
+        def of_property(self) -> Any:
+            return super().gain
+
+        def by_name(self) -> Any:
+            return getattr(super(), "gain")  # noqa: B009
+
+        def or_else(self, otherwise: float) -> Any:
+            return getattr(super(), "shift", otherwise)
+
+        def body(self, x: Any) -> Any:
+            return {
+                "attribute": lambda: self.inner(x),
+                "arguments": lambda: x * super(Lower, self).gain,
+                "property": lambda: x * self.of_property,
+                "getattr": lambda: x * self.by_name(),
+                "missing": lambda: x * self.or_else(5.0),
+            }[read]()
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(self.body(x)) + ab.sum(super().scale(x))
+
+    class Both(Lower, Beside):
+        pass
+
+    return Both(), Beside
+
+
+@pytest.mark.parametrize("read", ["attribute", "arguments", "property", "getattr", "missing"])
+def test_what_is_read_from_super(read: str) -> None:
+    model, beside = inheriting(read)
+    loss = ab.batched(model.loss)
+    upper = beside.__bases__[0]
+    changes: list[Callable[[], None]] = [
+        lambda: None,
+        lambda: setattr(beside, "gain", 7.0),
+        lambda: setattr(beside, "shift", 11.0),
+        lambda: setattr(upper, "scale", lambda self, x: x * 13.0),
+        lambda: setattr(beside, "scale", lambda self, x: x * 17.0),
+        lambda: delattr(beside, "gain"),
+    ]
+    for change in changes:
+        change()
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-5)
+        before = traced(loss)
+        loss(XS)
+        assert traced(loss) == before
+
+
+def test_a_class_that_a_property_names() -> None:
+    class Settings:
+        gain = 2.0
+
+    class Model(ab.Module):
+        @property
+        def gain(self) -> float:
+            return Settings.gain
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x * self.gain)
+
+    model = Model()
+    loss = ab.batched(model.loss)
+    for Settings.gain in (2.0, 5.0, 7.0):
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-5)

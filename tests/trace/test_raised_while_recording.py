@@ -61,7 +61,7 @@ def test_the_cause_of_an_error_is_kept() -> None:
 def test_what_gives_the_instances_is_not_blamed_on_one() -> None:
     model = Model()
     with pytest.raises(KeyError) as found:
-        ab.batched(model.leaf, module=model)({}[n] for n in range(3))
+        ab.batched(model.leaf, module=model)({0: 1}[n] for n in range(3))
     assert not hasattr(found.value, "__notes__")
 
 

@@ -7,6 +7,7 @@ import gc
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,55 @@ def test_too_many_rounds_name_an_instance_and_where_it_waits() -> None:
     with pytest.raises(ab.GraphError, match=r"instance 1 of 3 still waits after max_rounds=2 rounds, in Model.loop, l"):
         run(items(1, 3, 2))
     assert run(items(2, 1)).shape == (2,)
+
+
+@each("lengths, most", [((1, 3, 2), 2), ((3, 4), 1), ((1, 2), 0), ((1, 2), 2), ((4, 0, 1, 5), 1)])
+def test_too_many_rounds_are_the_errors_of_those_that_wait(lengths: tuple[int, ...], most: int) -> None:
+    model, closed = Model(), list[int]()
+
+    async def program(item: Any) -> Any:
+        try:
+            return await model.loop(item)
+        except GeneratorExit:
+            model.total(model.turn(item[0]))
+            closed.append(item[1])
+            raise
+
+    run = batched(program, module=model, max_rounds=most, on_error="return")
+    for _ in range(2):
+        closed.clear()
+        given = items(*lengths)
+        for i, (found, item) in enumerate(zip(run(given), given, strict=True)):
+            if item[1] <= most:
+                np.testing.assert_allclose(found, ab.eager(program, item), rtol=1e-12)
+            else:
+                assert isinstance(found, ab.GraphError)
+                told = f"instance {i} of {len(lengths)} still waits after max_rounds={most} rounds, in Model.loop, l"
+                assert str(found).startswith(told)
+        assert closed == [n for n in lengths if n > most]
+        assert taken(run) == 0
+    with pytest.raises(ab.GraphError, match="still waits") if closed else nullcontext():
+        run.value_and_grad(items(*lengths))
+
+
+def test_what_cannot_be_awaited_is_the_error_of_its_instance() -> None:
+    model = Model()
+
+    async def program(item: Any) -> Any:
+        x, n = item
+        if n == 2:
+            await ab.value([model.total(x), model.loop(item)])
+        return await model.loop(item)
+
+    run = batched(program, module=model, on_error="return")
+    first, second, third = run(items(1, 2, 3))
+    one, _, other = items(1, 2, 3)
+    np.testing.assert_allclose((first, third), (ab.eager(program, one), ab.eager(program, other)), rtol=1e-12)
+    assert isinstance(second, ab.GraphError)
+    assert "which nobody awaits" in str(second)
+    with pytest.raises(ab.GraphError, match="which nobody awaits") as found:
+        run.value_and_grad(items(1, 2, 3))
+    assert found.value.__notes__ == ["raised by instance 1 of the mini-batch, after 0 rounds"]
 
 
 def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:

@@ -1,0 +1,47 @@
+"""What functions over mini-batches and their reports print."""
+
+from __future__ import annotations
+
+import html
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from refusals import Model
+
+
+def own_loss(model: Model, x: int) -> Any:
+    return model.total(model.leaf(x))
+
+
+class Callable:
+    """An object that is called."""
+
+    def __call__(self, x: int) -> int:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (Model().leaf, "Model.leaf"),
+        (own_loss, "own_loss"),
+        (partial(partial(own_loss), Model()), "own_loss"),
+        (Callable(), "Callable"),
+    ],
+)
+def test_a_batched_function_says_what_it_runs(function: Any, name: str) -> None:
+    run = ab.batched(function, policy="depth", backend="reference")
+    assert repr(run) == f"Batched({name}, policy='depth', backend='reference')"
+    run.policy = ab.policies.get("agenda")
+    assert "policy='agenda'" in repr(run)
+
+
+def test_reports_appear_in_notebooks_as_they_print() -> None:
+    loss = ab.batched(lambda x: ab.sum(2.0 * x))
+    given = [np.ones(3), np.ones(3)]
+    for report in (loss.explain(given), loss.profile(given)):
+        assert report._repr_html_() == f"<pre>{html.escape(str(report))}</pre>"
