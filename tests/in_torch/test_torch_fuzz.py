@@ -132,6 +132,7 @@ def test_planted_defects_are_told_apart(change: Change, signature: str, monkeypa
     assert (failure.signature if failure else "") == signature
 
 
+@pytest.mark.slow
 def test_a_failing_program_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, of_leaves(lambda y: y * 1.01))
     found = run_one(1, "reference", shrink_seconds=10.0)
