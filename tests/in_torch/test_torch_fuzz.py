@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import autobatch.torch as abt
 import fuzz
 from autobatch.errors import GraphError
 from fuzzing_torch import worlds
@@ -78,8 +79,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     def batched(function: Change, module: Any, backend: str) -> Any:
         return lambda instances: change(stack([function(one) for one in instances]))
 
-    monkeypatch.setattr(worlds.abt, "cell", lambda module, runs: module)
-    monkeypatch.setattr(worlds.abt, "batched", batched)
+    monkeypatch.setattr(abt, "cell", lambda module, runs: module)
+    monkeypatch.setattr(abt, "batched", batched)
 
 
 def of_leaves(change: Change) -> Change:

@@ -67,7 +67,8 @@ def _simpler(block: Block, before: tuple[Block, ...]) -> Iterator[Block]:
                 yield Block(shorter)
     if not (found := ASSIGNED.fullmatch(block.line)):
         return
-    names = [match[1] for other in before if (match := ASSIGNED.fullmatch(other.line)) and "." not in match[1]]
+    assigned = [ASSIGNED.fullmatch(other.line) for other in before]
+    names = [one[1] for one in assigned if one]
     if found[2] not in names:
         yield from (Block(f"{found[1]} = {name}") for name in dict.fromkeys(names) if name != found[1])
 
