@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import torch
 
 from fuzzing import campaign
 from fuzzing.campaign import Found, State, load_state, run, save_state
@@ -50,6 +51,8 @@ def main(
 ) -> None:
     """Run random programs; the exit status is 1 if one was wrong."""
     is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
+    if is_torch:
+        torch.set_num_threads(1)  # small tensors are slower on several
 
     def run_one(seed: int, seconds: float) -> Found | None:
         if is_torch:

@@ -232,7 +232,7 @@ def _quiet() -> Iterator[None]:
 def expected_of(function: Function, given: list[Any]) -> tuple[Tensor, list[Tensor]]:
     """What torch gives, and the gradients of what it is given."""
     leaves = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in given]
-    y = function(*leaves)
+    y: Tensor = function(*leaves)
     gradients: Any = [None] * len(leaves)
     if y.requires_grad:
         gradients = torch.autograd.grad(y, leaves, weights_of(y), allow_unused=True)
@@ -247,7 +247,7 @@ def weights_of(y: Tensor) -> Tensor:
 @pytest.mark.parametrize("runs", ["auto", pytest.param("autobatch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "function", "given"), [pytest.param(*case, id=case[0]) for case in CASES])
 def test_values_and_gradients_are_those_of_torch(name: str, function: Function, given: list[Any], runs: str) -> None:
-    cell = abt.cell(lambda *xs: function(*xs), runs=runs)
+    cell: Any = abt.cell(lambda *xs: function(*xs), runs=runs)
     batched = abt.batched(lambda xs: cell(*xs), module=Anchor())
     instances = [[torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in one] for one in given]
     try:

@@ -51,7 +51,7 @@ class Block:
                 continue
             for start in reversed(range(0, n, width)):
                 yield replace(self, inside=self.inside[:start] + self.inside[start + width :])
-        for k, part in enumerate(self.inside):
+        for k, part in reversed([*enumerate(self.inside)]):
             for changed in [*part.smaller(), *_simpler(part, self.inside[:k])]:
                 yield replace(self, inside=(*self.inside[:k], changed, *self.inside[k + 1 :]))
 
@@ -67,7 +67,8 @@ def _simpler(block: Block, before: tuple[Block, ...]) -> Iterator[Block]:
                 yield Block(shorter)
     if not (found := ASSIGNED.fullmatch(block.line)):
         return
-    names = [match[1] for other in before if (match := ASSIGNED.fullmatch(other.line)) and "." not in match[1]]
+    assigned = [ASSIGNED.fullmatch(other.line) for other in before]
+    names = [one[1] for one in assigned if one]
     if found[2] not in names:
         yield from (Block(f"{found[1]} = {name}") for name in dict.fromkeys(names) if name != found[1])
 
@@ -75,13 +76,14 @@ def _simpler(block: Block, before: tuple[Block, ...]) -> Iterator[Block]:
 def shrink(program: Block, fails: Callable[[Block], bool], seconds: float) -> Block:
     """Leave out what can be left out while the program fails."""
     end = time.monotonic() + seconds
-    is_smaller = True
-    while is_smaller:
-        is_smaller = False
-        for candidate in program.smaller():
-            if time.monotonic() > end:
-                return program
-            if candidate.size < program.size and fails(candidate):
-                program, is_smaller = candidate, True
-                break
+    at, n_failed = 0, 0  # what was tried before a success is tried again last
+    while time.monotonic() < end:
+        candidates = [one for one in program.smaller() if one.size < program.size]
+        if n_failed >= len(candidates):
+            break
+        candidate = candidates[at % len(candidates)]
+        if fails(candidate):
+            program, n_failed = candidate, 0
+        else:
+            at, n_failed = at + 1, n_failed + 1
     return program

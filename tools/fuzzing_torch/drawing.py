@@ -67,7 +67,7 @@ class Drawing:
     def cell(self, name: str, takes: Sequence[str], given: dict[str, Any]) -> Block:
         """A class of modules, its lines drawn."""
         layers: dict[str, str] = {}
-        owner = nn.Module()
+        owner: Any = nn.Module()
         owner.scale, owner.flag = 1.3, False
         owner.register_buffer("shift", torch.full((), 0.4, dtype=torch.float64))
         scope = {"torch": torch, "nn": nn, "F": functional, "Triple": Triple, "Norm": Norm, "self": owner, "copy": copy}

@@ -215,6 +215,8 @@ def differ(wanted: Any, found: Any, tolerance: float) -> str:
     if wanted is None or found is None:
         other = found if wanted is None else wanted
         return "" if other is None or not other.any() else f"None: {wanted} and {found}"
+    if not isinstance(wanted, Tensor) or not isinstance(found, Tensor):
+        return "" if type(wanted) is type(found) else f"type: {type(found).__name__}, not {type(wanted).__name__}"
     if wanted.dtype != found.dtype:
         return f"dtype: {found.dtype}, not {wanted.dtype}"
     if wanted.shape != found.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -28,7 +29,12 @@ class Runner(StrEnum):
     OP = "torch runs as one op"
     CELL = "make torch run the whole cell"
     REFUSED = "are refused"
+    DEFECT = "give something else than PyTorch, which is a defect"
     NONE = "give no tensor, or do not run on the processor, and are not compared"
+
+
+REASONS = {Runner.REFUSED: (Verdict.REFUSED,), Runner.DEFECT: (Verdict.WRONG, Verdict.CRASH)}
+"""The verdicts of which the page gives reasons."""
 
 
 def list_torch_ops(outcomes: Iterable[Outcome], version: str) -> str:
@@ -49,6 +55,8 @@ def list_torch_ops(outcomes: Iterable[Outcome], version: str) -> str:
 
 def _runner(outcomes: Sequence[Outcome]) -> Runner:
     """What runs an op: of its samples, that of which torch does most."""
+    if any(outcome.verdict in (Verdict.WRONG, Verdict.CRASH) for outcome in outcomes):
+        return Runner.DEFECT
     if any(outcome.verdict == Verdict.REFUSED for outcome in outcomes):
         return Runner.REFUSED
     compared = [outcome for outcome in outcomes if outcome.verdict != Verdict.SKIPPED]
@@ -61,12 +69,12 @@ def _runner(outcomes: Sequence[Outcome]) -> Runner:
 
 
 def _list(runner: Runner, ops: Sequence[str], found: Mapping[str, Sequence[Outcome]]) -> str:
-    """The ops: with why, and of how many samples, where they are refused; else their names."""
-    if runner != Runner.REFUSED:
+    """The ops; where they are refused or defective with why, and of how many samples."""
+    if runner not in REASONS:
         return ", ".join(f"`{op}`" for op in ops)
     lines = ["| op | samples | why |", "|---|---|---|"]
     for op in ops:
-        refused = [outcome for outcome in found[op] if outcome.verdict == Verdict.REFUSED]
-        why = refused[0].detail.removeprefix("in cell 'body': ").replace("|", "\\|")
-        lines.append(f"| `{op}` | {len(refused)} of {len(found[op])} | {why} |")
+        those = [outcome for outcome in found[op] if outcome.verdict in REASONS[runner]]
+        why = re.sub(r"<weakref.*?>", "<weakref>", those[0].detail.removeprefix("in cell 'body': ")).replace("|", "\\|")
+        lines.append(f"| `{op}` | {len(those)} of {len(found[op])} | {why} |")
     return "\n".join(lines)

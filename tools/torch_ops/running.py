@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -31,8 +32,9 @@ def run(
     """
     judge(next(cases_of("tanh")), runs[0], backend)  # what is imported and compiled here no process has to do again
     left = [(op, 0) for op in ops]
+    before: tuple[str, int, str] | None = None
     while left:
-        at = (left[0][0], left[0][1], runs[0])
+        at = before or (left[0][0], 0, runs[0])
         is_done = False
         for said in _in_a_process(left, runs, limit, backend, told):
             if "at" in said:
@@ -43,7 +45,9 @@ def run(
                 yield Outcome(**{**said, "verdict": Verdict(said["verdict"]), "told": tuple(said["told"])})
         if is_done:
             return
-        op, number, way = at
+        if at == before:
+            raise RuntimeError(f"a process that runs samples of {at[0]} ends before it begins one.")
+        op, number, way = before = at
         yield Outcome(op, number, way, Verdict.CRASH, "the process ends, or takes too long")
         places = [name for name, _ in left]
         left = [(op, number + 1), *left[places.index(op) + 1 :]]
@@ -76,6 +80,7 @@ def _work(
 ) -> None:
     """Judge samples, and say of each that it begins and what came of it."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of torch, while it draws samples
     for op, first in left:
         for case in cases_of(op, limit):
             if case.number < first:

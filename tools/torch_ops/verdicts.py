@@ -18,7 +18,7 @@ from torch_ops.samples import Case
 
 UNINITIALISED = "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"
 """Ops whose results are any numbers: only shapes and dtypes are compared."""
-TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
+RELATIVE, ABSOLUTE = 1e-7, 1e-9
 
 
 class Verdict(StrEnum):
@@ -187,7 +187,7 @@ def _differ(found: Sequence[Tensor], wanted: Sequence[Tensor], what: str, is_ran
         if is_random:
             continue
         try:
-            torch.testing.assert_close(x, y, equal_nan=True, **TOLERANCE)
+            torch.testing.assert_close(x, y, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
         except AssertionError as error:
             return f"{what} {k}: {' '.join(str(error).split())}"
     return ""
