@@ -272,7 +272,7 @@ def _define_comparison(name: str, operator: str, kernel: Any, example: str) -> O
 less = _define_comparison("less", "<", lambda xp, x, y, out: xp.less(x, y, out=out), "[1., 0., 0.]")
 less_equal = _define_comparison("less_equal", "<=", lambda xp, x, y, out: xp.less_equal(x, y, out=out), "[1., 1., 0.]")
 greater = _define_comparison("greater", ">", lambda xp, x, y, out: xp.greater(x, y, out=out), "[0., 0., 1.]")
-greater_equal = _define_comparison(
+greater_equal: Op = _define_comparison(
     "greater_equal", ">=", lambda xp, x, y, out: xp.greater_equal(x, y, out=out), "[0., 1., 1.]"
 )
 equal: Op = _define_comparison("equal", "==", lambda xp, x, y, out: xp.equal(x, y, out=out), "[0., 1., 0.]")
