@@ -19,6 +19,7 @@ from autobatch.errors import (
     ShapeError,
 )  # fmt: skip
 from autobatch.graph.graph import Graph
+from autobatch.missing import advice
 from autobatch.nn.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.nn.minibatches import minibatches
 from autobatch.ops import (
@@ -38,6 +39,7 @@ from autobatch.ops import (
     dropout,
     each,
     einsum,
+    elu,
     equal,
     erf,
     exp,
@@ -45,6 +47,7 @@ from autobatch.ops import (
     greater,
     greater_equal,
     layer_norm,
+    leaky_relu,
     less,
     less_equal,
     log,
@@ -100,12 +103,12 @@ __all__ = [
     "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
     "PolicyError", "Rows", "ScheduleError", "ShapeError", "abs", "add", "affine", "argmax", "attend", "batched",
     "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "div", "dot", "dot_n", "dropout", "each", "eager",
-    "einsum", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm", "less", "less_equal",
-    "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n",
-    "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim", "outer", "policies", "pow",
-    "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt",
-    "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value",
-    "where",
+    "einsum", "elu", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm", "leaky_relu",
+    "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
+    "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
+    "outer", "policies", "pow", "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n", "softplus",
+    "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k",
+    "transpose", "value", "where",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -113,7 +116,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name == "policies":
             return import_module("autobatch.policies")
-        raise AttributeError(f"module 'autobatch' has no attribute {name!r}")
+        raise AttributeError(f"module 'autobatch' has no attribute {name!r}{advice(name, __all__)}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from autobatch.errors import NumericError
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from autobatch.trace.awaiting import eager
 
 
 def check_grads(
@@ -75,28 +76,31 @@ def check_batched(
     """Compare a batched call with the function called on one instance at a time, with the same random numbers.
 
     Args:
+        function: of one instance; an async one runs by `ab.eager`.
+        loss: the same, batched.
+        instances: a mini-batch.
         tolerance: for a module in float64 (`module.astype("float64")`); in float32 give about 1e-4.
 
     Raises:
         NumericError: they differ by more than `tolerance`, relative to the largest number plus one.
     """
-    eager = []
+    expected = []
     for key, x in enumerate(instances):
         with randomness(loss.seed, loss.step, key):
-            eager.append(function(x))
-    _check_equal(eager, loss(instances), tolerance)
+            expected.append(eager(function, x))
+    _check_equal(expected, loss(instances), tolerance)
 
 
-def _check_equal(eager: list[Any], stacked: Any, tolerance: float) -> None:
+def _check_equal(expected: list[Any], stacked: Any, tolerance: float) -> None:
     if is_dataclass(stacked):
         for f in fields(stacked):
-            _check_equal([getattr(e, f.name) for e in eager], getattr(stacked, f.name), tolerance)
+            _check_equal([getattr(e, f.name) for e in expected], getattr(stacked, f.name), tolerance)
         return
     if isinstance(stacked, (tuple, dict)):
         for key in stacked if isinstance(stacked, dict) else range(len(stacked)):
-            _check_equal([e[key] for e in eager], stacked[key], tolerance)
+            _check_equal([e[key] for e in expected], stacked[key], tolerance)
         return
-    for i, (one, row) in enumerate(zip(eager, stacked, strict=True)):
+    for i, (one, row) in enumerate(zip(expected, stacked, strict=True)):
         if isinstance(one, list):
             for part, other in zip(one, row, strict=True):
                 _check_equal([part], [other], tolerance)

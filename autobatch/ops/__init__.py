@@ -7,10 +7,12 @@ from autobatch.ops.elementwise import (
     clip,
     cos,
     div,
+    elu,
     equal,
     exp,
     greater,
     greater_equal,
+    leaky_relu,
     less,
     less_equal,
     log,
@@ -42,9 +44,10 @@ from autobatch.ops.variadic import attend, dot_n, each, logsumexp_n, max_n, mean
 
 __all__ = [
     "Op", "abs", "add", "affine", "argmax", "attend", "categorical", "clip", "concat", "cos", "cross_entropy",
-    "define_op", "div", "dot", "dot_n", "dropout", "each", "einsum", "equal", "erf", "exp", "gelu", "greater",
-    "greater_equal", "layer_norm", "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup",
-    "matmul", "max", "max_n", "maximum", "mean", "mean_n", "min", "minimum", "mul", "neg", "normal", "not_equal",
-    "outer", "pow", "relu", "reshape", "sigmoid", "sin", "slice_", "softmax", "softmax_n", "softplus", "split",
-    "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "top_k", "transpose", "where",
+    "define_op", "div", "dot", "dot_n", "dropout", "each", "einsum", "elu", "equal", "erf", "exp", "gelu", "greater",
+    "greater_equal", "layer_norm", "leaky_relu", "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n",
+    "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n", "min", "minimum", "mul", "neg", "normal",
+    "not_equal", "outer", "pow", "relu", "reshape", "sigmoid", "sin", "slice_", "softmax", "softmax_n", "softplus",
+    "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "top_k", "transpose",
+    "where",
 ]  # fmt: skip

@@ -128,7 +128,7 @@ log: Op = define_elementwise(
     doc="""The natural logarithm of each element.
 
     Shapes: x any, the result alike.
-    Gradient: 1 / x.
+    Gradient: 1 / x, which is infinite at 0.
 
     >>> ab.log(np.array([1.0, 10.0])).round(4)
     array([0.    , 2.3026])
@@ -143,7 +143,7 @@ sqrt = define_elementwise(
     doc="""The square root of each element.
 
     Shapes: x any, the result alike.
-    Gradient: 0.5 / sqrt(x).
+    Gradient: 0.5 / sqrt(x), which is infinite at 0.
 
     >>> ab.sqrt(np.array([4.0, 9.0]))
     array([2., 3.])
@@ -199,7 +199,7 @@ relu = define_elementwise(
     doc="""The larger of x and 0 for each element.
 
     Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, else 0.
+    Gradient: 1 where x is positive, else 0, at 0 too.
 
     >>> ab.relu(np.array([-1.0, 2.0]))
     array([0., 2.])
@@ -272,7 +272,7 @@ def _define_comparison(name: str, operator: str, kernel: Any, example: str) -> O
 less = _define_comparison("less", "<", lambda xp, x, y, out: xp.less(x, y, out=out), "[1., 0., 0.]")
 less_equal = _define_comparison("less_equal", "<=", lambda xp, x, y, out: xp.less_equal(x, y, out=out), "[1., 1., 0.]")
 greater = _define_comparison("greater", ">", lambda xp, x, y, out: xp.greater(x, y, out=out), "[0., 0., 1.]")
-greater_equal = _define_comparison(
+greater_equal: Op = _define_comparison(
     "greater_equal", ">=", lambda xp, x, y, out: xp.greater_equal(x, y, out=out), "[0., 1., 1.]"
 )
 equal: Op = _define_comparison("equal", "==", lambda xp, x, y, out: xp.equal(x, y, out=out), "[0., 1., 0.]")
@@ -359,10 +359,27 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Any:
     return x if high is None else where(greater(x, high), high, x)
 
 
+@composite
+def leaky_relu(x: Any, slope: float = 0.01) -> Any:
+    """`x` where it is positive, else `slope * x`.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 where x is positive, else `slope`, at 0 too.
+
+    >>> ab.leaky_relu(np.array([-1.0, 2.0]))
+    array([-0.01,  2.  ])
+    """
+    return where(greater(x, 0.0), x, slope * x)
+
+
+def _second(xp: Any, x: Array, y: Array, out: Array) -> None:
+    out[...] = y
+
+
 instead = define_elementwise(
     "instead",
     lambda x, y: y,
-    kernel=lambda xp, x, y, out: xp.copyto(out, y),
+    kernel=_second,
     pullback=lambda g, out, x, y: (g, None),
     doc="""y, with the gradient of x.
 
@@ -370,6 +387,23 @@ instead = define_elementwise(
     Gradient: that of the result for x; y has none.
     """,
 )
+
+
+@composite
+def elu(x: Any, alpha: float = 1.0) -> Any:
+    """`x` where it is positive, else `alpha * (exp(x) - 1)`, without cancellation near 0.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 where x is positive, else `alpha * exp(x)`, which is `alpha` at 0.
+
+    >>> ab.elu(np.array([-1.0, 2.0])).round(4)
+    array([-0.6321,  2.    ])
+    """
+    below = where(greater(x, 0.0), 0.0, x)  # so that nothing overflows
+    power = exp(below)
+    return where(greater(x, 0.0), x, alpha * instead(power, tanh(0.5 * below) * (power + 1.0)))
+
+
 stop_gradient = define_op(
     "stop_gradient",
     shape=lambda x: x,

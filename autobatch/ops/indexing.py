@@ -192,7 +192,7 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
     The positions are ints, which `ab.lookup` takes. NaN counts as larger than any number, as in torch.
 
     Shapes: x (n,) with n >= k; both results (k,).
-    Gradient: that of the values, for the elements chosen.
+    Gradient: that of the values, for the elements chosen; of equal ones, for the first.
 
     >>> ab.top_k(np.array([0.5, 2.0, 1.0]), 2)
     (array([2., 1.]), array([1, 2]))

@@ -11,7 +11,7 @@ for batch in batches:
 
 from autobatch.optim.adam import Adam, AdamW
 from autobatch.optim.base import Optimizer, OptimizerState
-from autobatch.optim.clip import clip_by_norm
+from autobatch.optim.clip import clip_by_norm, clip_by_value
 from autobatch.optim.group import Group
 from autobatch.optim.schedules import ConstantRate, CosineRate, LearningRate, PlateauRate, RateState, StepRate
 from autobatch.optim.sgd import SGD
@@ -19,5 +19,5 @@ from autobatch.params.sparse_rows import Gradient
 
 __all__ = [
     "SGD", "Adam", "AdamW", "ConstantRate", "CosineRate", "Gradient", "Group", "LearningRate", "Optimizer",
-    "OptimizerState", "PlateauRate", "RateState", "StepRate", "clip_by_norm",
+    "OptimizerState", "PlateauRate", "RateState", "StepRate", "clip_by_norm", "clip_by_value",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradient clipping: scales all gradients by one factor if their norm is too large."""
+"""Gradient clipping: scales all gradients by one factor if their norm is too large, or limits each number."""
 
 from __future__ import annotations
 
@@ -54,6 +54,37 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
     store = _find_store(grads)
     numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
     return _clip_on_host(numbers, max_norm) if store is HOST else _clip_on_device(store, numbers, max_norm, grads)
+
+
+def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
+    """Replace each number of the gradients, in place, by the nearest one between `-limit` and `limit`.
+
+    Gradients on a device are clipped there, and the call does not wait: whether they are finite is not checked.
+
+    Args:
+        grads: parameter name to gradient, an array of any shape or `Rows`; all on one device.
+        limit: above 0, in the units of the gradients.
+
+    Raises:
+        NumericError: a gradient on the host holds NaN or infinity; the message names it and nothing has changed.
+        DataError: `limit` is not above 0, or a gradient is not a writeable array of floats.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> grads = {"weight": np.array([3.0, -0.5]), "bias": np.array([-4.0])}
+    >>> ab.optim.clip_by_value(grads, 1.0)
+    >>> print(grads["weight"], grads["bias"])
+    [ 1.  -0.5] [-1.]
+    """
+    if not limit > 0.0:
+        raise DataError(f"cannot clip gradients to numbers of {limit}; give a number above 0.")
+    store = _find_store(grads)
+    numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
+    if store is HOST:
+        for name, array in numbers.items():
+            _check_norm(name, _norm(array))
+    for array in numbers.values():
+        store.xp.clip(array, -limit, limit, out=array)
 
 
 def _clip_on_host(numbers: Mapping[str, FloatArray], max_norm: float) -> float:

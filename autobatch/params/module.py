@@ -345,7 +345,7 @@ def draw_tree(module: Module) -> str:
             continue
         kind, is_known = type(value).__name__, id(value) in names
         name = names.setdefault(id(value), path)
-        parts = [(key, x) for key, x in _children(value) if _holds(x)]
+        parts: list[tuple[str, Any]] = [(key, x) for key, x in _children(value) if _holds(x)]
         if is_known:
             lines.append(f"{indent}{label}{kind}, the same as {name or 'the whole'}")
         elif isinstance(value, Parameter):

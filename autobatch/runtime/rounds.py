@@ -61,8 +61,8 @@ class Rounds:
         """Run all rounds; within the context the last step, which gives the results, is ready to run.
 
         Raises:
-            GraphError: more rounds than are allowed; names an instance, and where it waits. Where errors are returned, it
-                is the result of each instance that waits.
+            GraphError: more rounds than are allowed; names an instance, and where it waits. Where errors are returned,
+                it is the result of each instance that waits.
             Whatever a program raises, with a note that names its instance; the other programs are ended.
         """
         with self._all(instances, None, raises=self._waiting.on_error == "raise"):

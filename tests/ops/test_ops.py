@@ -146,6 +146,8 @@ TAILS: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Any]], ...]
     ("softplus", ops.softplus, F.softplus, FAR),
     ("tanh", ops.tanh, torch.tanh, FAR),
     ("relu", ops.relu, torch.relu, FAR),
+    ("leaky_relu", ops.leaky_relu, F.leaky_relu, FAR),
+    ("elu", ops.elu, F.elu, FAR),
     ("exp", ops.exp, torch.exp, FAR),
     ("log", ops.log, torch.log, FAR),
     ("sqrt", ops.sqrt, torch.sqrt, FAR),
@@ -177,7 +179,7 @@ def test_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any], 
 
 @each(
     "name, compute, expect, inputs",
-    [case for case in TAILS if case[0] in ("sigmoid", "softplus", "tanh", "relu", "softmax", "log_softmax")]
+    [case for case in TAILS if case[0] in ("sigmoid", "softplus", "tanh", "relu", "elu", "softmax", "log_softmax")]
     + [case for case in TAILS if case[0].startswith("cross_entropy")],
 )
 def test_gradients_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Clipping shortens all gradients by one factor, in place, and refuses what is not finite."""
+"""Clipping shortens all gradients by one factor, or limits each number, in place, and refuses what is not finite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from autobatch.errors import DataError, NumericError
-from autobatch.optim import clip_by_norm
+from autobatch.optim import clip_by_norm, clip_by_value
 from autobatch.params.sparse_rows import Rows
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
@@ -92,3 +93,39 @@ def test_a_gradient_that_cannot_be_changed_changes_nothing(wrong: Any) -> None:
     with pytest.raises(DataError, match="cannot clip gradients: that of 'second' is no array of floats that can be"):
         clip_by_norm(grads, 1.0)
     assert grads["first"].tolist() == [30.0, 40.0]
+
+
+# --- By value
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.0, math.inf])
+def test_each_number_is_limited(limit: float) -> None:
+    rng = np.random.default_rng(0)
+    whole = rng.standard_normal((6, 8))
+    grads: dict[str, Any] = {"matrix": whole[:, 1:4], "vector": 3 * rng.standard_normal(5).astype(np.float32)}
+    rows = Rows([0, 2], np.array([[1.0, -9.0], [4.0, 0.25]]), (4, 2))
+    expected = {name: torch.from_numpy(np.array(grad)).requires_grad_() for name, grad in grads.items()}
+    for name, tensor in expected.items():
+        tensor.grad = torch.from_numpy(np.array(grads[name]))
+    torch.nn.utils.clip_grad_value_(expected.values(), limit)
+    dense, around = np.clip(np.asarray(rows), -limit, limit), whole.copy()
+    clip_by_value(grads | {"table": rows}, limit)
+    for name, tensor in expected.items():
+        assert tensor.grad is not None
+        np.testing.assert_array_equal(grads[name], tensor.grad.numpy())
+    np.testing.assert_array_equal(np.asarray(rows), dense)
+    np.testing.assert_array_equal(np.delete(whole, [1, 2, 3], axis=1), np.delete(around, [1, 2, 3], axis=1))
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
+def test_limits_are_above_0(limit: float) -> None:
+    with pytest.raises(DataError, match="give a number above 0"):
+        clip_by_value({"a": np.ones(2)}, limit)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_not_clipped(number: float) -> None:
+    grads: dict[str, Any] = {"a": np.full(2, 9.0), "b": np.array([1.0, number])}
+    with pytest.raises(NumericError, match="gradient of 'b'"):
+        clip_by_value(grads, 1.0)
+    assert grads["a"].tolist() == [9.0, 9.0]

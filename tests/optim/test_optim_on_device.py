@@ -19,7 +19,7 @@ from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError, DataError, NumericError, ShapeError
-from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, entries
+from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, clip_by_value, entries
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import shared_store
 from autobatch.params.sparse_rows import Rows
@@ -346,6 +346,18 @@ def test_clipping_is_that_of_the_host(device: Device, dtype: str, apart: bool, s
             found = there[name]
             found = np.asarray(found) if isinstance(found, Rows) else device.get(found)
             np.testing.assert_allclose(found, np.asarray(grad), rtol=1e-6, atol=0)
+
+
+@each("dtype, sparse", itertools.product(["float32", "float64"], [False, True]))
+def test_clipping_by_value_is_that_of_the_host(device: Device, dtype: str, sparse: bool) -> None:
+    for grads, limit in itertools.product(draw_grads(2, dtype, sparse), [0.5, math.inf]):
+        there = put(grads, device)
+        clip_by_value(there, limit)
+        clip_by_value(grads, limit)
+        for name, grad in grads.items():
+            found = there[name]
+            found = np.asarray(found) if isinstance(found, Rows) else device.get(found)
+            np.testing.assert_array_equal(found, np.asarray(grad))
 
 
 def test_the_same_gradients_have_the_same_norm_to_the_bit(device: Device) -> None:

@@ -246,7 +246,9 @@ def test_a_path_is_a_policy(saved: Path, tmp_path: Path) -> None:
 
 def test_policies_are_an_attribute_of_the_package() -> None:
     assert ab.policies is policies
-    with pytest.raises(AttributeError, match="module 'autobatch' has no attribute 'polices'"):
+    with pytest.raises(
+        AttributeError, match=r"module 'autobatch' has no attribute 'polices'; did you mean ab.policies\?"
+    ):
         ab.polices  # type: ignore[attr-defined]  # noqa: B018
 
 

@@ -1,0 +1,49 @@
+"""What to write instead of a name that `autobatch` does not have, but other libraries do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ARRAY = "arrays of NumPy are constants where values are recorded, so write np.{}"
+INSTEAD = {
+    **{name: ARRAY.format(name) for name in ("array", "arange", "eye", "full", "linspace", "ones", "zeros")},
+    **{f"{name}_like": ARRAY.format(f"{name}(x.shape)") for name in ("ones", "zeros")},
+    "tensor": ARRAY.format("array"),
+    "cat": "write ab.concat",
+    "concatenate": "write ab.concat",
+    "hstack": "write ab.concat",
+    "bmm": "write ab.matmul",
+    "mm": "write ab.matmul",
+    "mv": "write ab.matmul",
+    "nll_loss": "write ab.cross_entropy, which takes logits",
+    "mse_loss": "write ab.mean(ab.squared_error(x, y))",
+    "clamp": "write ab.clip",
+    "chunk": "write ab.split",
+    "swish": "write x * ab.sigmoid(x)",
+    "silu": "write x * ab.sigmoid(x)",
+    "square": "write x * x",
+    "detach": "write ab.stop_gradient",
+    "topk": "write ab.top_k",
+    "permute": "write ab.transpose",
+    "rand": "draw instances by NumPy; in a cell write ab.normal",
+    "randn": "draw instances by NumPy; in a cell write ab.normal",
+    "no_grad": "a call computes no gradients; value_and_grad does",
+    "nn": "layers are ab.Linear, ab.Embedding, ab.LSTMCell and others",
+    "jit": "ab.batched compiles",
+    "vmap": "write ab.batched",
+    "grad": "write ab.batched(loss).value_and_grad(instances)",
+}
+
+
+def advice(name: str, public: Sequence[str]) -> str:
+    """What a message adds about a name that is not there; begins with a semicolon, or is empty.
+
+    >>> advice("zeros", ["relu"]), advice("rellu", ["relu"]), advice("xyzzy", ["relu"])
+    ('; arrays of NumPy are constants where values are recorded, so write np.zeros', '; did you mean ab.relu?', '')
+    """
+    from difflib import get_close_matches
+
+    if name in INSTEAD:
+        return f"; {INSTEAD[name]}"
+    close = get_close_matches(name, public, n=1, cutoff=0.75)
+    return f"; did you mean ab.{close[0]}?" if close else ""

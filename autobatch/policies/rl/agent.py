@@ -1,0 +1,69 @@
+"""Between agents and models: graphs of a model as episodes, and a trained agent as a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from autobatch.batched import Batched
+from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph
+from autobatch.policies.rl.env import observe_seat
+from autobatch.policies.rl.seats import make_game
+from autobatch.schedule.schedule import Schedule, to_schedule
+from autobatch.schedule.simulator import finish, start, step
+
+
+class MaskedAgent(Protocol):
+    """A trained agent that takes only actions that are allowed, such as a MaskablePPO of sb3-contrib."""
+
+    observation_space: Any
+
+    def predict(self, observation: Any, *, deterministic: bool, action_masks: Any) -> tuple[Any, Any]:
+        """The action, and what is kept for the next one."""
+
+
+class Agent:
+    """A trained agent as a policy of `ab.batched`: it names the type to run next, of those that are ready.
+
+    Args:
+        agent: trained on an environment, whose observations say for how many types.
+        name: of the policy, in reports.
+    """
+
+    def __init__(self, agent: MaskedAgent, name: str = "agent") -> None:
+        self.name, self._agent = name, agent
+        self._n_types = int(agent.observation_space["mask"].shape[0])
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Play an episode of the graph.
+
+        Raises:
+            PolicyError: the graph has more types than the agent was trained for, or the agent names a type that is not
+                ready.
+        """
+        dag = to_dag(graph)
+        sim = start(dag)
+        if dag.type_id.size:
+            game = make_game([dag], 1, "critical", self._n_types, None)
+            game.deal(0, np.random.default_rng(0))
+            seats = game.seats
+            while not seats.done[0]:
+                ready, seen = seats.mask[0].astype(np.bool_), observe_seat(seats, 0)
+                action, _ = self._agent.predict(seen, deterministic=True, action_masks=ready)
+                if not 0 <= int(action) < len(ready) or not ready[int(action)]:
+                    raise PolicyError(
+                        f"policy {self.name!r} chose type {action}, which is not ready; give an agent that heeds "
+                        f"action_masks, such as MaskablePPO."
+                    )
+                game.move(np.asarray(action))
+                step(sim, int(action))
+        return to_schedule(graph, finish(sim))
+
+
+def episodes(loss: Batched, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:
+    """The graphs of mini-batches as policies see them: `dags=` of an environment."""
+    return [to_dag(loss.merged(minibatch)) for minibatch in minibatches]
