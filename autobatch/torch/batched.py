@@ -20,6 +20,7 @@ from autobatch.batched import Batched
 from autobatch.door import batched as batched_arrays
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.ir.program import Instruction
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -186,7 +187,8 @@ class Passing:
         self._read = {name for name, p in self._trainable.items() if id(p) in weights}
         others = {id(parameter) for kind in types for parameter in read_by_others(kind.program)}
         self._of_torch = {name for name, p in self._trainable.items() if id(p) not in others}
-        draws = any(kind.program.draws for kind in types)
+        sources = (var.source for kind in types if kind.program.draws for var in kind.program.vars)
+        draws = any(isinstance(source, Instruction) and source.op.random for source in sources)
         self._draw = (int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step)
         self._runs: list[tuple[Part, Run]] = []
         columns = []
