@@ -125,6 +125,7 @@ class Builder:
         self.live: set[int] = set()
         self.needed: set[int] = set()
         self._draw: Traced | None = None
+        self._noted: list[int] = []
         self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
 
     def add(self, source: Source, shape: Shape, domain: int) -> Traced:
@@ -168,6 +169,11 @@ class Builder:
             self._draw = self.add(Attribute("draw", DRAW, is_float=False), (), NODE)
         self.n_sites += 1
         return self._draw, self.n_sites - 1
+
+    def note_draw(self) -> None:
+        """Number the draw of a node also if its body draws nothing now."""
+        if not self.n_sites:
+            self._noted.append(self.next_draw()[0].index)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
@@ -234,7 +240,7 @@ class Builder:
     def finish(self, outputs: Sequence[Any]) -> CellProgram:
         """The program that computes `outputs`, without instructions that these do not need."""
         roots = [self.wrap(o).index for o in outputs]
-        keep = sorted(cone(self.vars, roots))
+        keep = sorted(cone(self.vars, [*roots, *self._noted]))
         number = {old: new for new, old in enumerate(keep)}
         return CellProgram(
             self.name,

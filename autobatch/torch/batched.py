@@ -20,6 +20,7 @@ from autobatch.batched import Batched
 from autobatch.door import batched as batched_arrays
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.ir.program import Instruction
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -57,7 +58,11 @@ class TorchBatched(Batched):
         Returns:
             What the function returns, with tensors (B, *shape); lists, and what is in them, come back per instance.
             A tensor of shape (0,) for no instances.
+
+        Raises:
+            GraphError: torch compiles, traces or transforms the call.
         """
+        _refuse_transforms()
         if not torch.is_grad_enabled():
             return _to_tensors(super().__call__(instances))
         instances = self._met(instances)
@@ -182,7 +187,8 @@ class Passing:
         self.tensors = [*(p.tensor for p in self._read.values()), *self._inputs.tensors]
         others = {id(parameter) for kind in types for parameter in read_by_others(kind.program)}
         self._of_torch = {name for name, p in self._trainable.items() if id(p) not in others}
-        draws = any(kind.program.draws for kind in types)
+        sources = (var.source for kind in types if kind.program.draws for var in kind.program.vars)
+        draws = any(isinstance(source, Instruction) and source.op.random for source in sources)
         self._draw = (int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step)
         self._runs: list[tuple[Part, Run]] = []
         columns = []
@@ -239,8 +245,10 @@ class Passing:
             return Rows.zeros(parameter.shape, parameter.dtype)
         return np.zeros(parameter.shape, parameter.dtype)
 
-    def _look(self) -> list[int]:
-        return [p.tensor._version for p in self._trainable.values()]
+    def _look(self) -> list[tuple[int, int]]:
+        for parameter in self._trainable.values():
+            parameter.refresh()
+        return [(p.tensor._version, p.n_assigned) for p in self._trainable.values()]
 
 
 class _Passed(torch.autograd.Function):
@@ -253,8 +261,12 @@ class _Passed(torch.autograd.Function):
         return tuple(map(torch.from_numpy, passing.columns))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise GraphError(
+                "create_graph=True asks for derivatives of gradients, which a batched function does not have; call "
+                "torch.autograd.grad on the module itself, one instance at a time."
+            )
         given = {slot: np.ascontiguousarray(g.numpy()) for slot, g in enumerate(gradients) if g is not None}
         return None, *ctx.passing.backward(given)
 
@@ -309,6 +321,7 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
     """
     if function is None:
         return lambda function: batched(function, module=module, **options)
+    _refuse_transforms()
     owner = getattr(function, "__self__", function) if module is None else module
     if isinstance(owner, Module):
         owner = as_torch(owner)
@@ -320,6 +333,24 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
             f"whose parameters it reads, not {function!r} and {module!r}."
         )
     return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
+
+
+def _refuse_transforms() -> None:
+    """Refuse to run within what torch makes other functions of."""
+    if torch.compiler.is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
+        what = "torch.compile"
+    elif torch.jit.is_tracing():
+        what = "torch.jit.trace"
+    elif torch._C._functorch.peek_interpreter_stack() is not None:
+        what = "torch.func (grad, vmap, jvp and the like)"
+    elif torch.autograd.forward_ad._current_level >= 0:
+        what = "torch.autograd.forward_ad"
+    else:
+        return
+    raise GraphError(
+        f"{what} cannot take apart a batched function, which records and runs programs of its own; give it the plain "
+        f"function of one instance, or call the batched function outside."
+    )
 
 
 def _to_gradient(gradient: Gradient) -> torch.Tensor:

@@ -30,6 +30,7 @@ SPACES: dict[str, Any] = {
     "linalg": torch.linalg, "special": torch.special, "fft": torch.fft,
 }  # fmt: skip
 """Where functions of torch have names, which pickles hold."""
+DROPOUT = nn.modules.dropout._DropoutNd
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -213,7 +214,10 @@ def _with_hooks(kind: Any) -> Callable[..., Any]:
         given, kinds = list(args), list(signature(kind.forward).parameters.values())[1:]
         while given and len(given) <= len(kinds) and given[-1] is kinds[len(given) - 1].default:
             given.pop()  # hooks see what the call gives, and a call of a cell gives the defaults
-        return self._call_impl(*given, **kwargs)
+        result = self._call_impl(*given, **kwargs)  # type: ignore[no-untyped-call]
+        if isinstance(STAGE.current, Builder) and any(isinstance(part, DROPOUT) for part in self.modules()):
+            STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
+        return result
 
     return call
 

@@ -25,9 +25,14 @@ class TensorParameter(Parameter):
         tensor: float32 or float64, on the processor.
         name: in the module's `state_dict`.
 
+    Attributes:
+        n_assigned: how often the tensor was given other numbers by its `data`.
+
     Raises:
         GraphError: the tensor has another dtype, or is elsewhere.
     """
+
+    n_assigned = 0
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.name, self._tensor, self._noted = name, weakref.ref(tensor), -1
@@ -59,6 +64,7 @@ class TensorParameter(Parameter):
         array = self._data
         if self.tensor.data_ptr() != array.ctypes.data or self.tensor.dtype is not TENSOR_TYPES[array.dtype]:
             self._data, self._lent, self.home = _array_of(self.tensor, self.name), None, None
+            self.n_assigned += 1
             self.note_change()
 
     def _keep(self, array: FloatArray) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.ir.arguments import Key
-from autobatch.ir.builder import NeedsNumber
+from autobatch.ir.builder import Builder, NeedsNumber
 from autobatch.ir.program import Attribute, CellProgram, Port, dtype_of, int_limit, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
@@ -292,12 +292,14 @@ class Traces:
     def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body with live numbers, then again with constants for those that the body needs as numbers."""
         entry, roots = family.entry, _roots(family.entry, family.keys)
+        has_drawn = any(trace.body.program.draws for trace in family.traces)
         while True:
             tracer = Tracer(entry.name, self.weight_names, lengths, returns_rows=not entry.lists)
             watch = Watch(tracer.builder, self._changing, self._lives, self._new_live, family.by_value)
             self.n_traced += 1
             try:
-                program, structure = tracer.trace(entry.run, family.keys, watch.watching(roots))
+                run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
+                program, structure = tracer.trace(run, family.keys, watch.watching(roots))
             except NeedsLength:
                 raise
             except Exception as error:
@@ -340,6 +342,17 @@ class Traces:
     def _new_live(self, key: Hashable, value: Any, holder: object) -> Live:
         self._lives[key] = live = Live(value, self.dtype, holder)
         return live
+
+
+def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
+    """A body whose nodes have the number of a draw also if it draws nothing, as in graphs from when it did."""
+
+    def body(arguments: Mapping[str, Any]) -> Any:
+        result = run(arguments)
+        builder.note_draw()
+        return result
+
+    return body
 
 
 def _told(changed: Iterable[Difference]) -> str:

@@ -138,3 +138,39 @@ def test_an_unchanged_model_is_not_traced_again() -> None:
         model.c.f.normal_()
         f([drawn()])
     assert f.recorder.calls.traces.n_traced == before
+
+
+class Functional(nn.Module):
+    """Drops out by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.l(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+@pytest.mark.parametrize(("make", "first"), [
+    (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), True),
+    (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), False),
+    (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)), True),
+    (Functional, True),
+])  # fmt: skip
+def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool, runs: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.c = abt.cell(make(), runs=runs)
+    f = abt.batched(lambda x: model.c(x), module=model, backend="reference")
+    xs = [drawn() for _ in range(20)]
+    model.train(first)
+    graphs = f.record_all(xs)
+    for mode in (first, not first, first, not first):
+        model.train(mode)
+        found = f(graphs)
+        if mode and "0.0" not in repr(model):
+            assert 20 < (found == 0).sum() < 60
+        else:
+            torch.testing.assert_close(found, torch.stack([model.c.eval()(x) for x in xs]))
+            model.train(mode)

@@ -1,0 +1,94 @@
+"""What torch makes of functions, and batched functions refuse: second derivatives, transforms, compilers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, autograd, func, nn
+from torch.autograd import forward_ad
+
+import autobatch.torch as abt
+from autobatch.errors import GraphError
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:Using backward:UserWarning")
+
+
+class Net(nn.Module):
+    """A cell and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = abt.cell(nn.Linear(4, 4))
+
+    @abt.batched(backend="reference")
+    def loss(self, x: Tensor) -> Tensor:
+        return self.a(x).pow(2).sum()  # type: ignore[no-any-return]
+
+
+def of_dual(net: Any, x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        return net.loss([forward_ad.make_dual(x, x)])  # type: ignore[no-any-return]
+
+
+USES: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
+    "create_graph": ("create_graph", lambda n, x: autograd.grad(n.loss([x]).sum(), n.a.weight, create_graph=True)),
+    "backward": ("create_graph", lambda n, x: n.loss([x]).sum().backward(create_graph=True)),
+    "hessian": ("create_graph", lambda n, x: autograd.functional.hessian(lambda y: n.loss([y])[0], x)),
+    "grad": ("torch.func", lambda n, x: func.grad(lambda y: n.loss([y])[0])(x)),
+    "jvp": ("torch.func", lambda n, x: func.jvp(lambda y: n.loss([y])[0], (x,), (x,))),
+    "vmap": ("torch.func", lambda n, x: func.vmap(lambda y: n.loss([y])[0])(x[None])),
+    "trace": ("torch.jit.trace", lambda n, x: torch.jit.trace(lambda y: n.loss([y]), x)),
+    "dual": ("torch.autograd.forward_ad", of_dual),
+}
+
+
+@pytest.mark.parametrize("case", USES)
+def test_transforms_are_refused(case: str) -> None:
+    told, use = USES[case]
+    with pytest.raises(GraphError, match=told.replace(".", r"\.")):
+        use(Net(), torch.ones(4))
+
+
+@pytest.mark.slow
+def test_the_compiler_of_torch_is_refused() -> None:
+    net = Net()
+    with pytest.raises(GraphError, match=r"torch\.compile cannot take apart a batched function"):
+        torch.compile(net.loss)([torch.ones(4)])
+
+
+def test_the_compiler_of_torch_is_not_imported() -> None:
+    program = "import sys, autobatch.torch; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+@pytest.mark.parametrize("change", [
+    lambda p: setattr(p, "data", p.data * 3),
+    lambda p: p.detach().mul_(3),
+])  # fmt: skip
+def test_a_parameter_that_changes_before_backward_is_noticed(change: Callable[[Tensor], Any], runs: str) -> None:
+    model = nn.Module()
+    model.a = abt.cell(nn.Linear(2, 2), runs=runs)
+    f = abt.batched(lambda x: model.a(x), module=model, backend="reference")
+    y = f([torch.ones(2, requires_grad=True)]).sum()
+    change(model.a.weight)
+    with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):
+        y.backward()
+
+
+def test_a_plan_that_moves_parameters_changes_nothing() -> None:
+    net = Net()
+    y = net.loss([torch.ones(4)]).sum()
+    other = abt.batched(lambda x: net.a(x) + net.a.weight[0], module=net)
+    other([torch.ones(4)] * 3).sum().backward()
+    net.zero_grad()
+    y.backward()
+    found, net.a.weight.grad = net.a.weight.grad, None
+    net.a(torch.ones(4)).pow(2).sum().backward()
+    torch.testing.assert_close(found, net.a.weight.grad)
