@@ -245,10 +245,11 @@ class Passing:
             return Rows.zeros(parameter.shape, parameter.dtype)
         return np.zeros(parameter.shape, parameter.dtype)
 
-    def _look(self) -> list[tuple[int, int]]:
+    def _look(self) -> list[tuple[int, int, bool]]:
         for parameter in self._trainable.values():
             parameter.refresh()
-        return [(p.tensor._version, p.n_assigned) for p in self._trainable.values()]
+        now = self._executor.trainable()
+        return [(p.tensor._version, p.n_assigned, now.get(name) is p) for name, p in self._trainable.items()]
 
 
 class _Passed(torch.autograd.Function):

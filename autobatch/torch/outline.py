@@ -186,11 +186,14 @@ class _Functions(TorchFunctionMode):
         self._outline = outline
         self.is_per_row, self.has_hooks = True, False
         self._rows = {id(x): x for x in rows}
+        self._given = set(self._rows)
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.has_hooks = self.has_hooks or function in REGISTER_HOOK
+        if function in REGISTER_HOOK:
+            check_hook(args[0], id(args[0]) in self._given)
+            self.has_hooks = True
         check_function(function, args, kwargs)
         tensors = tensors_in((args, kwargs))
         for x in tensors:
@@ -317,6 +320,19 @@ def refuse_numbers(what: str, op: str) -> Never:
         f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; choose between values by "
         f"torch.where, or decide outside of the cell, after await ab.value(x)."
     )
+
+
+def check_hook(x: Tensor, is_given: bool) -> None:
+    """Refuse a hook of an argument or of a parameter, which others may read, too.
+
+    Raises:
+        GraphError: it is one of these.
+    """
+    if is_given or find_parameter(x) is not None:
+        raise Refused(
+            "a hook is registered on an argument of the cell, or on a parameter, but would see only that part of the "
+            "gradient that comes through one call; register it outside of the cell, on the tensor itself."
+        )
 
 
 def check_function(function: Any, args: Any, kwargs: Any) -> None:
