@@ -15,7 +15,7 @@ from torch_ops.samples import Case, select, table
 from torch_ops.verdicts import Outcome, Verdict, judge
 
 RUNS = "auto", "autobatch", "torch"
-EVERY = 10  # of the ops, those that `make test` runs
+EVERY = 20  # of the ops, those that `make test` runs
 MAX_REFUSED = 10  # ops
 N_SAMPLES = 6  # of each op, where not all are run
 
