@@ -289,6 +289,11 @@ def dtype_of(vars: Sequence[Var], index: int) -> str:
     return source.dtype if isinstance(source, (Port, Attribute)) else ""
 
 
+def draws_of(vars: Sequence[Var]) -> list[int]:
+    """The attribute that numbers a node's draw, if there is one."""
+    return [i for i, var in enumerate(vars) if isinstance(var.source, Attribute) and var.source.leaf == DRAW]
+
+
 def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:
     """All values that `roots` are computed from, themselves included."""
     seen: set[int] = set()

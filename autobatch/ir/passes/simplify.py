@@ -31,6 +31,7 @@ from autobatch.ir.program import (
     Port,
     Var,
     cone,
+    draws_of,
     int_limit,
     origin,
     renumber,
@@ -91,7 +92,7 @@ def simplify_why(program: CellProgram) -> Simplified:
         rewriting = _Rewriting((), drops, differentiated=False)
         number = rewriting.extend(program.vars)
         roots = [number[output] for output in program.outputs]
-        keep = sorted(cone(rewriting.vars, roots))
+        keep = sorted(cone(rewriting.vars, [*roots, *draws_of(rewriting.vars)]))
         if _n_leaves(rewriting.vars[i] for i in keep) == _n_leaves(program.vars):
             break
     if not rewriting.why and len(keep) == len(program.vars):
