@@ -64,14 +64,8 @@ class Cells(ab.Module):
     def piece_read_later_forward(self, h: Any, x: Any) -> Any:
         """So is a value of forward."""
         mixed = 0.5 * (x + h)
-        product = self.square @ ab.concat((mixed[2:], mixed[:2]))
-        return ab.sum(ab.tanh(product + mixed)) + ab.sum(mixed * self.every_other(x, h))
-
-    @ab.cell
-    def column_of_outer(self, h: Any, x: Any) -> Any:
-        """A column of an outer product, and a join of a product and a slice."""
-        joined = ab.concat((self.small @ (h[:2] * x[2:]), h[:2]))
-        return ab.sum(0.3 * ab.tanh(ab.outer(h, x)[:, 1] + joined))
+        product = self.square @ (mixed * self.every_other(x, h))
+        return ab.sum(ab.tanh(product) * ab.concat((mixed[2:], mixed[:2])))
 
     @ab.cell
     def whole_read_beside_its_part(self, h: Any, x: Any) -> Any:
@@ -100,7 +94,7 @@ class Cells(ab.Module):
 
 
 CELLS = [
-    "piece_read_later_backward", "piece_read_later_forward", "column_of_outer", "zeros_between",
+    "piece_read_later_backward", "piece_read_later_forward", "zeros_between",
     "product_read_in_its_whole", "whole_read_beside_its_part",
 ]  # fmt: skip
 BACKENDS: dict[str, Callable[[], Backend]] = {
