@@ -31,15 +31,25 @@ SECONDS_BETWEEN_LINES = 20.0
     metavar="N|all",
     help="Run every N-th on the cuda backend too, without a GPU; those of odd number with parameters there.",
 )
+@click.option("--stages", is_flag=True, help="Only compile the cells' stages and run these on names of elements.")
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
 def main(
-    seeds: str, seed: int | None, path: Path | None, jitted: str, cuda: str, seconds: float, containing: str
+    seeds: str,
+    seed: int | None,
+    path: Path | None,
+    jitted: str,
+    cuda: str,
+    stages: bool,
+    seconds: float,
+    containing: str,
 ) -> None:
     """Run random programs; the exit status is 1 if one was wrong."""
     is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
 
     def backends_of(seed: int) -> list[str]:
+        if stages:
+            return []
         on_cuda = ["resident" if seed % 2 else "cuda"] * is_on_cuda(seed)
         return ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda]
 

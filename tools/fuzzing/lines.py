@@ -189,11 +189,16 @@ def joined(body: Body) -> None:
 
 
 def woven(body: Body) -> None:
-    """Vectors of one width: joins of slices, parts of joins seen in other groups, products, and sums of them all."""
-    rng, weight, width = body.rng, body.drawing.weight, pick(body.rng, WIDTHS)
+    """A few vectors of one width, woven."""
+    weave(body, pick(body.rng, WIDTHS), int(body.rng.integers(2, 10)))
+
+
+def weave(body: Body, width: int, n: int) -> Use | None:
+    """Weave vectors of one width: joins of slices, parts of joins seen in other groups, products, and a sum of some."""
+    rng, weight = body.rng, body.drawing.weight
     made = [body.value((width,)) for _ in range(rng.integers(1, 4))]
 
-    def weave() -> Use | None:
+    def thread() -> Use | None:
         x, y = pick(rng, made), pick(rng, made)
         match pick(rng, ("turned", "grouped", "grouped", "stacked", "product", "product", "map", "map", "pair")):
             case "turned":
@@ -215,11 +220,11 @@ def woven(body: Body) -> None:
                 return body.add(pick(rng, ("ab.tanh({0})", "0.3 * {0}", "{0} * {1}", "{0} * {0}")), x, weight((width,)))
         return body.add(pick(rng, ("{0} + {1}", "{0} * {1}", "{0} - 0.3 * {1}", "{0} * ab.tanh({1})")), x, y)
 
-    for _ in range(rng.integers(2, 10)):
-        use = weave()
+    for _ in range(n):
+        use = thread()
         made += [use] if use else []
     chosen = [pick(rng, made) for _ in range(rng.integers(2, 6))]
-    body.add(f"ab.tanh({' + '.join(f'{0.3 * (k + 1):.1f} * {{{k}}}' for k in range(len(chosen)))})", *chosen)
+    return body.add(f"ab.tanh({' + '.join(f'{0.3 * (k + 1):.1f} * {{{k}}}' for k in range(len(chosen)))})", *chosen)
 
 
 def looked_up(body: Body) -> None:
