@@ -123,6 +123,19 @@ def pick(rng: Rng, choices: list[T] | tuple[T, ...]) -> T:
     return choices[int(rng.integers(len(choices)))]
 
 
+def regrouped(x: Any, y: Any) -> Any:
+    """A part of two vectors that are joined and seen in other groups: every other element, first of all."""
+    n = 2 * math.prod(np.shape(x))
+    return ab.reshape(ab.transpose(ab.reshape(ab.concat((x, y)), (n // 2, 2))), (2, n // 2))[0]
+
+
+def read_across(x: Any, weight: Any, other: Any) -> Any:
+    """A product in a join, and parts of it that a further product and element-wise ops read."""
+    joined = ab.concat((weight @ x, x[1:], x[:1]))
+    part = regrouped(x, joined[: x.shape[0]])
+    return ab.tanh(other @ part + 0.3 * joined[x.shape[0] :] * part) * ab.stack([part, x])[1]
+
+
 # What bodies do: with any value; with two of one shape; with vectors and matrices and the weights that they ask for.
 
 ANY: tuple[Callable[[Any], Any], ...] = (
@@ -146,6 +159,8 @@ VECTOR: tuple[Asking, ...] = (
     (lambda n: ((n,),), lambda x, w: ab.outer(x, w)),
     (lambda n: (), lambda x: ab.softmax(x) * ab.log_softmax(x)),
     (lambda n: (), lambda x: ab.concat((x[:1], x[::-1]))),
+    (lambda n: ((n,),), lambda x, w: 0.5 * x + regrouped(x, w) * x),
+    (lambda n: ((n, n), (n, n)), read_across),
     (lambda n: (), lambda x: ab.dot(x, x) + x[0]),
     (lambda n: (), lambda x: ab.cross_entropy(x, 1)),
 )

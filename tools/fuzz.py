@@ -36,6 +36,7 @@ SECONDS_BETWEEN_LINES = 20.0
     metavar="N|all",
     help="Run every N-th on the cuda backend too, without a GPU; those of odd number with parameters there.",
 )
+@click.option("--stages", is_flag=True, help="Only compile the cells' stages and run these on names of elements.")
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
 @click.option("--torch", "is_torch", is_flag=True, help="Programs of modules of PyTorch, beside PyTorch itself.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
@@ -45,6 +46,7 @@ def main(
     path: Path | None,
     jitted: str,
     cuda: str,
+    stages: bool,
     seconds: float,
     is_torch: bool,
     containing: str,
@@ -57,6 +59,8 @@ def main(
     def run_one(seed: int, seconds: float) -> Found | None:
         if is_torch:
             return of_torch.run_one(seed, "cpu" if is_jitted(seed) else "reference", seconds)
+        if stages:
+            return campaign.run_one(seed, [], seconds)
         on_cuda = ["resident" if seed % 2 else "cuda"] * is_on_cuda(seed)
         return campaign.run_one(seed, ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda], seconds)
 

@@ -12,12 +12,14 @@ The layout gives places to the remaining values.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autobatch.compiler.fusion import Block, Kernel, Step, is_made_at_once
 from autobatch.compiler.lowered import STORED, Area, Home, Lowered
-from autobatch.compiler.statement import Loop, Product
+from autobatch.compiler.statement import Loop, Statement
+from autobatch.compiler.uses import Uses
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED
 
@@ -53,28 +55,31 @@ class Storage:
 
     def home(self, view: View) -> tuple[Home, View]:
         """Resolve aliases: return the home of the value that holds the view's memory, and the view of that value."""
-        while view.value in self.aliases:
-            whole = self.aliases[view.value]
-            view = view._replace(value=whole.value, offset=view.offset + whole.offset)
+        view = view.within(self.aliases)
         return self.homes[view.value], view
+
+    def has_memory(self, value: int) -> bool:
+        """Whether a value lies in memory, of its own or inside another value."""
+        return value in self.homes or value in self.aliases
 
 
 def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
     """Decide where every value is; the first `n_before` steps run once for all rows."""
     storage = Storage(dict(lowered.homes), lowered.aliases)
-    makers, readers = _makers(lowered, steps), _readers(lowered, steps)
+    statements, spots = in_order(steps)
+    uses = Uses(lowered, statements)
     row_ends: defaultdict[int, int] = defaultdict(int)
-    for value, spots in makers.items():
-        loops = [block for spot, block in spots if spot.block >= 0]
-        sole = len(spots) == 1 and len(loops) == 1
-        spot, loop = spots[0]
-        if sole and loop is not None and (is_made_at_once(lowered, loop) or is_number(lowered, loop)):
-            storage.registers[value] = spot
-    for value, spots in makers.items():
-        if value in storage.homes or value in storage.aliases:
+    for value in uses.made:
+        maker, *others = uses.makers(value)
+        loop = statements[maker]
+        if not others and isinstance(loop, Loop) and (is_made_at_once(lowered, loop) or is_number(lowered, loop)):
+            storage.registers[value] = spots[maker]
+    for value in dict.fromkeys(View(made, 0, (), ()).within(lowered.aliases).value for made in uses.made):
+        if value in storage.homes:
             continue
-        in_steps = {spot.step for spot, _ in spots} | {spot.step for spot in readers[value]}
-        in_kernels = all(spot.block >= 0 for spot in [*readers[value], *(spot for spot, _ in spots)])
+        made, read = uses.makers(value), uses.readers(value)
+        in_steps = {spots[k].step for k in (*made, *read)}
+        in_kernels = all(spots[k].block >= 0 for k in (*made, *read))
         domain = lowered.domains[value]
         if min(in_steps) < n_before and (len(in_steps) > 1 or not in_kernels):
             storage.homes[value] = Home(Area.PERSISTENT, NODE, storage.persistent_width)
@@ -82,11 +87,12 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
         elif len(in_steps) > 1 or not in_kernels:
             _put_in_batch(storage, lowered, value)
         elif value in storage.registers and (
-            all(spot == storage.registers[value] for spot in readers[value]) or is_row_number(lowered, value)
+            is_row_number(lowered, value)
+            or all(spots[k] == storage.registers[value] and not _is_chosen(uses, statements[k], value) for k in read)
         ):
             continue
         elif domain == NODE:
-            step = spots[0][0].step
+            step = spots[made[0]].step
             storage.homes[value] = Home(Area.ROW, NODE, row_ends[step])
             row_ends[step] += lowered.sizes[value]
         else:
@@ -95,6 +101,22 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
     storage.row_width = max(row_ends.values(), default=0)
     _place_shared(lowered, steps, storage)
     return storage
+
+
+def in_order(steps: Sequence[Step]) -> tuple[list[Statement], list[Spot]]:
+    """All statements in the order in which they run, and where each runs."""
+    found: list[tuple[Statement, Spot]] = []
+    for number, step in enumerate(steps):
+        if isinstance(step, Kernel):
+            found += [(loop, Spot(number, at)) for at, block in enumerate(step.blocks) for loop in block.loops]
+        else:
+            found.append((step, Spot(number, -1)))
+    return [statement for statement, _ in found], [spot for _, spot in found]
+
+
+def _is_chosen(uses: Uses, statement: Statement, value: int) -> bool:
+    """Whether data choose an element of a value that a loop reads: it is read from memory, also where it is made."""
+    return any(operand.moved is not None for operand in uses.operands(statement, value))
 
 
 def is_row_number(lowered: Lowered, value: int) -> bool:
@@ -136,43 +158,6 @@ def _spares(lowered: Lowered, storage: Storage, kernel: Kernel, block: Block) ->
             home = storage.homes.get(operand.view.value)
             if home is not None and home.area is Area.GATHER:
                 found.append(((Area.GATHER, home.domain), lowered.sizes[operand.view.value]))
-    return found
-
-
-def _makers(lowered: Lowered, steps: list[Step]) -> dict[int, list[tuple[Spot, Loop | None]]]:
-    """Where each value is made, and by which loop; making a part of a value counts as making the value."""
-    found: defaultdict[int, list[tuple[Spot, Loop | None]]] = defaultdict(list)
-    for number, step in enumerate(steps):
-        made: list[tuple[int, Spot, Loop | None]] = []
-        if isinstance(step, Kernel):
-            for at, block in enumerate(step.blocks):
-                made += [(loop.target.value, Spot(number, at), loop) for loop in block.loops]
-        else:
-            made.append((step.target, Spot(number, -1), None))
-        for value, spot, loop in made:
-            if value != STORED:
-                found[value].append((spot, loop))
-            while value in lowered.aliases:
-                value = lowered.aliases[value].value
-                found[value].append((spot, None))
-    return found
-
-
-def _readers(lowered: Lowered, steps: list[Step]) -> defaultdict[int, list[Spot]]:
-    found: defaultdict[int, list[Spot]] = defaultdict(list)
-    for number, step in enumerate(steps):
-        if isinstance(step, Kernel):
-            for at, block in enumerate(step.blocks):
-                for loop in block.loops:
-                    for operand in loop.operands:
-                        # an element chosen by data is always read from memory, even in the block that makes the value
-                        place = Spot(number, at if operand.moved is None else len(step.blocks))
-                        found[operand.view.value].append(place)
-        else:
-            values = [t.rows.value for t in step.terms] if isinstance(step, Product) else step.args
-            for value in values:
-                root = value if isinstance(step, Product) else lowered.views[value].value
-                found[root].append(Spot(number, -1))
     return found
 
 

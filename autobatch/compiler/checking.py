@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.fusion import Kernel, Step, is_made_at_once
 from autobatch.compiler.lowered import STORED, Area, Lowered
-from autobatch.compiler.neighbours import Neighbours, target_of
+from autobatch.compiler.neighbours import Neighbours
 from autobatch.compiler.printing import name_of, show_statements
 from autobatch.compiler.reuse import Range, overwritings, read_of_taken, written
 from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
+from autobatch.compiler.uses import Uses, target_of
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.program import SHARED, Incoming, Instruction
@@ -30,13 +30,16 @@ def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
     """
     made: set[int] = set()
     gone: list[Range] = []
-    for statement in statements:
+    uses = Uses(lowered, statements)
+    for k, statement in enumerate(statements):
         if any(columns.meets(other) for columns in read_of_taken(lowered, statement) for other in gone):
             raise _broken(lowered, statement, "a value is read that was written over")
         gone += [columns] if lowered.taken and (columns := written(lowered, statement)) is not None else []
         for value in lowered.values_read(statement):
             if not _is_known(lowered, value, made):
                 raise _broken(lowered, statement, f"%{value} is neither known nor made before")
+            if uses.makers(value)[-1:] > [k]:
+                raise _broken(lowered, statement, f"%{value} is read before all of it is made")
         for view in _views(statement):
             _check_inside(lowered, statement, view)
         made.add(target_of(statement))
@@ -70,15 +73,22 @@ def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequen
 def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> None:
     """Check that a value which is read outside the loop nest that makes it is in memory, or is one number per node.
 
+    Memory that each row of a kernel uses again holds only what no other step reads.
+
     Raises:
-        PlanError: names the first value that is neither.
+        PlanError: names the first value of which this is not true.
     """
     neighbours = Neighbours(lowered, steps)
     for maker, reader, *_ in neighbours.apart():
         value = target_of(neighbours.statements[maker])
-        in_memory = value in storage.homes or value in storage.aliases
         here, there = neighbours.place[maker], neighbours.place[reader]
-        if not in_memory and not (lowered.sizes[value] == 1 and here.step == there.step):
+        if storage.has_memory(value):
+            home, _ = storage.home(View(value, 0, (), ()))
+            if home.area is Area.ROW and here.step != there.step:
+                raise _broken(
+                    lowered, neighbours.statements[reader], f"%{value} lies in memory that each row uses again"
+                )
+        elif lowered.sizes[value] > 1 or here.step != there.step:
             raise _broken(lowered, neighbours.statements[reader], f"%{value} has no memory")
 
 
@@ -86,9 +96,12 @@ def _check_in_step(neighbours: Neighbours, maker: int, reader: int) -> None:
     made, reads = neighbours.statements[maker], neighbours.statements[reader]
     assert isinstance(made, Loop)
     assert isinstance(reads, Loop)
-    operands = [operand for operand in reads.operands if operand.view.value == made.target.value]
-    at_once = is_made_at_once(neighbours.lowered, made)
-    right = at_once and all(o.moved is None and o.view.is_whole(made.size) for o in operands)
+    value = made.target.value
+    in_step = all(
+        o.view.value == value and o.moved is None and o.view.is_whole(made.size)
+        for o in neighbours.uses.operands(reads, value)
+    )
+    right = in_step and is_made_at_once(neighbours.lowered, made)
     if maker > reader or not right:
         raise _broken(neighbours.lowered, reads, f"it reads {name_of(made)} before that is made, in one loop nest")
 
@@ -121,13 +134,11 @@ def _views(statement: Statement) -> list[View]:
 
 
 def _check_inside(lowered: Lowered, statement: Statement, view: View) -> None:
-    if not math.prod(view.shape):
-        return
-    reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True)]
-    first = view.offset + sum(r for r in reach if r < 0)
-    last = view.offset + sum(r for r in reach if r > 0)
-    if first < 0 or last >= lowered.sizes[view.value]:
-        raise _broken(lowered, statement, f"it goes over elements {first} to {last} of %{view.value}, which has fewer")
+    first, end = view.bounds
+    if view.size and (first < 0 or end > lowered.sizes[view.value]):
+        raise _broken(
+            lowered, statement, f"it goes over elements {first} to {end - 1} of %{view.value}, which has fewer"
+        )
 
 
 def _broken(lowered: Lowered, statement: Statement, claim: str) -> PlanError:

@@ -119,9 +119,6 @@ class _Stage:
             return home.area, home.domain, self.nodes.index(row[0]), row[1], column
         return home.area, home.domain, row, column
 
-    def _has_memory(self, value: int) -> bool:
-        return value in self.storage.homes or value in self.storage.aliases
-
     def _check(self, column: Column, value: int, number: int, row: Row, who: str) -> None:
         """Raise unless a column holds the element."""
         found = self.memory.get(column, [])
@@ -262,7 +259,7 @@ class _Stage:
             made = [Element(value, number, row, id(loop))]
             if self.storage.registers.get(value) == spot:
                 self.memory[Area.REGISTER, value] = made
-            if self.storage.registers.get(value) != spot or self._has_memory(value):
+            if self.storage.registers.get(value) != spot or self.storage.has_memory(value):
                 self.memory[self._column(value, number, row)] = made
 
     def _combined(self, loop: Loop, number: int, row: Row) -> Column:
@@ -273,7 +270,7 @@ class _Stage:
     def _keep(self, loop: Loop, number: int, row: Row) -> None:
         """Write an accumulated number to its place in memory, if it has one."""
         value = loop.target.value
-        if is_number(self.lowered, loop) and self._has_memory(value):
+        if is_number(self.lowered, loop) and self.storage.has_memory(value):
             self.memory[self._column(value, number, row)] = self.memory[Area.REGISTER, value]
 
     def check_left(self, nodes: tuple[int, ...]) -> None:

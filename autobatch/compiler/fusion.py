@@ -8,7 +8,7 @@ reads the values of the others at its own index only.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from autobatch.compiler.axes import common_axes
 from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.reuse import overwritings
 from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
+from autobatch.compiler.uses import Uses
 from autobatch.ir.program import NODE
 
 
@@ -88,28 +89,30 @@ class _Order:
 
     def __init__(self, lowered: Lowered, statements: list[Statement]) -> None:
         self.lowered, self.statements = lowered, statements
-        self.makers: defaultdict[int, list[int]] = defaultdict(list)
+        self.uses = Uses(lowered, statements)
+        self.read: list[set[int]] = []
         self.before: list[list[int]] = []
         self.after: list[list[int]] = [[] for _ in statements]
         self.overwrites = overwritings(lowered, statements)
         self.axes = common_axes(lowered)
         for k, statement in enumerate(statements):
-            found = {maker for value in lowered.values_read(statement) for maker in self._makers(lowered, value)}
-            target = _target(statement)
-            if target != STORED:
-                first = self.makers[target][:1]
-                found.update(m for m in first if not _reads(statements[m]))  # zero, before parts of it are made
-                self.makers[target].append(k)
-            found.update(self.overwrites.get(k, ()))
+            self.read.append({m for value in lowered.values_read(statement) for m in self.uses.makers(value) if m < k})
+            found = self.read[k].union(self._zeros(k), self.overwrites.get(k, ()))
             self.before.append(sorted(found))
             for maker in found:
                 self.after[maker].append(k)
 
-    def _makers(self, lowered: Lowered, value: int) -> list[int]:
-        found = list(self.makers[value])
-        for part in lowered.parts.get(value, ()):
-            found += self._makers(lowered, part)
-        return found
+    def _zeros(self, k: int) -> Iterator[int]:
+        """The loops that fill elements with zeros before a statement makes them."""
+        statement = self.statements[k]
+        if isinstance(statement, Loop) and statement.stored is None:
+            first, end = statement.target.bounds
+            for earlier in self.uses.made[statement.target.value]:
+                zeros = self.statements[earlier]
+                if earlier < k and isinstance(zeros, Loop) and not zeros.operands:
+                    start, stop = zeros.target.bounds
+                    if start < end and first < stop:
+                        yield earlier
 
     def levels(self) -> list[int]:
         """For each loop that may be fused, the number of its kernel; for others, that of the kernel before them."""
@@ -144,10 +147,9 @@ class _Order:
         assert isinstance(loop, Loop)
         assert isinstance(made, Loop)
         overwrites = self.overwrites.get(k, {}).get(earlier)
-        reads = made.target.value != STORED and any(o.view.value == made.target.value for o in loop.operands)
-        if overwrites is not None and not reads:
+        if overwrites is not None and earlier not in self.read[k]:
             return overwrites
-        return overwrites is not False and is_read_in_step(self.lowered, self.makers, made, loop)
+        return overwrites is not False and is_read_in_step(self.lowered, self.uses, made, loop)
 
     def may_fuse(self, k: int) -> bool:
         """Whether a statement may be in a kernel with others."""
@@ -178,24 +180,16 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
     return kernel
 
 
-def is_read_in_step(lowered: Lowered, makers: dict[int, list[int]], made: Loop, loop: Loop) -> bool:
+def is_read_in_step(lowered: Lowered, uses: Uses, made: Loop, loop: Loop) -> bool:
     """Whether a loop reads each element at the index at which another loop makes it: both can then be one loop nest."""
     value = made.target.value
-    if not is_made_at_once(lowered, made) or len(makers[value]) > 1 or made.domain != loop.domain:
+    if not is_made_at_once(lowered, made) or len(uses.makers(value)) > 1 or made.domain != loop.domain:
         return False
-    reads = [operand for operand in loop.operands if operand.view.value == value]
-    return bool(reads) and all(operand.moved is None and operand.view.is_whole(made.size) for operand in reads)
+    reads = uses.operands(loop, value)
+    return bool(reads) and all(o.view.value == value and o.moved is None and o.view.is_whole(made.size) for o in reads)
 
 
 def is_made_at_once(lowered: Lowered, loop: Loop) -> bool:
     """Whether a loop makes every element of a value once, in order."""
     value = loop.target.value
     return not loop.combine and value != STORED and loop.target.is_whole(lowered.sizes[value])
-
-
-def _target(statement: Statement) -> int:
-    return statement.target.value if isinstance(statement, Loop) else statement.target
-
-
-def _reads(statement: Statement) -> bool:
-    return not isinstance(statement, Loop) or bool(statement.operands)

@@ -7,13 +7,13 @@ in the stage reads, such as the gradients of embeddings: they are needed only fo
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
-from autobatch.compiler.lowered import STORED, Area, Lowered
+from autobatch.compiler.lowered import Area, Lowered
 from autobatch.compiler.reuse import writes_over
 from autobatch.compiler.statement import EdgeCount, Loop, Product, Statement
+from autobatch.compiler.uses import Uses
 from autobatch.ir.program import NODE, SHARED
 
 DATA = (Area.INTS, Area.FLOATS)
@@ -30,7 +30,8 @@ class Parts(NamedTuple):
 
 def hoist(lowered: Lowered) -> Parts:
     """Divide the statements of a stage into those before, in and after the batches. Cost: linear in them."""
-    after = [s for s in lowered.statements if _can_wait(lowered, s)]
+    uses = Uses(lowered, lowered.statements)
+    after = [s for s in lowered.statements if _can_wait(lowered, uses, s)]
     rest = [s for s in lowered.statements if s not in after]
     known = _known_from_data(lowered, rest)
     before: list[Statement] = []
@@ -50,15 +51,13 @@ def hoist(lowered: Lowered) -> Parts:
 
 def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
     """The values, one per node, that loops compute from data and from values shared by all rows."""
-    makers: defaultdict[int, list[Statement]] = defaultdict(list)
-    for statement in statements:
-        makers[_target(statement)].append(statement)
+    uses = Uses(lowered, statements)
     known: set[int] = set()
-    for statement in statements:
-        value = _target(statement)
-        if value == STORED or value in known or not _can_be_early(lowered, value):
-            continue
-        if all(isinstance(m, Loop) and m.domain == NODE and _reads_known(lowered, m, known) for m in makers[value]):
+    for value in uses.made:
+        makers = [statements[k] for k in uses.makers(value)]
+        if _can_be_early(lowered, value) and all(
+            isinstance(m, Loop) and m.domain == NODE and _reads_known(lowered, m, known) for m in makers
+        ):
             known.add(value)
     return known
 
@@ -82,7 +81,7 @@ def _can_be_early(lowered: Lowered, value: int) -> bool:
 
 
 def _is_kept_apart(lowered: Lowered, value: int) -> bool:
-    """Whether a value has a row for every node, among residuals or in scratch, and shares elements with no other."""
+    """Whether a value has a row for every node, among residuals or in scratch, and only its own statements make it."""
     home = lowered.homes.get(value)
     alone = value not in lowered.aliases and not lowered.parts.get(value)
     return alone and lowered.domains[value] == NODE and (home is None or home.area is Area.SAVED)
@@ -99,7 +98,7 @@ def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statem
     return found
 
 
-def _can_wait(lowered: Lowered, statement: Statement) -> bool:
+def _can_wait(lowered: Lowered, uses: Uses, statement: Statement) -> bool:
     """Whether a backward product can run after all batches.
 
     Its result is a residual that nothing in the stage reads, and its rows stay unchanged until then.
@@ -109,10 +108,5 @@ def _can_wait(lowered: Lowered, statement: Statement) -> bool:
     home = lowered.homes.get(statement.target)
     if home is None or home.area is not Area.SAVED or not _is_kept_apart(lowered, statement.target):
         return False
-    read = {value for other in lowered.statements for value in lowered.values_read(other)}
     rows = [lowered.homes.get(term.rows.value) for term in statement.terms]
-    return statement.target not in read and all(r is not None and r.area in ROWS_THAT_STAY for r in rows)
-
-
-def _target(statement: Statement) -> int:
-    return statement.target.value if isinstance(statement, Loop) else statement.target
+    return not uses.readers(statement.target) and all(r is not None and r.area in ROWS_THAT_STAY for r in rows)

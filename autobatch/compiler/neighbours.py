@@ -12,20 +12,15 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from autobatch.compiler.fusion import Kernel, Step, is_made_at_once
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.assignment import in_order
+from autobatch.compiler.fusion import Step, is_made_at_once
+from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.printing import name_of, show_axes
 from autobatch.compiler.reasons import Reason
-from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
+from autobatch.compiler.statement import Interpreted, Loop, Product
+from autobatch.compiler.uses import Uses
 
 Why: TypeAlias = tuple[Reason, tuple[int, ...]]
-
-
-class Place(NamedTuple):
-    """Where a statement runs: a step, and the block in it (-1 if the step is not a kernel)."""
-
-    step: int
-    block: int
 
 
 class Apart(NamedTuple):
@@ -56,32 +51,14 @@ class Neighbours:
     ) -> None:
         self.lowered, self.steps, self.fused = lowered, steps, fused
         self.once = {*range(n_before), *range(len(steps) - n_after, len(steps))}
-        self.statements: list[Statement] = []
-        self.place: list[Place] = []
-        for number, step in enumerate(steps):
-            if isinstance(step, Kernel):
-                for at, block in enumerate(step.blocks):
-                    self.statements += block.loops
-                    self.place += [Place(number, at)] * len(block.loops)
-            else:
-                self.statements.append(step)
-                self.place.append(Place(number, -1))
-
-    @cached_property
-    def makers(self) -> dict[int, list[int]]:
-        """For each value, the statements that make it or parts of it."""
-        found: defaultdict[int, list[int]] = defaultdict(list)
-        for k, statement in enumerate(self.statements):
-            value = target_of(statement)
-            if value != STORED:
-                found[value].append(k)
-        return found
+        self.statements, self.place = in_order(steps)
+        self.uses = Uses(lowered, self.statements)
 
     @cached_property
     def read(self) -> list[list[int]]:
         """For each statement, the statements whose values it reads."""
         return [
-            sorted({m for value in self.lowered.values_read(s) for m in self._making(value)} - {k})
+            sorted({m for value in self.lowered.values_read(s) for m in self.uses.makers(value)} - {k})
             for k, s in enumerate(self.statements)
         ]
 
@@ -92,12 +69,6 @@ class Neighbours:
         for k in sorted(range(len(self.statements)), key=lambda k: self.place[k]):
             for maker in self.read[k]:
                 found[k] |= {maker} | found[maker]
-        return found
-
-    def _making(self, value: int) -> list[int]:
-        found = list(self.makers.get(value, ()))
-        for part in self.lowered.parts.get(value, ()):
-            found += self._making(part)
         return found
 
     def apart(self) -> Iterator[Apart]:
@@ -166,8 +137,9 @@ class Neighbours:
             return Reason.COMBINED
         if made.axes != reads.axes:
             return Reason.AXES
-        operands = [operand for operand in reads.operands if operand.view.value == value]
-        if not operands or len(self.makers[value]) > 1 or not is_made_at_once(self.lowered, made):
+        operands = self.uses.operands(reads, value)
+        is_part = any(operand.view.value != value for operand in operands)
+        if is_part or len(self.uses.makers(value)) > 1 or not is_made_at_once(self.lowered, made):
             return Reason.PART
         if any(operand.moved is not None for operand in operands):
             return Reason.DATA
@@ -205,8 +177,3 @@ def show_apart(neighbours: Neighbours) -> str:
 
 def _names(neighbours: Neighbours, found: Sequence[int]) -> str:
     return ", ".join(dict.fromkeys(name_of(neighbours.statements[k]) for k in found))
-
-
-def target_of(statement: Statement) -> int:
-    """The value that a statement makes; `STORED` if it writes to destinations or to a port's gradient."""
-    return statement.target.value if isinstance(statement, Loop) else statement.target

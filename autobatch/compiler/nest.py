@@ -92,7 +92,7 @@ class Nest(ABC):
                 Element(writer.variable(value)) if is_variable else self.element(*writer.address(loop.target), strides)
             ]
         found = [Element(writer.variable(value))] if writer.storage.registers.get(value) == self.spot else []
-        if not found or value in writer.storage.homes or value in writer.storage.aliases:
+        if not found or writer.storage.has_memory(value):
             found.append(self.element(*writer.address(loop.target), strides))
         return found
 

@@ -37,7 +37,11 @@ def written(lowered: Lowered, statement: Statement) -> Range | None:
 
 
 def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
-    """The columns that a statement reads of values that are overwritten later."""
+    """The columns that a statement reads of values that are overwritten later.
+
+    Forward makes those values, and no statement of backward: none of them has pieces or is part of another one, so each
+    is read by its own number.
+    """
     ranges: list[Range | None] = []
     match statement:
         case Loop():
@@ -78,15 +82,12 @@ def overwritings(lowered: Lowered, statements: Sequence[Statement]) -> dict[int,
 
 
 def _range(lowered: Lowered, view: View, strides: tuple[int, ...] | None) -> Range | None:
-    while view.value in lowered.aliases:
-        whole = lowered.aliases[view.value]
-        view = view._replace(value=whole.value, offset=view.offset + whole.offset)
+    view = view.within(lowered.aliases)
     home = lowered.homes.get(view.value)
     if home is None or home.area is not Area.SAVED or not view.size:
         return None
-    reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True)]
-    first = home.column + view.offset
-    return Range(home.domain, first + sum(min(r, 0) for r in reach), first + sum(max(r, 0) for r in reach) + 1, strides)
+    first, end = view.bounds
+    return Range(home.domain, home.column + first, home.column + end, strides)
 
 
 def _whole(lowered: Lowered, value: int) -> View:

@@ -12,8 +12,9 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.statement import Loop, Operand, Position, Statement
+from autobatch.compiler.uses import Uses
 from autobatch.compiler.view import View
 from autobatch.ops.expression import Expression, replace_leaves
 
@@ -37,19 +38,18 @@ class _Splitter:
 
     def _values(self) -> set[int]:
         """The values that loops which can be split make, each element once."""
-        makers: defaultdict[int, list[Statement]] = defaultdict(list)
-        for statement in self.lowered.statements:
-            makers[statement.target.value if isinstance(statement, Loop) else statement.target].append(statement)
-        lines = set(map(id, self.loops))
-        return {
-            value
-            for value, found in makers.items()
-            if value != STORED
-            and value not in self.lowered.aliases
-            and not self.lowered.parts.get(value)
-            and all(id(maker) in lines for maker in found)
-            and sum(maker.size for maker in found if isinstance(maker, Loop)) == self.lowered.sizes[value]
-        }
+        lowered, lines = self.lowered, set(map(id, self.loops))
+
+        def is_split(value: int, makers: list[Statement]) -> bool:
+            return (
+                value not in lowered.aliases
+                and not lowered.parts.get(value)
+                and all(id(maker) in lines for maker in makers)
+                and sum(maker.size for maker in makers if isinstance(maker, Loop)) == lowered.sizes[value]
+            )
+
+        uses = Uses(lowered, lowered.statements)
+        return {v for v, makers in uses.made.items() if is_split(v, [lowered.statements[k] for k in makers])}
 
     def ranges(self, loop: Loop) -> list[View]:
         """The ranges of splittable values that a loop writes or reads element by element."""
@@ -121,7 +121,7 @@ class _Splitter:
                 continue
             in_step = {id(view) for view in self.ranges(statement)} if id(statement) in chosen else set()
             found.update(o.view.value for o in statement.operands if id(o.view) not in in_step)
-        return found | {whole for whole, parts in self.lowered.parts.items() for _ in parts}
+        return found
 
     def _split_value(self, value: int, length: int, is_read_whole: bool) -> list[int]:
         lowered, found = self.lowered, []

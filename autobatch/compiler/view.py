@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,22 @@ class View(NamedTuple):
     def is_contiguous(self) -> bool:
         """Whether the elements are adjacent and in order."""
         return self.size <= 1 or spread(self.shape, self.strides) == spread(self.shape, steps(self.shape))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first element and the end; equal if there are no elements."""
+        if not self.size:
+            return self.offset, self.offset
+        reach = [stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True)]
+        return self.offset + sum(min(r, 0) for r in reach), self.offset + sum(max(r, 0) for r in reach) + 1
+
+    def within(self, aliases: Mapping[int, View]) -> View:
+        """The view in the value that has the memory, if values are made as parts of others."""
+        view = self
+        while view.value in aliases:
+            whole = aliases[view.value]
+            view = view._replace(value=whole.value, offset=view.offset + whole.offset)
+        return view
 
     def broadcast(self, shape: Shape) -> View:
         """The view broadcast to a larger shape, by NumPy's rule."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ from autobatch.torch.kinds import (
 from autobatch.torch.outline import Kind, Outline, TakingRows, Way, mapped
 from autobatch.torch.structures import tensors_in
 
+NUMBERS = count()
+
 
 class Body:
     """A function of tensors that torch runs.
@@ -63,7 +65,7 @@ class Body:
     def __init__(
         self, name: str, function: Callable[..., Any], kinds: Sequence[Kind], model: torch.dtype, why: str
     ) -> None:
-        self.name, self.why = name, why
+        self.name, self.why, self._number = name, why, next(NUMBERS)
         self._function, self.model, self._dtypes = function, model, [kind.dtype for kind in kinds]
         self.outline = outline = Outline(function, kinds)
         self.parameters = [*outline.reads.values()]
@@ -79,7 +81,8 @@ class Body:
         self.size = sum(map(math.prod, self.outputs))
 
     def __repr__(self) -> str:
-        return self.name
+        """The name and a number of its own: programs compare ops by what they print."""
+        return f"{self.name} {self._number}"
 
     @property
     def draws(self) -> bool:

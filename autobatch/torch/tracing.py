@@ -13,17 +13,19 @@ A list of any length is given to a body as a list of tensors (`autobatch.torch.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import AutobatchError, GraphError
+from autobatch.ir.arguments import exact
 from autobatch.ir.program import Attribute, dtype_of, int_limit
 from autobatch.ops.define import shape_of
 from autobatch.ops.elementwise import instead, stop_gradient
@@ -59,6 +61,8 @@ FACTORIES = {
 }  # fmt: skip
 """Ops that read nothing of a tensor but its shape and dtype."""
 HOLE = object()  # in the arguments of an op, for a tensor that is given when it runs
+BODIES: WeakValueDictionary[Hashable, Body] = WeakValueDictionary()
+"""Ops that torch runs, by what they are applied to: equal ones are one, as programs compare them."""
 
 
 class NoCounterpart(GraphError):
@@ -338,8 +342,11 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             likes = self._likes(op, args, kwargs)
             kinds = [Kind(tuple(x.shape), x.dtype, x.requires_grad) for x in traced]
-            with ThreadPoolExecutor(1) as outside:  # of this mode, in which torch does not differentiate or map
-                body = outside.submit(Body, name, call, kinds, model, why).result()
+            key = op, _key_of(holes), tuple(kinds), model
+            body = BODIES.get(key)
+            if body is None:
+                with ThreadPoolExecutor(1) as outside:  # of this mode, in which torch does not differentiate or map
+                    body = BODIES[key] = outside.submit(Body, name, call, kinds, model, why).result()
         except (AutobatchError, RuntimeError, ValueError, IndexError, TypeError):
             raise lack from None
         outputs = record_call(body, [x.value for x in traced])
@@ -366,6 +373,15 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         has_gradient = is_float(target.dtype) and not torch.is_grad_enabled() and isinstance(target.value, Operators)
         target.value = instead(target.value, made.value) if has_gradient else made.value
         return target
+
+
+def _key_of(x: Any) -> Hashable:
+    """Equal for equal arguments of an op."""
+    if isinstance(x, (list, tuple)):
+        return type(x), tuple(map(_key_of, x))
+    if isinstance(x, dict):
+        return tuple((name, _key_of(part)) for name, part in x.items())
+    return id(x) if isinstance(x, torch.Tensor) or x is HOLE else exact(x)
 
 
 def _is_data(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import autobatch as ab
 from autobatch.compiler.checking import check_statements, check_steps
 from autobatch.compiler.fusion import Kernel
+from autobatch.compiler.lowered import STORED
 from autobatch.compiler.reuse import overwritings, writes_over, written
 from autobatch.compiler.stage import compile_backward
+from autobatch.compiler.statement import Loop
 from autobatch.errors import PlanError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.arguments import Key
@@ -243,6 +246,8 @@ def test_the_checkers_refuse_readers_that_come_too_late() -> None:
     ((writer, readers),) = overwritings(lowered, lowered.statements).items()
     assert written(lowered, lowered.statements[writer]) is not None
     late = lowered.statements[min(readers)]
+    assert isinstance(late, Loop)
+    late = replace(late, target=late.target._replace(value=STORED), stored=("port", 0))
     with pytest.raises(PlanError, match="a value is read that was written over"):
         check_statements(lowered, [*lowered.statements, late])
     stage = compile_backward(plan(BODIES["the other way round"][0]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fuzzing.body import Body
 from fuzzing.drawing import Drawing, Rng, is_tame, pick
-from fuzzing.lines import draw_line
+from fuzzing.lines import WIDTHS, draw_line, weave
 from fuzzing.maps import draw_map
 from fuzzing.program import Argument, Function, Program
 from fuzzing.specs import LABELS, Data, Each, Pair, Several, Spec, State, Structure, Tree, Use, Value, shape_tree
@@ -36,7 +36,10 @@ def draw_cells(drawing: Drawing) -> None:
     for number in range(rng.choice(4, p=(0.05, 0.5, 0.3, 0.15))):
         chance = rng.random()
         n_lines = int(rng.integers(40, 70)) if chance < 0.015 else int(1 + rng.geometric(0.22))
-        drawing.define(draw_cell(drawing, f"cell_{number}", n_lines, is_wide=bool(0.015 < chance < 0.035)))
+        if chance > 0.9:
+            drawing.define(draw_woven_cell(drawing, f"cell_{number}"))
+        else:
+            drawing.define(draw_cell(drawing, f"cell_{number}", n_lines, is_wide=bool(0.015 < chance < 0.035)))
 
 
 def draw_cell(drawing: Drawing, name: str, n_lines: int, is_wide: bool) -> Function:
@@ -57,6 +60,17 @@ def draw_cell(drawing: Drawing, name: str, n_lines: int, is_wide: bool) -> Funct
         body.line()
     returns = draw_returns(body, [a.spec for a in takes], n=int(rng.integers(20, 28)) if is_wide else None)
     return Function(name, tuple(takes), tuple(body.lines), returns, is_method=bool(rng.random() < 0.8))
+
+
+def draw_woven_cell(drawing: Drawing, name: str) -> Function:
+    """Draw a cell of two vectors of one width, and of what is made in parts and read across products."""
+    rng, body = drawing.rng, CallingBody(drawing)
+    spec = Value((pick(rng, WIDTHS),))
+    takes = tuple(Argument(f"a{k}", spec) for k in range(2))
+    for take in takes:
+        body.take(take.name, spec, example(spec, rng))
+    found = weave(body, spec.shape[0], int(rng.integers(3, 15)))
+    return Function(name, takes, tuple(body.lines), found or body.value(spec.shape))
 
 
 def draw_spec(drawing: Drawing) -> Spec:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.devices.host import HostDevice
 from autobatch.devices.store import Store
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
@@ -185,17 +186,28 @@ class _Runs:
     def checks(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
         """What is checked, in order."""
         yield "eager", "eager", self.eager
+        yield "stages", "compiler", self.stages
         for name in self.backends:
             yield "forward", name, lambda name=name: self.forward(name)  # type: ignore[misc]
         for name in self.backends:
             yield "gradient", name, lambda name=name: self.gradient(name)  # type: ignore[misc]
-        if self.program.smooth:
+        if self.program.smooth and self.backends:
             yield "slope", "eager", self.slope
 
     def eager(self) -> None:
         """Compute the instances one by one."""
         self.model: Any = self.program.build()
         self.expected = self.compute(self.model, training=True)
+
+    def stages(self) -> None:
+        """Compile the stages of cells, for inference and for training, with every check of the compiler."""
+        batched = self.way.batched(self.model.loss, "reference")
+        with checkers(True):
+            for training in (False, True):
+                for cell in batched.prepare(self.names, training=training).cells.cells:
+                    compile_forward(cell)
+                    if cell.derivative is not None:
+                        compile_backward(cell)
 
     def compute(self, model: Any, training: bool) -> list[Any]:
         """What the instances give eagerly, with the random numbers that they have in a mini-batch."""

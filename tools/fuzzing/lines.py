@@ -19,6 +19,9 @@ LITERAL_IDS = (
 )  # fmt: skip
 
 
+WIDTHS = (2, 4, 4, 4, 6)  # of vectors that are cut in halves
+
+
 def unary(body: Body) -> None:
     """An element-wise op of one value."""
     forms = UNARY + IDENTITIES + (() if body.smooth else BENT + BENT)
@@ -185,6 +188,45 @@ def joined(body: Body) -> None:
     body.add(f"ab.concat(({names},{extra[1:]}), axis={axis})", *parts)
 
 
+def woven(body: Body) -> None:
+    """A few vectors of one width, woven."""
+    weave(body, pick(body.rng, WIDTHS), int(body.rng.integers(2, 10)))
+
+
+def weave(body: Body, width: int, n: int) -> Use | None:
+    """Weave vectors of one width: joins of slices, parts of joins seen in other groups, products, and a sum of some."""
+    rng, weight = body.rng, body.drawing.weight
+    made = [body.value((width,)) for _ in range(rng.integers(1, 4))]
+
+    def thread() -> Use | None:
+        x, y = pick(rng, made), pick(rng, made)
+        match pick(rng, ("turned", "grouped", "grouped", "stacked", "product", "product", "map", "map", "pair")):
+            case "turned":
+                cut = pick(rng, (width // 2, width // 2, int(rng.integers(width + 1))))
+                return body.add(f"ab.concat(({{0}}[{cut}:], {{1}}[:{cut}]))", x, y)
+            case "grouped":
+                parts = (x, y, *(pick(rng, made) for _ in range(rng.integers(2))))
+                shape = (len(parts), *pick(rng, [(width,), *((n, width // n) for n in (2, 3) if width % n == 0)]))
+                axes = tuple(int(axis) for axis in rng.permutation(len(shape)))
+                names = ", ".join(f"{{{k}}}" for k in range(len(parts)))
+                seen = f"ab.transpose(ab.reshape(ab.concat(({names})), {shape}), {axes})"
+                return body.add(f"ab.reshape({seen}, {(len(parts), width)})[{rng.integers(len(parts))}]", *parts)
+            case "stacked":
+                whole = body.add("ab.stack([{0}, {1}])", x, y)
+                return whole and body.add(pick(rng, ("{0}[0]", "{0}[1]", "{0}[::-1][0]", "ab.sum({0}, axis=0)")), whole)
+            case "product":
+                return body.add("{1} @ {0}", x, weight((width, width)))
+            case "map":
+                return body.add(pick(rng, ("ab.tanh({0})", "0.3 * {0}", "{0} * {1}", "{0} * {0}")), x, weight((width,)))
+        return body.add(pick(rng, ("{0} + {1}", "{0} * {1}", "{0} - 0.3 * {1}", "{0} * ab.tanh({1})")), x, y)
+
+    for _ in range(n):
+        use = thread()
+        made += [use] if use else []
+    chosen = [pick(rng, made) for _ in range(rng.integers(2, 6))]
+    return body.add(f"ab.tanh({' + '.join(f'{0.3 * (k + 1):.1f} * {{{k}}}' for k in range(len(chosen)))})", *chosen)
+
+
 def looked_up(body: Body) -> None:
     """Rows of a table, which may be a parameter that is multiplied as well."""
     ids = [use for use in body.data if use.spec in (Data("id"), Data("ids", use.shape))]
@@ -254,8 +296,8 @@ def factors(size: int) -> list[Shape]:
 
 
 KINDS: dict[Callable[[Body], None], float] = {
-    unary: 4, binary: 5, product: 6, reduction: 4, normal: 3, shaping: 3, joined: 1.5, looked_up: 2, gates: 2,
-    spread: 2, chosen: 1, again: 1,
+    unary: 4, binary: 5, product: 6, reduction: 4, normal: 3, shaping: 3, joined: 1.5, woven: 1.5, looked_up: 2,
+    gates: 2, spread: 2, chosen: 1, again: 1,
 }  # fmt: skip
 
 

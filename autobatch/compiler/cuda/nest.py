@@ -129,6 +129,6 @@ class CudaNest(Nest):
         value, is_late = loop.target.value, self.mapping.who == "all" and not loop.combine
         if loop.stored is not None:
             yield access(*writer.stored_region(loop), self.mapping, strides[0], is_write=True), is_late
-        elif value in writer.storage.homes or value in writer.storage.aliases:
+        elif writer.storage.has_memory(value):
             region, start = writer.region(loop.target)
             yield access(region, start, self.mapping, strides[0], is_write=True), is_late

@@ -199,7 +199,7 @@ class _KernelWriter(CudaWriter):
         if text:
             self.line(text)
         value = loop.target.value
-        if value in self.storage.homes or value in self.storage.aliases:
+        if self.storage.has_memory(value):
             view = View(value, 0, (), ())
             region, start = self.region(view)
             self._wait_for([whole(region, start, 1, is_write=True)._replace(who="one")])

@@ -141,7 +141,7 @@ class _KernelWriter(Writer):
     def _keep_number(self, spot: Spot, loop: Loop) -> None:
         """Write the line that stores a reduced number in its place, if it has one."""
         value = loop.target.value
-        if is_number(self.lowered, loop) and (value in self.storage.homes or value in self.storage.aliases):
+        if is_number(self.lowered, loop) and self.storage.has_memory(value):
             array, first = self.address(View(value, 0, (), ()))
             self.line(f"{array}[{first}] = {self.variable(value)}")
 
