@@ -19,7 +19,7 @@ from autobatch.torch.tracing import NoCounterpart, Traced, Tracing
 from autobatch.trace.elements import NeedsLength
 
 RUNS = ("auto", "autobatch", "torch")
-"""What may run a cell; "auto" is autobatch, and torch for ops that autobatch lacks."""
+"""What may run a cell; "auto" is autobatch, and torch where that is impossible."""
 RUN_BY_TORCH = "is run by torch, which sees a list of tensors"
 
 

@@ -169,9 +169,9 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
             texts, and returns tensors in any such structure; or a function, or a method of a module, that does. An int
             becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one. A list has any
             length, and all are one type if the body treats its elements alike; else each length is a type.
-        runs: "autobatch" makes a program of our ops of it; "torch" calls it on batches, by `torch.func.vmap` where it
-            takes none; "auto" is the first, with ops that we lack run by torch, or the second where that is impossible.
-            `explain` says what torch runs.
+        runs: "autobatch" makes a program of it, in which torch runs single ops that we lack; "torch" gives torch all of
+            it, for batches; "auto" is the first, or the second where that is impossible. `explain` says what torch
+            runs.
 
     Raises:
         GraphError: `what` is none of these, or `runs` is another.
