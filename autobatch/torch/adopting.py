@@ -80,7 +80,7 @@ def _converted(tensor: torch.Tensor) -> Any:
 
 def _input_of(tensor: torch.Tensor) -> Any:
     if CURRENT.inputs is None:
-        if torch.is_grad_enabled():
+        if CURRENT.has_gradients and torch.is_grad_enabled():
             raise GraphError(
                 f"a tensor of shape {tuple(tensor.shape)} asks for a gradient, which a recorded graph would lose; give "
                 f"the instances themselves to the batched function, or tensor.detach()."

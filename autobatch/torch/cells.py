@@ -17,8 +17,10 @@ from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.torch.bodies import RUNS, make_body
+from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
+from autobatch.trace.handles import Value
 from autobatch.trace.hooks import LISTENING
 
 GLOBAL_HOOKS: dict[str, Any] = {
@@ -146,10 +148,26 @@ def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 f"a {cell.name} has backward hooks, which its forward alone does not run; call the module itself, as a "
                 f"part of the module that abt.batched is given, and record its instances in the thread that runs them."
             )
-        return current.call_cell(cell, owner, args, kwargs)
+        return without_gradient(current.call_cell(cell, owner, args, kwargs))
     if current is None:
         args, kwargs = on_leaves(_to_tensor, (args, kwargs))
     return cell.eager(*args, **kwargs) if owner is None else cell.eager(owner, *args, **kwargs)
+
+
+def without_gradient(x: Any) -> Any:
+    """Recorded values, detached if grad mode is off but was on when the recording began."""
+    return x if torch.is_grad_enabled() or not CURRENT.has_gradients else on_leaves(_detached, x)
+
+
+def returning_without_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with what it returns detached while grad mode is off."""
+    return lambda *args, **kwargs: without_gradient(function(*args, **kwargs))
+
+
+def _detached(x: Any) -> Any:
+    if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return x
+    return STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (x,), {})
 
 
 @overload

@@ -29,11 +29,13 @@ class _Current(threading.local):
 
     Attributes:
         dtype: the dtype of the module, when the recording began; what is traced asks the module itself.
+        has_gradients: whether grad mode was on then.
     """
 
     inputs: TensorInputs | None = None
     module: Precision | None = None
     dtype = torch.float32
+    has_gradients = False
 
 
 CURRENT = _Current()

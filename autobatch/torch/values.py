@@ -19,7 +19,7 @@ from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
 from autobatch.torch.adopting import to_arrays
-from autobatch.torch.cells import cell_of_function
+from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.entering import CURRENT, Pending, Precision
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
@@ -38,11 +38,16 @@ SPELLED = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
     "__truediv__": "div", "__neg__": "neg",
 }  # fmt: skip
+INFERENCE_MODE: Any = torch._C._InferenceMode
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
 
 
 def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a function of torch, applied to values and tensors."""
+    """Record a function of torch, applied to values and tensors; what it returns is detached if grad mode is off."""
+    return without_gradient(_apply(function, args, kwargs))
+
+
+def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current: Any = STAGE.current
     if current is None or not hasattr(current, "call_cell"):
         raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
@@ -55,7 +60,7 @@ def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(args[0], Stack) and (reduced := args[0].reduce(name, *args[1:], **kwargs)) is not None:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
-        return Stack(args[0])
+        return Stack(list(map(without_gradient, args[0])))
     if name in DIRECT and all(map(_is_float, args)):
         return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
@@ -74,16 +79,20 @@ class OfParameters(TorchFunctionMode):
         self._module = module
 
     def __enter__(self) -> Any:
-        self._before = CURRENT.module, CURRENT.dtype
+        self._before = CURRENT.module, CURRENT.dtype, CURRENT.has_gradients, torch._C._InferenceMode
         CURRENT.module, CURRENT.dtype = self._module, self._module.float_dtype
+        CURRENT.has_gradients = torch.is_grad_enabled()
+        torch._C._InferenceMode = _inference_mode  # type: ignore[misc, assignment]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
-        CURRENT.module, CURRENT.dtype = self._before
+        CURRENT.module, CURRENT.dtype, CURRENT.has_gradients, torch._C._InferenceMode = self._before  # type: ignore[misc]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function is torch._C._set_grad_enabled and CURRENT.has_gradients and hasattr(STAGE.current, "stand_ins"):
+            STAGE.current.stand_ins.put_around(None if args[0] else returning_without_gradient)
         for kind in types:
             if issubclass(kind, TensorMethods):
                 return apply(function, args, kwargs)
@@ -93,6 +102,11 @@ class OfParameters(TorchFunctionMode):
                 return apply(function, args, kwargs)
             return found
         return function(*args, **kwargs)
+
+
+def _inference_mode(is_on: bool) -> Any:
+    """Inference mode; around what is recorded here, grad mode, whose changes `OfParameters` is told of."""
+    return torch.set_grad_enabled(not is_on) if hasattr(STAGE.current, "stand_ins") else INFERENCE_MODE(is_on)
 
 
 def _reads_parameter(args: Any) -> bool:
@@ -143,7 +157,7 @@ class TensorMethods:
         function = OF_OPS.get(op.name)
         if function is not None and (op.name in COMPARISONS or not all(map(_is_float, args))):
             return apply(function, args, {})
-        return super().apply(op, tuple(map(to_arrays, args)), static)  # type: ignore[misc]
+        return without_gradient(super().apply(op, tuple(map(to_arrays, args)), static))  # type: ignore[misc]
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the length of one axis."""

@@ -88,6 +88,7 @@ class StandIns:
     def __init__(self) -> None:
         self._places: dict[Entry, list[Place]] = {}
         self._before: list[tuple[dict[str, Any], str, Any]] = []
+        self._around: Callable[[Any], Any] | None = None
 
     @contextmanager
     def in_place(self, places: Iterable[Place], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
@@ -103,6 +104,7 @@ class StandIns:
             self._step_aside()
             self._places.clear()
             self._before.clear()
+            self._around = None
 
     @contextmanager
     def stepped_aside(self) -> Iterator[None]:
@@ -113,9 +115,14 @@ class StandIns:
         finally:
             self._stand()
 
+    def put_around(self, around: Callable[[Any], Any] | None) -> None:
+        """Let what this makes of each function stand in from now on, until the recording ends; None: the function."""
+        self._around = around
+        self._stand()
+
     def renew(self, entry: Entry) -> None:
         """Replace the old function of an entry by its new one."""
-        function = entry.known.function
+        function = entry.known.function if self._around is None else self._around(entry.known.function)
         for place in self._places.get(entry, ()):
             place.attributes[place.name] = function if place.wrap is None else place.wrap(function)
 
