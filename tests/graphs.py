@@ -80,6 +80,7 @@ class ToyTypes:
             range_data=_ints([-1 for _ in ranges]),
             range_column=_ints([column for column, _ in ranges]),
             range_size=_ints([size for _, size in ranges]),
+            range_ignore=_ints([0 for _ in ranges]),
             random=_ints([kind.random for kind in self.types]),
         )
 

@@ -188,7 +188,7 @@ class Builder:
         shape = op.shape(*shapes, **static)
         op.limit(shapes, static)
         if op.index_axis is not None:
-            values = [values[0], self._ids(op, *values[:2], static.get("ignore")), *values[2:]]
+            values = [values[0], self._ids(op, values[0], values[1], static.get("ignore")), *values[2:]]
         domain = self._domain(op, values, static)
         return self.add(Instruction(op, tuple(v.index for v in values), static), shape, domain)
 

@@ -397,6 +397,12 @@ class Linked(torch.autograd.Function):
         raise GraphError("a cell differentiates what it computes, which only torch can do.")
 
 
+def link(made: Tensor, *tensors: Tensor) -> Tensor:
+    """A tensor that we have made, behind others in torch's graph."""
+    linked: Tensor = Linked.apply(lambda: made, *tensors)  # type: ignore[no-untyped-call]
+    return linked
+
+
 @contextmanager
 def _entered(*modes: Any) -> Iterator[None]:
     """Within the context, torch runs in these modes, and is otherwise as it is where nobody has changed it."""

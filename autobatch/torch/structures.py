@@ -22,15 +22,17 @@ def _named(kind: Any) -> Any:
 
 def __getattr__(name: str) -> Any:
     """Such a named tuple, which pickles find here."""
-    if not hasattr(return_types, name):
+    kind: Any = getattr(return_types, name, None)
+    if kind is None:
         raise AttributeError(f"there is no {name!r} here, nor in torch.return_types.")
-    return _named(getattr(return_types, name))
+    return _named(kind)
 
 
 def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:
     """`x` with a function applied to all that is in its tuples, lists, dicts and dataclasses."""
     if type(x).__module__ == "torch.return_types":
-        return _named(type(x))(*(on_leaves(function, part) for part in x))
+        kind: Any = type(x)
+        return _named(kind)(*(on_leaves(function, part) for part in x))
     if is_structure(x) and not isinstance(x, Size):
         return Key.of_structure(x, ()).build([on_leaves(function, part) for part in parts_of(x)])
     return function(x)

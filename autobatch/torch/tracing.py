@@ -41,12 +41,12 @@ from autobatch.torch.outline import (
     CHANGED,
     REGISTER_HOOK,
     Kind,
-    Linked,
     Refused,
     check_function,
     check_numbers,
     has_functions_of_users,
     is_changed,
+    link,
 )
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, refuse, shape_in_torch
@@ -142,7 +142,7 @@ class Tracing:
         dtype = self._dtype_of(x)
         made = Traced(x, shape_outside(shape_of(x), dtype), dtype)
         has_gradient = is_float(dtype) and not _is_data(x)
-        return Linked.apply(lambda: made, made.detached().requires_grad_()) if has_gradient else made
+        return link(made, made.detached().requires_grad_()) if has_gradient else made
 
     def _dtype_of(self, x: Any) -> torch.dtype:
         """What the numbers of an argument stand for."""
@@ -260,7 +260,7 @@ class _Functions(TorchFunctionMode):
             return x
         like = torch.empty(shape_in_torch(x), dtype=self._tracing.dtype, device="meta")
         made = self._tracing.leave(x, like, is_own=True)
-        return Linked.apply(lambda: made, *tensors)
+        return link(made, *tensors)
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
