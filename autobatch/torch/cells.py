@@ -167,7 +167,7 @@ def returning_without_gradient(function: Callable[..., Any]) -> Callable[..., An
 
 
 def _detached(x: Any) -> Any:
-    if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):
+    if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):  # type: ignore[attr-defined]
         return x
     return STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (x,), {})
 
