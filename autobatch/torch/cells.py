@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure
@@ -32,6 +33,7 @@ SPACES: dict[str, Any] = {
     "linalg": torch.linalg, "special": torch.special, "fft": torch.fft,
 }  # fmt: skip
 """Where functions of torch have names, which pickles hold."""
+NORMS = SpectralNorm, nn.utils.parametrizations._SpectralNorm
 DROPOUT = nn.modules.dropout._DropoutNd
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +82,7 @@ class MethodCell(TorchCell):
 
     def __init__(self, kind: type[nn.Module], method: str, runs: str) -> None:
         self.method = method
-        function = _with_hooks(kind) if method == "__call__" else getattr(kind, method)
+        function = _without_iterations(_with_hooks(kind) if method == "__call__" else getattr(kind, method))
         super().__init__(function, runs, kind.__name__ if method in ("__call__", "forward") else "")
 
     @property
@@ -165,7 +167,7 @@ def returning_without_gradient(function: Callable[..., Any]) -> Callable[..., An
 
 
 def _detached(x: Any) -> Any:
-    if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):
+    if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):  # type: ignore[attr-defined]
         return x
     return STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (x,), {})
 
@@ -236,6 +238,24 @@ def _with_hooks(kind: Any) -> Callable[..., Any]:
         if isinstance(STAGE.current, Builder) and any(isinstance(part, DROPOUT) for part in self.modules()):
             STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
         return result
+
+    return call
+
+
+def _without_iterations(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which when traced refuses a module whose spectral norm would change buffers."""
+
+    @wraps(method)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for name, part in self.named_modules() if STAGE.current is not None else ():
+            norms = (part, *part._forward_pre_hooks.values())
+            if part.training and any(isinstance(x, NORMS) and x.n_power_iterations for x in norms):
+                raise GraphError(
+                    f"{name or type(self).__name__!r} has a spectral norm in train(), which changes its buffers at "
+                    f"every call, and calls in a batch have no order; call eval() on that part, or compute the weight "
+                    f"outside of cells."
+                )
+        return method(self, *args, **kwargs)
 
     return call
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autobatch.torch as abt
+from autobatch.errors import GraphError
 
 
 class Model(nn.Module):
@@ -52,7 +53,7 @@ def single_ops(m: Any, x: Tensor) -> Tensor:
     y = m.a(x)
     with torch.no_grad():
         z, s = torch.exp(y) + y.tanh(), y * y
-    return y * z + s * m.w
+    return y * z + s * m.w  # type: ignore[no-any-return]
 
 
 def stacked(m: Any, x: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ def stacked(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         off = torch.stack(values)
         total = torch.stack(values).sum(0)
-    return off.sum(0) * m.a(x) + total * m.b(x)
+    return off.sum(0) * m.a(x) + total * m.b(x)  # type: ignore[no-any-return]
 
 
 def of_functions(m: Any, x: Tensor) -> Tensor:
@@ -159,6 +160,24 @@ def test_error_within_no_grad() -> None:
     run, kind = abt.batched(program, module=m), torch._C._InferenceMode
     with pytest.raises(RuntimeError, match="no"):
         run([True])
-    run([False]).sum().backward()  # type: ignore[no-untyped-call]
+    run([False]).sum().backward()
     assert m.a.weight.grad is not None
     assert torch._C._InferenceMode is kind
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch", "autobatch"])
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_spectral_norm(norm: Any, runs: str) -> None:
+    m = nn.Sequential(norm(nn.Linear(4, 4)), nn.Tanh())
+    abt.cell(m, runs=runs)
+    before = {name: x.clone() for name, x in m.state_dict().items()}
+    run, inputs = abt.batched(lambda x: m(x), module=m), [torch.randn(4), torch.randn(4)]
+    with pytest.raises(GraphError, match=r"has a spectral norm in train\(\), which changes its buffers"):
+        run(inputs)
+    m.eval()
+    torch.testing.assert_close(run(inputs), torch.stack([m(x) for x in inputs]))
+    m.train()
+    with pytest.raises(GraphError, match="spectral norm"):
+        run(inputs)
+    torch.testing.assert_close(m.state_dict(), before)
+    assert m(inputs[0]).requires_grad  # a plain call is as ever
