@@ -340,7 +340,7 @@ def _refuse_transforms() -> None:
     """Refuse to run within what torch makes other functions of."""
     if torch.compiler.is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
         what = "torch.compile"
-    elif torch.jit.is_tracing():
+    elif torch._C._is_tracing():
         what = "torch.jit.trace"
     elif torch._C._functorch.peek_interpreter_stack() is not None:
         what = "torch.func (grad, vmap, jvp and the like)"

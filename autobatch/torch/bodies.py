@@ -68,7 +68,7 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
         GraphError: torch cannot run it.
     """
     tracing.refuse_lists(RUN_BY_TORCH)
-    leaves, build = tensors_in(given), _builder(given)
+    leaves, build = [x for x in tensors_in(given) if isinstance(x, Traced)], _builder(given)
 
     def call(*tensors: torch.Tensor) -> Any:
         args, kwargs = build(iter(tensors))

@@ -217,7 +217,8 @@ def cell_of_method(kind: Any, method: str, runs: str) -> MethodCell:
 
 
 def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:
-    return BoundTorchCell(cell_of_method(type(module), method, runs), module)
+    kind: Any = type(module)
+    return BoundTorchCell(cell_of_method(kind, method, runs), module)
 
 
 def _with_hooks(kind: Any) -> Callable[..., Any]:

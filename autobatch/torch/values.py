@@ -176,7 +176,7 @@ def _is_float(x: Any) -> bool:
     """Whether an operand is floats of the module, or a number."""
     if isinstance(x, Value):
         return not x.key.below and not x.key.dtype
-    return not isinstance(x, (torch.Tensor, bool)) or x.dtype is CURRENT.dtype
+    return x.dtype is CURRENT.dtype if isinstance(x, torch.Tensor) else not isinstance(x, bool)
 
 
 def _method(function: Any) -> Callable[..., Any]:

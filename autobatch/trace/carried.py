@@ -219,6 +219,7 @@ def _describe(family: Family) -> CarriedCall:
     node_type, origin = family.node_type, family.entry.origin
     if origin[0] == "cell" and origin[2] is not None:
         _, cell, owner = origin
+        assert cell is not None
         if getattr(cell_at(owner, cell.path), "cell", None) is cell:
             origin = "method", owner, cell.path
     return CarriedCall(

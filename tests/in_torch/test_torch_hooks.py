@@ -129,7 +129,7 @@ def results(model: nn.Module, values: Tensor, xs: list[Tensor]) -> list[Tensor |
     model.zero_grad()
     for x in xs:
         x.grad = None
-    (values * WEIGHTS).sum().backward()
+    (values * WEIGHTS).sum().backward()  # type: ignore[no-untyped-call]
     return [values.detach(), *(None if p.grad is None else p.grad.clone() for p in [*model.parameters(), *xs])]
 
 
@@ -232,7 +232,7 @@ def test_another_thread_calls_a_cell_while_instances_are_recorded() -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "prune": lambda m: prune.l1_unstructured(m, "weight", 0.5),
+    "prune": lambda m: prune.l1_unstructured(m, "weight", 0.5),  # type: ignore[no-untyped-call]
     "weight_norm": weight_norm,
     "spectral_norm": lambda m: spectral_norm(m.eval()),
     "parametrization": parametrizations.weight_norm,
@@ -256,13 +256,13 @@ def test_weights_that_hooks_compute(case: str, kind: Any) -> None:
 def test_hooks_of_parameters_run_once(runs: str) -> None:
     model = nn.Module()
     model.a = abt.cell(nn.Linear(4, 4), runs=runs)
-    f = abt.batched(lambda x: model.a(model.a(x)), module=model, backend="reference")
+    f = abt.batched(lambda x: model.a(model.a(x)), module=model, backend="reference")  # type: ignore[operator]
     seen: list[str] = []
-    model.a.weight.register_hook(lambda g: seen.append("gradient") or 2 * g)
-    model.a.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+    model.a.weight.register_hook(lambda g: seen.append("gradient") or 2 * g)  # type: ignore[func-returns-value, no-untyped-call]
+    model.a.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))  # type: ignore[no-untyped-call]
     xs = [torch.randn(4) for _ in range(3)]
     f(xs).sum().backward()
     found, model.a.weight.grad = model.a.weight.grad, None
     assert seen == ["gradient", "accumulated"]
-    torch.stack([model.a(model.a(x)) for x in xs]).sum().backward()
+    torch.stack([model.a(model.a(x)) for x in xs]).sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, model.a.weight.grad)

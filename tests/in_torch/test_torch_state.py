@@ -81,8 +81,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a parameter becomes a buffer": lambda c: make_buffer(c),
     "no bias": lambda c: setattr(c.l, "bias", None),
     "another module": lambda c: setattr(c, "l", nn.Linear(4, 4)),
-    "prune": lambda c: prune.l1_unstructured(c, "w", 0.5),
-    "prune inside": lambda c: prune.l1_unstructured(c.l, "weight", 0.5),
+    "prune": lambda c: prune.l1_unstructured(c, "w", 0.5),  # type: ignore[no-untyped-call]
+    "prune inside": lambda c: prune.l1_unstructured(c.l, "weight", 0.5),  # type: ignore[no-untyped-call]
     "weight_norm inside, and removed": toggle_weight_norm,
     "spectral_norm inside": lambda c: spectral_norm(c.l.eval()) and None,
     "parametrization inside, and removed": toggle_parametrization,
@@ -99,7 +99,7 @@ def assert_equal(model: nn.Module, found: Tensor, expected: Tensor) -> None:
     for y in (found, expected):
         model.zero_grad()
         if y.requires_grad:
-            (y * torch.arange(1.0, 5.0)).sum().backward()
+            (y * torch.arange(1.0, 5.0)).sum().backward()  # type: ignore[no-untyped-call]
         of_each.append({name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()})
     torch.testing.assert_close(*of_each)
 
@@ -108,7 +108,7 @@ def model_of(runs: str = "auto") -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = nn.Module()
     model.c = abt.cell(Everything(), runs=runs)
-    return model, abt.batched(lambda x: model.c(x), module=model, backend="reference")
+    return model, abt.batched(lambda x: model.c(x), module=model, backend="reference")  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])
@@ -162,7 +162,7 @@ def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool
     torch.manual_seed(0)
     model = nn.Module()
     model.c = abt.cell(make(), runs=runs)
-    f = abt.batched(lambda x: model.c(x), module=model, backend="reference")
+    f = abt.batched(lambda x: model.c(x), module=model, backend="reference")  # type: ignore[operator]
     xs = [drawn() for _ in range(20)]
     model.train(first)
     graphs = f.record_all(xs)
@@ -172,5 +172,5 @@ def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool
         if mode and "0.0" not in repr(model):
             assert 20 < (found == 0).sum() < 60
         else:
-            torch.testing.assert_close(found, torch.stack([model.c.eval()(x) for x in xs]))
+            torch.testing.assert_close(found, torch.stack([model.c.eval()(x) for x in xs]))  # type: ignore[union-attr]
             model.train(mode)

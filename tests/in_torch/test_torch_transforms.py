@@ -32,17 +32,17 @@ class Net(nn.Module):
 
 def of_dual(net: Any, x: Tensor) -> Tensor:
     with forward_ad.dual_level():
-        return net.loss([forward_ad.make_dual(x, x)])  # type: ignore[no-any-return]
+        return net.loss([forward_ad.make_dual(x, x)])  # type: ignore[no-any-return, no-untyped-call]
 
 
 USES: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
     "create_graph": ("create_graph", lambda n, x: autograd.grad(n.loss([x]).sum(), n.a.weight, create_graph=True)),
     "backward": ("create_graph", lambda n, x: n.loss([x]).sum().backward(create_graph=True)),
-    "hessian": ("create_graph", lambda n, x: autograd.functional.hessian(lambda y: n.loss([y])[0], x)),
+    "hessian": ("create_graph", lambda n, x: autograd.functional.hessian(lambda y: n.loss([y])[0], x)),  # type: ignore[no-untyped-call]
     "grad": ("torch.func", lambda n, x: func.grad(lambda y: n.loss([y])[0])(x)),
     "jvp": ("torch.func", lambda n, x: func.jvp(lambda y: n.loss([y])[0], (x,), (x,))),
     "vmap": ("torch.func", lambda n, x: func.vmap(lambda y: n.loss([y])[0])(x[None])),
-    "trace": ("torch.jit.trace", lambda n, x: torch.jit.trace(lambda y: n.loss([y]), x)),
+    "trace": ("torch.jit.trace", lambda n, x: torch.jit.trace(lambda y: n.loss([y]), x)),  # type: ignore[no-untyped-call]
     "dual": ("torch.autograd.forward_ad", of_dual),
 }
 
@@ -58,7 +58,7 @@ def test_transforms_are_refused(case: str) -> None:
 def test_the_compiler_of_torch_is_refused() -> None:
     net = Net()
     with pytest.raises(GraphError, match=r"torch\.compile cannot take apart a batched function"):
-        torch.compile(net.loss)([torch.ones(4)])
+        torch.compile(net.loss)([torch.ones(4)])  # type: ignore[no-untyped-call]
 
 
 def test_the_compiler_of_torch_is_not_imported() -> None:
@@ -75,7 +75,7 @@ def test_the_compiler_of_torch_is_not_imported() -> None:
 def test_a_parameter_that_changes_before_backward_is_noticed(change: Callable[[Tensor], Any], runs: str) -> None:
     model = nn.Module()
     model.a = abt.cell(nn.Linear(2, 2), runs=runs)
-    f = abt.batched(lambda x: model.a(x), module=model, backend="reference")
+    f = abt.batched(lambda x: model.a(x), module=model, backend="reference")  # type: ignore[operator]
     y = f([torch.ones(2, requires_grad=True)]).sum()
     change(model.a.weight)
     with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autobatch.batched import Batched
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
@@ -24,6 +23,13 @@ class MaskedAgent(Protocol):
 
     def predict(self, observation: Any, *, deterministic: bool, action_masks: Any) -> tuple[Any, Any]:
         """The action, and what is kept for the next one."""
+
+
+class Recording(Protocol):
+    """A batched function, which records mini-batches."""
+
+    def merged(self, instances: Iterable[Any]) -> Graph:
+        """The graph of a mini-batch, as policies get it."""
 
 
 class Agent:
@@ -64,6 +70,6 @@ class Agent:
         return to_schedule(graph, finish(sim))
 
 
-def episodes(loss: Batched, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:
+def episodes(loss: Recording, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:
     """The graphs of mini-batches as policies see them: `dags=` of an environment."""
     return [to_dag(loss.merged(minibatch)) for minibatch in minibatches]
