@@ -219,9 +219,9 @@ def _describe(family: Family) -> CarriedCall:
     node_type, origin = family.node_type, family.entry.origin
     if origin[0] == "cell" and origin[2] is not None:
         _, cell, owner = origin
-        assert cell is not None
-        if getattr(cell_at(owner, cell.path), "cell", None) is cell:
-            origin = "method", owner, cell.path
+        path = cell.path
+        if getattr(cell_at(owner, path), "cell", None) is cell:
+            origin = "method", owner, path
     return CarriedCall(
         node_type.number, node_type.name, origin, family.keys, family.example, family.lengths,
         _plain(family.current.signature),
