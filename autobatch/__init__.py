@@ -19,7 +19,6 @@ from autobatch.errors import (
     ShapeError,
 )  # fmt: skip
 from autobatch.graph.graph import Graph
-from autobatch.missing import advice
 from autobatch.nn.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.nn.minibatches import minibatches
 from autobatch.ops import (
@@ -116,6 +115,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name == "policies":
             return import_module("autobatch.policies")
+        from autobatch.missing import advice
+
         raise AttributeError(f"module 'autobatch' has no attribute {name!r}{advice(name, __all__)}", name=name)
 
 

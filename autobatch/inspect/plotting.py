@@ -1,4 +1,7 @@
-"""Plots of schedules: a lane for each type, with a bar for each batch, whose height is its number of rows."""
+"""How reports appear: as text in notebooks, and schedules as pictures.
+
+A picture has a lane for each type, with a bar for each batch, whose height is its number of rows.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ from autobatch.schedule.schedule import Schedule
 
 LANE = 0.9  # of the distance between lanes: the height of the largest batch of a type
 SMALLEST = 0.06  # height of the smallest batches, as a fraction of the largest
+
+
+class AsText:
+    """What prints as text, and in a notebook appears as the same text."""
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, eq=False)

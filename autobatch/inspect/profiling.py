@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
-from autobatch.inspect.notebooks import AsText
+from autobatch.inspect.plotting import AsText
 from autobatch.ir.typetable import TypeTable, group_by_shape, name_group
 from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.runtime.step import Span, Step

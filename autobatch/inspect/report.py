@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from autobatch.graph.rewrite.passes import Rewrites
-from autobatch.inspect.notebooks import AsText
-from autobatch.inspect.plotting import Picture, plot_schedules
+from autobatch.inspect.plotting import AsText, Picture, plot_schedules
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group

@@ -21,7 +21,6 @@ from autobatch.ir.program import (
     Var,
     Weight,
     cone,
-    draws_of,
     int_limit,
     moved_domain,
     origin,
@@ -126,6 +125,7 @@ class Builder:
         self.live: set[int] = set()
         self.needed: set[int] = set()
         self._draw: Traced | None = None
+        self._noted: list[int] = []
         self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
 
     def add(self, source: Source, shape: Shape, domain: int) -> Traced:
@@ -173,7 +173,7 @@ class Builder:
     def note_draw(self) -> None:
         """Number the draw of a node also if its body draws nothing now."""
         if not self.n_sites:
-            self.next_draw()
+            self._noted.append(self.next_draw()[0].index)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
@@ -237,10 +237,10 @@ class Builder:
             )
         return groups[0] if groups else max(domains, default=SHARED)
 
-    def finish(self, outputs: Sequence[Any]) -> CellProgram:
-        """The program that computes `outputs`, without instructions that these do not need; nodes keep their draws."""
+    def finish(self, outputs: Sequence[Any], also: Sequence[int] = ()) -> CellProgram:
+        """The program that computes `outputs`, without instructions that neither these need nor the values `also`."""
         roots = [self.wrap(o).index for o in outputs]
-        keep = sorted(cone(self.vars, [*roots, *draws_of(self.vars)]))
+        keep = sorted(cone(self.vars, [*roots, *also, *self._noted]))
         number = {old: new for new, old in enumerate(keep)}
         return CellProgram(
             self.name,

@@ -34,7 +34,7 @@ from autobatch.ops.shaping import stand_for
 from autobatch.torch.aten import OPS
 from autobatch.torch.aten.table import Kinds
 from autobatch.torch.functions import FUNCTIONS
-from autobatch.torch.kinds import dtype_of_name, is_float, name_of, shape_outside
+from autobatch.torch.kinds import dtype_of_name, is_float, name_of, shape_outside, shape_within
 from autobatch.torch.lists import apply, apply_function
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.outline import (
@@ -217,7 +217,8 @@ class Tracing:
     def leave(self, value: Any, like: torch.Tensor, is_own: bool) -> Traced:
         """The tensor that stands for a result, of the shape and dtype that torch says."""
         shape = tuple(like.shape)
-        assert isinstance(value, Unknown) or shape_in_torch(value) == shape, (shape_in_torch(value), shape)
+        held = shape_within(shape, like.dtype)
+        assert isinstance(value, Unknown) or shape_in_torch(value) == held, (shape_in_torch(value), held)
         if not torch.is_grad_enabled() and isinstance(value, Operators) and is_float(like.dtype):
             value = stop_gradient(value)
         return Traced(value, shape, like.dtype, is_own)

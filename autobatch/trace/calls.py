@@ -356,7 +356,9 @@ class Calls:
         """Read arguments, and read them again for each list whose length the body needs for these arguments."""
         fixed = set[str]()
         while True:
-            reader = FormReader(self.handles, self._namespace.constant, entry.is_static, entry.ragged, fixed)
+            reader = FormReader(
+                self.handles, self._namespace.constant, entry.is_static, entry.ragged, fixed, self.adopt is not None
+            )
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
             needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:

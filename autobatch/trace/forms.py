@@ -44,8 +44,6 @@ BUILTINS: dict[str, Any] = {
 }
 BUILTINS["__rows"] = count_rows
 BOOL = "bool"
-KINDS = {"f": ("float", "f"), "i": ("int", "iu"), "u": ("int", "iu"), "b": ("int", "b")}
-"""By the letter of a dtype: the kind of data, and the letters of all dtypes that make the same type."""
 LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()"}
 LOG_FLOATS = {"float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())"}
 
@@ -76,6 +74,7 @@ class FormReader:
         is_static: whether an argument (by name) or a value in it is part of the type.
         ragged: the arguments whose arrays have any number of rows.
         fixed: the lists (by expression) whose length the cell's body needs.
+        tells_bools: whether arrays of bools make another type than those of ints.
 
     Attributes:
         lists: the expressions of the variadic groups, and `lengths` their lengths; `rows` those that are no lists.
@@ -88,7 +87,9 @@ class FormReader:
         is_static: Callable[[str, Any], bool],
         ragged: tuple[str, ...],
         fixed: set[str],
+        tells_bools: bool,
     ) -> None:
+        self.tells_bools = tells_bools
         self.handles, self.constant, self.is_static = handles, constant, is_static
         self.ragged, self.fixed = ragged, fixed
         self.conditions: list[str] = []
@@ -159,7 +160,9 @@ class FormReader:
                 f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
                 f"bools, so convert it first."
             )
-        kind, letters = KINDS[x.dtype.kind]
+        kind, letters = "float", "f"
+        if x.dtype.kind != "f":
+            kind, letters = "int", "iub" if not self.tells_bools else "b" if x.dtype.kind == "b" else "iu"
         if name in self.ragged and x.ndim:
             return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"

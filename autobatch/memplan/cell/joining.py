@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import SHARED, CellProgram, Instruction, Port, Weight, origin
+from autobatch.ir.program import SHARED, CellProgram, Instruction, Port, Weight, draws_of, origin
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.fitting import fit_runs
 from autobatch.memplan.cell.memory import Memory
@@ -276,7 +276,7 @@ def _rewrite(program: CellProgram, sums: Iterable[Sum]) -> CellProgram:
             if isinstance(source, Instruction):
                 source = replace(source, args=tuple(number[arg].index for arg in source.args))
             number[index] = builder.add(source, var.shape, var.domain)
-    made = builder.finish([number[output] for output in program.outputs])
+    made = builder.finish([number[output] for output in program.outputs], draws_of(builder.vars))
     return replace(made, ties=program.ties, draws=program.draws)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight, draws_of
 from autobatch.ir.program_check import check_cell
 from autobatch.ir.weights import stacks_in
 from autobatch.memplan.cell.constraints import RESULT
@@ -120,7 +120,9 @@ class _Stacking:
             for group in self._groups(batch, soft):
                 self._emit(group)
         outputs = [self.builder.value(self._value(output)) for output in self.program.outputs]
-        made = replace(self.builder.finish(outputs), ties=self.program.ties, draws=self.program.draws)
+        made = replace(
+            self.builder.finish(outputs, draws_of(self.builder.vars)), ties=self.program.ties, draws=self.program.draws
+        )
         settle(stacks_in(made.vars), self._parameter_order())
         return made
 
