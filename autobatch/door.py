@@ -100,8 +100,8 @@ def batched(
         module = _module_of(function)
     if not callable(function) or not isinstance(module, Module | None):
         raise GraphError(
-            f"ab.batched(function, module=...) takes a function over one instance and a Module, not "
-            f"{_told(function)} and {_told(module)}; give a method of a model, such as model.loss, or a model that has __call__."
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_told(function)} "
+            f"and {_told(module)}; give a method of a model, such as model.loss, or a model that has __call__."
         )
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):

@@ -51,7 +51,11 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
             return _run_by_torch(function, given, tracing, str(lack))
         except Exception as error:  # given lists of one length, the body raises it again if it is the body's
             tracing.refuse_lists(f"does not take it at any length ({error})", unless_live=True)
-            if runs == "autobatch" or isinstance(error, GraphError):
+            if isinstance(error, GraphError):
+                raise
+            if runs == "autobatch":
+                if type(error) is RuntimeError:  # torch's own
+                    raise GraphError(f"torch cannot trace it: {str(error).splitlines()[0]}") from error
                 raise
             try:
                 return _run_by_torch(function, given, tracing, f"tracing it fails: {error}")

@@ -54,9 +54,8 @@ def test_an_expression_is_what_the_kernel_computes(op: Op) -> None:
         run_kernel(op, np, columns, out, {})
         found = [evaluate(op.scalar, list(args)) for args in zip(*columns, strict=True)]
     np.testing.assert_allclose(found, out, rtol=1e-15)
-    assert {leaf.number for leaf in leaves(op.scalar) if isinstance(leaf, Read)} == set(
-        range(op.name == "instead", len(op.names))
-    )
+    read = {leaf.number for leaf in leaves(op.scalar) if isinstance(leaf, Read)}
+    assert read == set(range(op.name == "instead", len(op.names))), "of its first argument, that op has the gradient"
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,8 @@ class _Stacking:
             for group in self._groups(batch, soft):
                 self._emit(group)
         outputs = [self.builder.value(self._value(output)) for output in self.program.outputs]
-        made = replace(
-            self.builder.finish(outputs, draws_of(self.builder.vars)), ties=self.program.ties, draws=self.program.draws
-        )
+        program = self.builder.finish(outputs, draws_of(self.builder.vars))
+        made = replace(program, ties=self.program.ties, draws=self.program.draws)
         settle(stacks_in(made.vars), self._parameter_order())
         return made
 
