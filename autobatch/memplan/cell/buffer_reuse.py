@@ -86,8 +86,7 @@ class _Finder:
             for arg in source.args:
                 if source.op is add:  # a sum of several terms may be computed when the last of them is known
                     sums[arg] = max(sums.get(arg, 0), time)
-                simple = source.op.scalar is not None and not source.op.random
-                self._read(arg, time if simple else math.inf)
+                self._read(arg, time if _is_simple(source) else math.inf)
         for index in (*self._read_by_weights(), *derivative.roots):
             self._read(index, math.inf)
         for index in (*derivative.incoming, *derivative.backward):
@@ -123,7 +122,7 @@ class _Finder:
         """
         seen = self._seen(index)
         source = self.vars[seen].source
-        if seen != index and (seen not in self.made or not isinstance(source, Instruction) or source.op.scalar):
+        if seen != index and (seen not in self.made or not isinstance(source, Instruction) or _is_simple(source)):
             return reader
         if not isinstance(source, Instruction):
             return -1
@@ -144,6 +143,11 @@ class _Finder:
 
     def _read_by_weights(self) -> list[int]:
         return [arg for index in self.derivative.weights for arg in source_args(self.vars[index].source)]
+
+
+def _is_simple(source: Instruction) -> bool:
+    """Whether a loop over elements computes an instruction."""
+    return source.op.scalar is not None and not source.op.random
 
 
 def source_args(source: object) -> tuple[int, ...]:
