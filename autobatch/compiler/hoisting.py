@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from autobatch.compiler.lowered import Area, Lowered
+from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.reuse import writes_over
 from autobatch.compiler.statement import EdgeCount, Loop, Product, Statement
-from autobatch.compiler.uses import Uses
+from autobatch.compiler.uses import Uses, target_of
 from autobatch.ir.program import NODE, SHARED
 
 DATA = (Area.INTS, Area.FLOATS)
@@ -53,11 +53,12 @@ def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
     """The values, one per node, that loops compute from data and from values shared by all rows."""
     uses = Uses(lowered, statements)
     known: set[int] = set()
-    for value in uses.made:
+    for statement in statements:
+        value = target_of(statement)
+        if value == STORED or value in known or not _can_be_early(lowered, value):
+            continue
         makers = [statements[k] for k in uses.makers(value)]
-        if _can_be_early(lowered, value) and all(
-            isinstance(m, Loop) and m.domain == NODE and _reads_known(lowered, m, known) for m in makers
-        ):
+        if all(isinstance(m, Loop) and m.domain == NODE and _reads_known(lowered, m, known) for m in makers):
             known.add(value)
     return known
 

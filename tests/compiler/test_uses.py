@@ -43,7 +43,7 @@ class Cells(ab.Module):
             return ab.Parameter(rng.standard_normal(shape))
 
         self.first = parameter(4, 4)
-        self.square, self.long = parameter(4, 4), parameter(12, 4)
+        self.square, self.turn, self.long = parameter(4, 4), parameter(4, 4), parameter(12, 4)
         self.small, self.other = parameter(2, 2), parameter(2, 2)
         self.scale, self.one = parameter(4), parameter(1)
         self.astype("float64")
@@ -74,6 +74,13 @@ class Cells(ab.Module):
         whole = ab.concat((part[2:], x[:2]))
         return ab.sum(ab.tanh(part * whole + 0.3 * whole))
 
+    @ab.cell
+    def product_seen_in_its_whole(self, _: Any, x: Any) -> Any:
+        """A view of a product is part of a residual, over one that is read after the product."""
+        first, second, third = self.square @ x, self.first @ x, ab.tanh(x)
+        mixed = self.turn @ ab.sum(ab.stack([first, 0.3 * x]), axis=0)
+        return ab.sum(0.3 * second + 0.6 * mixed + 0.3 * third)
+
     def every_other(self, x: Any, h: Any) -> Any:
         """Every other element of two vectors."""
         return ab.reshape(ab.transpose(ab.reshape(ab.concat((x, h)), (2, 2, 2)), (2, 0, 1)), (2, 4))[1]
@@ -95,7 +102,7 @@ class Cells(ab.Module):
 
 CELLS = [
     "piece_read_later_backward", "piece_read_later_forward", "zeros_between",
-    "product_read_in_its_whole", "whole_read_beside_its_part",
+    "product_read_in_its_whole", "whole_read_beside_its_part", "product_seen_in_its_whole",
 ]  # fmt: skip
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": lambda: Cpu(poison=True, jitted=False),

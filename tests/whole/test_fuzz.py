@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import fuzz
+from autobatch.compiler.uses import Uses
 from autobatch.ops.define import run_kernel
 from autobatch.ops.operators import OPS
 from fuzzing.campaign import Found, load_state, run, run_one, save_state
@@ -94,6 +95,15 @@ def test_planted_defects_are_found_and_shrunk(
     assert len(found.program) < 900
     assert any(culprit in found.program.split("class Model")[1] for culprit in culprits)
     assert body.count("\n") <= 6
+
+
+def test_a_reader_that_a_pass_forgets_is_found_in_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole values live as long as they are read as wholes; a cell of joined vectors shows it, without being run."""
+    seed = next(seed for seed in range(100) if "def woven" in str(draw_program(seed)))
+    assert run_one(seed, backends=(), shrink_seconds=0.0) is None
+    monkeypatch.setattr(Uses, "readers", lambda self, value: self._read.get(value, []))
+    found = (run_one(seed, (), 0.0) for seed in range(88) if "def woven" in str(draw_program(seed)))
+    assert any(failure and "complaint in compiler" in failure.signature for failure in found)
 
 
 def wrong_with(seed: int) -> str:

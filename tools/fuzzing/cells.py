@@ -24,8 +24,11 @@ def draw_program(seed: int) -> Program:
     if rng.random() < 0.06:
         sizes = (*sizes, 0)
     drawing = Drawing(rng, smooth=bool(rng.random() < 0.6), sizes=sizes)
-    draw_cells(drawing)
-    instances = draw_instances(drawing)
+    if rng.random() < 0.2:
+        instances = draw_woven(drawing)
+    else:
+        draw_cells(drawing)
+        instances = draw_instances(drawing)
     program = Program(tuple(drawing.parameters), tuple(drawing.cells), tuple(instances), drawing.smooth)
     return program.without_the_unread()
 
@@ -36,10 +39,7 @@ def draw_cells(drawing: Drawing) -> None:
     for number in range(rng.choice(4, p=(0.05, 0.5, 0.3, 0.15))):
         chance = rng.random()
         n_lines = int(rng.integers(40, 70)) if chance < 0.015 else int(1 + rng.geometric(0.22))
-        if chance > 0.9:
-            drawing.define(draw_woven_cell(drawing, f"cell_{number}"))
-        else:
-            drawing.define(draw_cell(drawing, f"cell_{number}", n_lines, is_wide=bool(0.015 < chance < 0.035)))
+        drawing.define(draw_cell(drawing, f"cell_{number}", n_lines, is_wide=bool(0.015 < chance < 0.035)))
 
 
 def draw_cell(drawing: Drawing, name: str, n_lines: int, is_wide: bool) -> Function:
@@ -62,15 +62,24 @@ def draw_cell(drawing: Drawing, name: str, n_lines: int, is_wide: bool) -> Funct
     return Function(name, tuple(takes), tuple(body.lines), returns, is_method=bool(rng.random() < 0.8))
 
 
-def draw_woven_cell(drawing: Drawing, name: str) -> Function:
-    """Draw a cell of two vectors of one width, and of what is made in parts and read across products."""
+def draw_woven(drawing: Drawing) -> list[Function]:
+    """Draw a cell of two vectors, of what is made in parts and read across products; and instances that call it."""
     rng, body = drawing.rng, CallingBody(drawing)
     spec = Value((pick(rng, WIDTHS),))
-    takes = tuple(Argument(f"a{k}", spec) for k in range(2))
+    takes = (Argument("a0", spec), Argument("a1", spec))
     for take in takes:
         body.take(take.name, spec, example(spec, rng))
-    found = weave(body, spec.shape[0], int(rng.integers(3, 15)))
-    return Function(name, takes, tuple(body.lines), found or body.value(spec.shape))
+    woven = weave(body, spec.shape[0], int(rng.integers(3, 11))) or body.value(spec.shape)
+    drawing.define(Function("woven", takes, tuple(body.lines), woven))
+    instances = []
+    for number in range(2):
+        calls = CallingBody(drawing, "r")
+        for _ in range(2 + number):
+            calls.add("self.woven({0}, {1})", calls.value(spec.shape), drawing.data(spec.shape), spec=spec)
+        loss = calls.add("ab.sum({0})", calls.values[-1]) or Use("np.zeros(())", Value(()))
+        returns = Structure("tuple", (loss, Structure("list", ())))
+        instances.append(Function(f"instance_{number}", (), tuple(calls.lines), returns))
+    return instances
 
 
 def draw_spec(drawing: Drawing) -> Spec:

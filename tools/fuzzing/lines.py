@@ -19,7 +19,7 @@ LITERAL_IDS = (
 )  # fmt: skip
 
 
-WIDTHS = (2, 4, 4, 4, 6)  # of vectors that are cut in halves
+WIDTHS = (2, 4, 4, 4, 4, 6)  # of vectors that are cut in halves
 
 
 def unary(body: Body) -> None:
@@ -196,11 +196,11 @@ def woven(body: Body) -> None:
 def weave(body: Body, width: int, n: int) -> Use | None:
     """Weave vectors of one width: joins of slices, parts of joins seen in other groups, products, and a sum of some."""
     rng, weight = body.rng, body.drawing.weight
-    made = [body.value((width,)) for _ in range(rng.integers(1, 4))]
+    made = [body.value((width,)) for _ in range(2)]
 
     def thread() -> Use | None:
         x, y = pick(rng, made), pick(rng, made)
-        match pick(rng, ("turned", "grouped", "grouped", "stacked", "product", "product", "map", "map", "pair")):
+        match pick(rng, ("turned", "grouped", "grouped", "stacked", "product", "map", "map", "scaled", "pair", "pair")):
             case "turned":
                 cut = pick(rng, (width // 2, width // 2, int(rng.integers(width + 1))))
                 return body.add(f"ab.concat(({{0}}[{cut}:], {{1}}[:{cut}]))", x, y)
@@ -213,18 +213,23 @@ def weave(body: Body, width: int, n: int) -> Use | None:
                 return body.add(f"ab.reshape({seen}, {(len(parts), width)})[{rng.integers(len(parts))}]", *parts)
             case "stacked":
                 whole = body.add("ab.stack([{0}, {1}])", x, y)
-                return whole and body.add(pick(rng, ("{0}[0]", "{0}[1]", "{0}[::-1][0]", "ab.sum({0}, axis=0)")), whole)
+                forms = ("{0}[0]", "{0}[1]", "{0}[::-1][0]", "ab.sum({0}, axis=0)")
+                return whole and body.add(pick(rng, forms), whole)
             case "product":
                 return body.add("{1} @ {0}", x, weight((width, width)))
             case "map":
-                return body.add(pick(rng, ("ab.tanh({0})", "0.3 * {0}", "{0} * {1}", "{0} * {0}")), x, weight((width,)))
-        return body.add(pick(rng, ("{0} + {1}", "{0} * {1}", "{0} - 0.3 * {1}", "{0} * ab.tanh({1})")), x, y)
+                return body.add(pick(rng, ("ab.tanh({0})", "0.3 * {0}", "{0} * {1}")), x, weight((width,)))
+            case "scaled":
+                return body.add("{1} * {0}", x, weight((1,)))
+        return body.add(pick(rng, ("{0} + {1}", "{0} * {1}", "{0} - 0.3 * {1}")), x, y)
 
     for _ in range(n):
         use = thread()
         made += [use] if use else []
-    chosen = [pick(rng, made) for _ in range(rng.integers(2, 6))]
-    return body.add(f"ab.tanh({' + '.join(f'{0.3 * (k + 1):.1f} * {{{k}}}' for k in range(len(chosen)))})", *chosen)
+    last = made[-6:]
+    chosen = [pick(rng, last) for _ in range(rng.integers(3, 8))]
+    terms = " + ".join(f"0.3 * {{{k}}}" for k in range(2, 2 + len(chosen)))
+    return body.add(f"ab.tanh(0.3 * ({{1}} @ {{0}}) + {terms})", made[0], weight((width, width)), *chosen)
 
 
 def looked_up(body: Body) -> None:

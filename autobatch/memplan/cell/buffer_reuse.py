@@ -73,6 +73,7 @@ class _Finder:
 
     def __init__(self, derivative: Derivative, parts_of: Offsets) -> None:
         self.derivative, self.vars, self.parts_of = derivative, derivative.vars, parts_of
+        self.made = frozenset(derivative.backward)
         self.last: dict[int, float] = {}
         self.from_gradients: set[int] = set()
         sums: dict[int, float] = {}
@@ -85,8 +86,7 @@ class _Finder:
             for arg in source.args:
                 if source.op is add:  # a sum of several terms may be computed when the last of them is known
                     sums[arg] = max(sums.get(arg, 0), time)
-                simple = source.op.scalar is not None and not source.op.random
-                self._read(arg, time if simple else math.inf)
+                self._read(arg, time if _is_simple(source) else math.inf)
         for index in (*self._read_by_weights(), *derivative.roots):
             self._read(index, math.inf)
         for index in (*derivative.incoming, *derivative.backward):
@@ -115,24 +115,39 @@ class _Finder:
         ]
 
     def _made(self, index: int, reader: int) -> float:
-        """The first instruction that may write a part of a join to its place."""
-        source = self.vars[index].source
+        """The first instruction that may write a part of a join to its place.
+
+        A view of what backward makes may be made there too; views of what a loop over elements makes, and of other
+        values, are copied by the join.
+        """
+        seen = self._seen(index)
+        source = self.vars[seen].source
+        if seen != index and (seen not in self.made or not isinstance(source, Instruction) or _is_simple(source)):
+            return reader
         if not isinstance(source, Instruction):
             return -1
-        if source.op.view:
-            return reader
-        parts = self.parts_of(index)
-        return min((self._made(part, index) for part, _ in parts), default=index)
+        parts = self.parts_of(seen)
+        return min((self._made(part, seen) for part, _ in parts), default=seen)
 
     def _read(self, index: int, time: float) -> None:
+        index = self._seen(index)
+        self.last[index] = max(self.last.get(index, -1), time)
+
+    def _seen(self, index: int) -> int:
+        """The value that a view shows."""
         source = self.vars[index].source
         while isinstance(source, Instruction) and source.op.view:
             index = source.args[0]
             source = self.vars[index].source
-        self.last[index] = max(self.last.get(index, -1), time)
+        return index
 
     def _read_by_weights(self) -> list[int]:
         return [arg for index in self.derivative.weights for arg in source_args(self.vars[index].source)]
+
+
+def _is_simple(source: Instruction) -> bool:
+    """Whether a loop over elements computes an instruction."""
+    return source.op.scalar is not None and not source.op.random
 
 
 def source_args(source: object) -> tuple[int, ...]:
