@@ -92,6 +92,7 @@ class Outline:
         self.reads: dict[int, TensorParameter] = {}
         self.n_draws, self.takes_rows, self._is_never_mapped = 0, False, False
         self._made: dict[int, torch.UntypedStorage] = {}
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, self.kinds = self._run(function, kinds)
         found = tensors_in(self.result)
         if functions.has_hooks or self._is_never_mapped or has_functions_of_users(found):
@@ -152,6 +153,15 @@ class Outline:
         if (parameter := find_parameter(x)) is not None:
             self.reads[id(parameter)] = parameter
 
+    def twin(self, x: Tensor) -> Tensor:
+        """A tensor without numbers in the place of one that has them, the same in each call."""
+        if x.is_meta or not x.dim():
+            return x
+        if id(x) not in self._twins:
+            twin = torch.empty_like(x, device="meta")
+            self._twins[id(x)] = x, twin.requires_grad_() if x.requires_grad else twin
+        return self._twins[id(x)][1]
+
     def note_op(self, op: Any) -> None:
         """Take note of what a basic op needs."""
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
@@ -187,7 +197,6 @@ class _Functions(TorchFunctionMode):
         self.is_per_row, self.has_hooks = True, False
         self._rows = {id(x): x for x in rows}
         self._given = set(self._rows)
-        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -202,7 +211,7 @@ class _Functions(TorchFunctionMode):
         if rows and self.is_per_row:
             self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
         if any(x.is_meta for x in tensors):
-            args, kwargs = on_tensors(self._twin, args), on_tensors(self._twin, kwargs)
+            args, kwargs = on_tensors(self._outline.twin, args), on_tensors(self._outline.twin, kwargs)
         n_draws = self._outline.n_draws
         if takes_row(function, args):
             self._outline.takes_rows = True
@@ -218,14 +227,6 @@ class _Functions(TorchFunctionMode):
     def is_of_row(self, x: Tensor) -> bool:
         """Whether a tensor differs from row to row."""
         return id(x) in self._rows
-
-    def _twin(self, x: Tensor) -> Tensor:
-        """A tensor without numbers in the place of one that has them, the same in each call."""
-        if x.is_meta or not x.dim():
-            return x
-        if id(x) not in self._twins:
-            self._twins[id(x)] = x, torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
-        return self._twins[id(x)][1]
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
