@@ -50,6 +50,8 @@ def _array_of(tensor: torch.Tensor) -> Any:
             f"a cell is given a tensor of shape {tuple(tensor.shape)} on {tensor.device}; cells run on the processor: "
             f"call .cpu() on it."
         )
+    if tensor.layout is not torch.strided:
+        raise GraphError(f"a cell is given a tensor of layout {tensor.layout}, but values are dense; call .to_dense().")
     dtype = tensor.dtype
     if dtype is CURRENT.dtype:
         return _input_of(tensor) if tensor.requires_grad else tensor.numpy()
@@ -61,8 +63,6 @@ def _array_of(tensor: torch.Tensor) -> Any:
 def _converted(tensor: torch.Tensor) -> Any:
     """The value that stands for a tensor of another dtype."""
     dtype, model = tensor.dtype, CURRENT.dtype
-    if tensor.layout is not torch.strided:
-        raise GraphError(f"a cell is given a tensor of layout {tensor.layout}, but values are dense; call .to_dense().")
     is_float = dtype.is_floating_point or dtype.is_complex
     if is_float and dtype not in WITHIN[model]:
         raise GraphError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import accumulate, count, pairwise
 from typing import Any
 
@@ -35,7 +35,7 @@ from autobatch.torch.kinds import (
     shape_within,
     to_floats,
 )
-from autobatch.torch.outline import Kind, Outline, TakingRows, Way, mapped
+from autobatch.torch.outline import Kind, Outline, Respelling, Way, mapped
 from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
@@ -69,7 +69,7 @@ class Body:
         self._function, self.model, self._dtypes = function, model, [kind.dtype for kind in kinds]
         self.outline = outline = Outline(function, kinds)
         self.parameters = [*outline.reads.values()]
-        self._is_taking = outline.takes_rows and outline.way is Way.MAPPED
+        self._is_respelled = outline.is_respelled and outline.way is Way.MAPPED
         self.floats = [k for k, kind in enumerate(outline.kinds) if kind.has_gradient]
         self.shapes = [shape_within(kind.shape, kind.dtype) for kind in kinds]
         self.kinds = [(tuple(y.shape), y.dtype) for y in tensors_in(outline.result)]
@@ -96,7 +96,7 @@ class Body:
 
     def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
         """The outputs of all rows, among the floats of the model; ints and bools as they are."""
-        with self._taking():
+        with Respelling() if self._is_respelled else nullcontext():
             match self.outline.way if tensors else Way.ONE_BY_ONE:
                 case Way.WHOLE:
                     return self._of_row(*tensors)
@@ -105,9 +105,6 @@ class Body:
                     return found
             by_row = [self._of_row(*(x[k] for x in tensors)) for k in range(n_rows)]
         return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
-
-    def _taking(self) -> AbstractContextManager[Any]:
-        return TakingRows() if self._is_taking else nullcontext()
 
     def _of_row(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The function, of what lies among floats."""
@@ -122,7 +119,11 @@ class Body:
                 found = self.of_rows(self._enter_all(arrays, len(out)), len(out))
         else:  # from copies, as the backend may use the memory of the arguments again
             found = calls.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
-        for y, place in zip(found, _columns(out, self.outputs), strict=False):
+        for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
+            if y.shape[1:] != shape:
+                raise GraphError(
+                    f"{self.name} gives a tensor of shape {tuple(y.shape[1:])}, but of {shape} without numbers."
+                )
             flat = y.detach().reshape(place.shape)
             if is_float(flat.dtype):
                 place.copy_(flat)
@@ -149,7 +150,8 @@ def _enter(array: Any, n_rows: int) -> Tensor:
     """An array (rows, *shape) as a tensor, in the same memory where it can be; a single row stands for all."""
     if len(array) != n_rows or not array.flags.writeable:
         array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
-    return torch.from_numpy(array)
+    x = torch.from_numpy(array)
+    return x if array.size else x.new_empty(x.shape)  # whose strides are torch's
 
 
 def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

@@ -11,8 +11,9 @@ for one row, and there are three ways to compute many rows, each of which gives 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from typing import Any, NamedTuple, Never
 
@@ -60,11 +61,11 @@ NUMBERS = {
     "bincount": "the largest number",
 }
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
-
-
+CHECKING = {functional.gaussian_nll_loss}
+"""Functions that ask for numbers only to refuse them."""
+OTHERWISE_SHAPED = {torch.native_batch_norm, torch._native_batch_norm_legit}
+"""Functions whose results have other shapes without numbers, in torch 2.13."""
 NO_GRADIENT = "is not differentiable with respect to argument"
-
-
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian"}
 """Ops whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
 
@@ -82,15 +83,17 @@ class Outline:
 
     Attributes:
         result: what it returns, with tensors that have no numbers.
+        only_checks: whether what runs asks for numbers to check them, and for nothing else.
         reads: the parameters that it reads, by `id`.
         n_draws: how many of its ops draw random numbers.
-        takes_rows: whether it takes the row that a tensor of one int numbers, see `TakingRows`.
+        is_respelled: whether it calls a function that computes the same without numbers, see `Respelling`.
         way: how it computes many rows.
     """
 
     def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
         self.reads: dict[int, TensorParameter] = {}
-        self.n_draws, self.takes_rows, self._is_never_mapped = 0, False, False
+        self.n_draws, self.is_respelled, self._is_never_mapped = 0, False, False
+        self.only_checks = False
         self._made: dict[int, torch.UntypedStorage] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, self.kinds = self._run(function, kinds)
@@ -162,6 +165,15 @@ class Outline:
             self._twins[id(x)] = x, twin.requires_grad_() if x.requires_grad else twin
         return self._twins[id(x)][1]
 
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Within the context, what runs asks for numbers to check them; the first that do are not those of all rows."""
+        before, self.only_checks, self._is_never_mapped = self.only_checks, True, True
+        try:
+            yield
+        finally:
+            self.only_checks = before
+
     def note_op(self, op: Any) -> None:
         """Take note of what a basic op needs."""
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
@@ -179,7 +191,7 @@ class Outline:
     def note_made(self, op: Any, result: Any) -> None:
         """Take note of memory that the function has made, and may change."""
         if not any(x.alias_info is not None for x in op._schema.returns):
-            memory = [x.untyped_storage() for x in tensors_in(result)]
+            memory = [x.untyped_storage() for x in tensors_in(result) if x.layout is torch.strided]
             self._made.update((one._cdata, one) for one in memory)
 
 
@@ -212,12 +224,13 @@ class _Functions(TorchFunctionMode):
             self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
         if any(x.is_meta for x in tensors):
             args, kwargs = on_tensors(self._outline.twin, args), on_tensors(self._outline.twin, kwargs)
+        if function in OTHERWISE_SHAPED and any(x.is_meta for x in tensors):
+            raise NotImplementedError("its shapes are known with numbers only.")
         n_draws = self._outline.n_draws
-        if takes_row(function, args):
-            self._outline.takes_rows = True
-            found = take_row(*args)
-        else:
-            found = function(*args, **kwargs)
+        respelled = respell(function, args, kwargs)
+        self._outline.is_respelled |= respelled is not None
+        with self._outline.checking() if function in CHECKING else nullcontext():
+            found = (respelled or function)(*args, **kwargs)
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
         elif self._outline.n_draws > n_draws:
@@ -242,7 +255,10 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with unheard():
-            check_numbers(op, args)
+            if not self._outline.only_checks:
+                check_numbers(op, args)
+            elif any(x.is_meta for x in tensors_in((args, kwargs))):
+                raise NotImplementedError("what is checked has no numbers.")
             self._outline.check_change(op, args)
             self._outline.note_op(op)
             result = op(*args, **(kwargs or {}))
@@ -250,11 +266,11 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class TakingRows(TorchFunctionMode):
-    """Takes what a tensor of one int numbers, a row or the start of `narrow`; torch itself would ask for the int."""
+class Respelling(TorchFunctionMode):
+    """Calls functions that compute the same without numbers in the place of torch's own."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return take_row(*args) if takes_row(function, args) else function(*args, **(kwargs or {}))
+        return (respell(function, args, kwargs or {}) or function)(*args, **(kwargs or {}))
 
 
 def is_changed(argument: Any) -> bool:
@@ -262,19 +278,28 @@ def is_changed(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def takes_row(function: Any, args: Any) -> bool:
-    """Whether a call takes what a tensor of one int numbers."""
-    at = 1 if function is Tensor.__getitem__ else 2 if function in (torch.narrow, Tensor.narrow) else len(args)
-    index = args[at] if at < len(args) else None
-    return isinstance(index, Tensor) and not index.dim() and index.dtype == torch.int64
+def respell(function: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+    """What computes the same as a function of torch, and asks for no numbers, where the function would."""
+    if function is Tensor.__getitem__ and _is_int(args[1]):
+        return lambda x, index: torch.index_select(x, 0, index.reshape(1)).squeeze(0)
+    if function in (torch.narrow, Tensor.narrow) and _is_int(args[2] if len(args) > 2 else kwargs.get("start")):
+        return _narrow
+    return _combinations if function is torch.combinations else None
 
 
-def take_row(x: Tensor, *where: Any) -> Tensor:
-    """`x[index]`, or `x.narrow(dim, start, length)`."""
-    if len(where) == 1:
-        return torch.index_select(x, 0, where[0].reshape(1)).squeeze(0)
-    dim, start, length = where
-    return torch.index_select(x, dim, start + torch.arange(length))
+def _is_int(x: Any) -> bool:
+    """Whether `x` is a tensor of one int."""
+    return isinstance(x, Tensor) and not x.dim() and x.dtype == torch.int64
+
+
+def _narrow(input: Tensor, dim: int, start: Tensor, length: int) -> Tensor:
+    return torch.index_select(input, dim, start + torch.arange(length, device=start.device))
+
+
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    chosen = [*choose(range(len(input)), r)] if r else []
+    return input[torch.tensor(chosen, dtype=torch.int64).reshape(-1, r) if r else slice(0)]
 
 
 def mapped(function: Callable[..., Any], rows: Sequence[Tensor]) -> Any:
@@ -343,27 +368,23 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
         GraphError: it is one.
     """
     if function is functional.batch_norm:
-        check_batch_norm(*args, **kwargs)
+        _check_batch_norm(*args, **kwargs)
     if getattr(function, "__name__", "").startswith("as_strided"):
         raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
 
 
-def check_batch_norm(
+def _check_batch_norm(
     input: Any,
-    mean: Any,
-    var: Any = None,
+    running_mean: Any,
+    running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
     training: bool = False,
     *rest: Any,
     **others: Any,
 ) -> None:
-    """Refuse batch norm that takes mean and variance from its batch; the arguments are torch's.
-
-    Raises:
-        GraphError: it does.
-    """
-    if training or mean is None:
+    """Refuse batch norm that changes the statistics of a module; the arguments are torch's."""
+    if training and isinstance(running_mean, Tensor) and find_parameter(running_mean) is not None:
         raise Refused(
             "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
             "LayerNorm, or call eval() on the module."

@@ -39,6 +39,7 @@ from autobatch.torch.lists import apply, apply_function
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.outline import (
     CHANGED,
+    CHECKING,
     REGISTER_HOOK,
     Kind,
     Refused,
@@ -47,6 +48,7 @@ from autobatch.torch.outline import (
     has_functions_of_users,
     is_changed,
     link,
+    respell,
 )
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, refuse, shape_in_torch
@@ -242,14 +244,16 @@ class _Functions(TorchFunctionMode):
         check_function(function, args, kwargs)
         if function in REGISTER_HOOK:
             raise NoCounterpart("a hook is registered on a tensor.")
+        if function in CHECKING:
+            raise NoCounterpart(f"{function.__name__} checks numbers.")
         found, tensors = FUNCTIONS.get(function), tensors_in((args, kwargs))
         if found is None or not any(map(self._tracing.is_traced, tensors)) or not all(map(self._fits, tensors)):
-            return function(*args, **kwargs)
+            return (respell(function, args, kwargs) or function)(*args, **kwargs)
         with unheard():
             result = self._tracing.apply(partial(apply_function, found), args, kwargs)
             if result is not NotImplemented:
                 return on_leaves(lambda x: self._leave(x, tensors), result)
-        return function(*args, **kwargs)
+        return (respell(function, args, kwargs) or function)(*args, **kwargs)
 
     def _fits(self, x: torch.Tensor) -> bool:
         """Whether a tensor is floats of the model, or ints."""

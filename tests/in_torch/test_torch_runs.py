@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, autograd, nn
 from torch.nn import functional
 
 import autobatch.torch as abt
+from autobatch.errors import GraphError
+from autobatch.torch.outline import Kind, Outline, Refused, Way
 from ways import each
 
 every_backend = each("backend", ("reference", "cpu"))
@@ -175,3 +178,54 @@ def test_what_a_body_reads_takes_effect(runs: str, backend: str) -> None:
         found.append(loss([torch.ones(4)] * 3))
     assert torch.equal(*found)
     assert len(set(found[0].tolist())) == 3
+
+
+def kind(*shape: int, dtype: torch.dtype = torch.float32) -> Kind:
+    return Kind(shape, dtype, dtype.is_floating_point)
+
+
+def count_places(x: Tensor) -> Tensor:
+    return x / (x > 0).nonzero().shape[0]
+
+
+LAYER, HEAD = nn.Linear(4, 3), nn.MultiheadAttention(4, 2, batch_first=True)
+WAYS: dict[str, tuple[Any, Sequence[Kind], Way]] = {
+    "a layer": (LAYER, [kind(4)], Way.WHOLE),
+    "a loss of a layer": (
+        lambda x, label: functional.cross_entropy(LAYER(x), label),
+        [kind(4), kind(dtype=torch.int64)],
+        Way.MAPPED,
+    ),
+    "attention": (lambda x: HEAD(x, x, x)[0], [kind(2, 4)], Way.MAPPED),
+    "a sum over all": (lambda x: LAYER(x).sum(), [kind(4)], Way.MAPPED),
+    "a place": (lambda x, start: x.narrow(0, start, 2), [kind(4), kind(dtype=torch.int64)], Way.MAPPED),
+    "combinations": (torch.combinations, [kind(4)], Way.MAPPED),
+    "a product": (lambda x: LAYER(x).prod(), [kind(4)], Way.ONE_BY_ONE),
+    "a loss that checks numbers": (functional.gaussian_nll_loss, [kind(4)] * 3, Way.ONE_BY_ONE),
+}
+
+
+@each("name", WAYS)
+def test_what_a_function_calls_decides_how_it_computes_many_rows(name: str) -> None:
+    function, kinds, way = WAYS[name]
+    assert Outline(function, kinds).way is way
+
+
+def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
+    with pytest.raises(Refused, match="the places where a condition holds"):
+        Outline(count_places, [kind(4)])
+    variance = [torch.ones(3), torch.tensor([1.0, -1.0, 1.0])]
+    loss = abt.cell(lambda x: functional.gaussian_nll_loss(x, 2 * x, x))
+    batched = abt.batched(lambda x: loss(x), module=nn.Linear(1, 1))
+    assert torch.equal(
+        batched(variance[:1])[0], functional.gaussian_nll_loss(variance[0], 2 * variance[0], variance[0])
+    )
+    with pytest.raises(ValueError, match="negative"):
+        batched(variance)
+
+
+def test_sparse_tensors_are_refused_in_a_sentence() -> None:
+    cell = abt.cell(lambda x: x.to_dense())
+    batched = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))
+    with pytest.raises(GraphError, match=r"layout torch.sparse_coo, but values are dense; call .to_dense()"):
+        batched([torch.eye(2).to_sparse()])

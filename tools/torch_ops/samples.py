@@ -14,8 +14,12 @@ from torch.utils import _pytree as pytree
 N_INSTANCES = 3
 KINDS = torch.float64, torch.int64, torch.bool, torch.complex128
 """Of the samples of an op, the first that it takes."""
-CHANGING = "cauchy", "exponential", "geometric", "log_normal", "normal.in_place", "uniform", "resize_", "resize_as_"
-"""Ops that change their argument: in a cell they change a copy."""
+CHANGING = {
+    "cauchy", "exponential", "geometric", "log_normal", "normal.in_place", "uniform", "resize_", "resize_as_",
+    "nn.functional.batch_norm", "nn.functional.batch_norm.without_cudnn", "nn.functional.instance_norm",
+    "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
+}  # fmt: skip
+"""Ops that change arguments: in a cell they change copies."""
 NOISE = 0.1  # relative: what tensors of floats differ by, from instance to instance
 
 
@@ -38,12 +42,15 @@ class Case:
 
     def body(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Apply the op to other tensors; give all tensors of its result."""
-        left = iter(tensors)
+        left = iter([self._copied(x) for x in tensors] if self.op in CHANGING else tensors)
         leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._static]
         x, args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        x = x.clone() if self.op in CHANGING else x
         result = self._sample.output_process_fn_grad(self._info(x, *args, **kwargs))
         return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
+
+    def _copied(self, x: Tensor) -> Tensor:
+        """A copy that has a gradient if the op has one."""
+        return x.clone() if self._info.supports_autograd else x.detach().clone()
 
     def instances(self) -> Iterator[list[list[Tensor]]]:
         """The tensors of all instances, with other numbers in each; what differs less comes later."""
