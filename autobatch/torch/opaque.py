@@ -242,7 +242,7 @@ def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
     else:
         found = _parts(FORWARD(*values, *body.parameters, body=body), body.outputs)
     return [
-        x if dtype is body.model else stand_for(x, dtype=name_of(dtype))
+        x if dtype is body.model else stand_for(STAGE.current.wrap(x), dtype=name_of(dtype))
         for x, (_, dtype) in zip(found, body.kinds, strict=True)
     ]
 

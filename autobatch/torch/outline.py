@@ -61,13 +61,15 @@ NUMBERS = {
     "bincount": "the largest number",
 }
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
-CHECKING = {functional.gaussian_nll_loss}
+CHECKING = {functional.gaussian_nll_loss, torch.cov, torch.istft}
 """Functions that ask for numbers only to refuse them."""
 OTHERWISE_SHAPED = {torch.native_batch_norm, torch._native_batch_norm_legit}
 """Functions whose results have other shapes without numbers, in torch 2.13."""
 NO_GRADIENT = "is not differentiable with respect to argument"
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian"}
 """Ops whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
+NEVER_MAPPED_NUMBERS = {"roll"}
+"""Ops whose rule takes the rows for an axis where a row is a single number."""
 
 
 class Way(StrEnum):
@@ -174,10 +176,11 @@ class Outline:
         finally:
             self.only_checks = before
 
-    def note_op(self, op: Any) -> None:
+    def note_op(self, op: Any, args: Any) -> None:
         """Take note of what a basic op needs."""
+        name = op.overloadpacket.__name__
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
-        self._is_never_mapped |= op.overloadpacket.__name__ in NEVER_MAPPED
+        self._is_never_mapped |= name in NEVER_MAPPED or (name in NEVER_MAPPED_NUMBERS and not args[0].dim())
 
     def check_change(self, op: Any, args: Any) -> None:
         """Refuse an op that changes what was there before."""
@@ -260,7 +263,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif any(x.is_meta for x in tensors_in((args, kwargs))):
                 raise NotImplementedError("what is checked has no numbers.")
             self._outline.check_change(op, args)
-            self._outline.note_op(op)
+            self._outline.note_op(op, args)
             result = op(*args, **(kwargs or {}))
             self._outline.note_made(op, result)
         return result

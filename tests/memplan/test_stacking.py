@@ -27,6 +27,7 @@ from random_gates import draw_gates
 from random_programs import draw_instances, draw_model
 from small_cells import draw_matmuls, draw_ops
 from twin_cases import CASES, Case
+from ways import each
 
 TOLERANCE = 1e-12
 BODIES: dict[str, Callable[..., Any]] = {name: case.body for name, case in SEVEN.items()}
@@ -242,6 +243,24 @@ def test_parameters_that_are_learned_and_that_are_not_are_not_stacked() -> None:
     mixed = [p for p in stacked.parameters if len({part.trainable for part in parts_of(p)}) > 1]
     assert not mixed
     assert len(stacked.parameters) <= 4
+
+
+STOPPED: dict[str, Callable[..., Any]] = {
+    "an input": lambda w, x: (w["A"] @ x, w["B"] @ ab.stop_gradient(x)),
+    "a part of an input": lambda w, x: (w.shaped("A", (4, 2)) @ x[:2], w.shaped("B", (4, 2)) @ ab.stop_gradient(x)[:2]),
+    "a parameter": lambda w, x: (w["A"] @ x, ab.stop_gradient(w["B"]) @ x, w["C"] @ x),
+    "rows of a parameter": lambda w, x: (
+        w.shaped("A", (8, 4))[:4] @ x,
+        ab.stop_gradient(w.shaped("A", (8, 4)))[4:] @ x,
+    ),
+    "an operand": lambda w, x: (ab.tanh(x[:2]), ab.tanh(ab.stop_gradient(x[2:]))),
+}
+
+
+@each("name", STOPPED)
+def test_what_has_no_gradient_is_not_put_together_with_what_has_one(name: str) -> None:
+    weights = Weights(4)
+    stack_checked(trace_with(weights, STOPPED[name]), np.random.default_rng(0))
 
 
 def test_affine_maps_are_stacked_with_their_biases() -> None:

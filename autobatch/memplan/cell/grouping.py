@@ -138,7 +138,8 @@ def signature(memory: Memory, value: int) -> Hashable:
             arguments.append((shape, memory.area_of(read.value), read.strided))
     together: Hashable = None
     if source.op in PRODUCTS:
-        together = memory.reads[source.args[INPUT]] if by_parameter else value
+        x = source.args[INPUT]
+        together = (memory.reads[x], x in memory.constants) if by_parameter else value
     static = repr(sorted(source.static.items()))
     return source.op, static, form(vars[value].shape), vars[value].domain, *arguments, together
 

@@ -22,6 +22,7 @@ import numpy as np
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight
 from autobatch.memplan.cell.aligned import Line
 from autobatch.ops.define import Op, Shape
+from autobatch.ops.elementwise import stop_gradient
 
 NODE_COLUMNS, SHARED_VALUES, INT_DATA, FLOAT_DATA = "node", "shared", "int data", "float data"
 DATA = (INT_DATA, FLOAT_DATA)  # what the names of areas of data begin with; a variadic group's are followed by it
@@ -59,6 +60,15 @@ class Memory:
     def reads(self) -> tuple[Read, ...]:
         """The memory that each value refers to: its own, unless it is a view."""
         return reads_of(self.program.vars)
+
+    @cached_property
+    def constants(self) -> frozenset[int]:
+        """The views that have no gradient, although what they view may have one."""
+        found: set[int] = set()
+        for i in self.program.instructions:
+            if _op(self, i) is stop_gradient or (_op(self, i).view and self._args(i)[0] in found):
+                found.add(i)
+        return frozenset(found)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

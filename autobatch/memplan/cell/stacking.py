@@ -158,7 +158,7 @@ class _Stacking:
 
     def _product_operand(self, batch: InnerBatch, k: int, arg: int) -> Same | Part | None:
         if k == INPUT:
-            return Same(self.memory.reads[arg])
+            return Same(self._shared(arg))
         return self._weight(arg) if k in batch.views and (k > 0 or len(self.program.vars[arg].shape) == 2) else None
 
     def _soft_operand(self, batch: InnerBatch, k: int, arg: int, shape: Shape) -> Same | Part | None:
@@ -171,6 +171,8 @@ class _Stacking:
             return Same(("value", new)) if spread else None
         if self._parameter(arg) is not None:
             return self._weight(arg) if k in batch.views else None
+        if arg in self.memory.constants:
+            return None
         read = self._read(new)
         base = self.builder.vars[read.value]
         if read.strided or base.shape[1:] != shape[1:] or read.start % math.prod(shape[1:]):
@@ -181,7 +183,13 @@ class _Stacking:
         """Where a parameter, or some rows of one, lies among the parameters of the cell."""
         parameter, shape = self._parameter(arg), self.program.vars[arg].shape
         read = self.memory.reads[arg]
-        if parameter is None or read.strided or not shape or parameter.shape[1:] != shape[1:]:
+        if (
+            parameter is None
+            or arg in self.memory.constants
+            or read.strided
+            or not shape
+            or parameter.shape[1:] != shape[1:]
+        ):
             return None
         if read.start % math.prod(shape[1:]):
             return None
@@ -208,7 +216,7 @@ class _Stacking:
 
     def _joined(self, args: Sequence[int]) -> Traced | None:
         """One value that holds an operand for all members of a group; None if parameters cannot be joined."""
-        if len({self.memory.reads[arg] for arg in args}) == 1 or is_number(self.program.vars[args[0]]):
+        if len(set(map(self._shared, args))) == 1 or is_number(self.program.vars[args[0]]):
             return self.builder.value(self._value(args[0]))
         if self._parameter(args[0]) is not None:
             return self._stacked(args)
@@ -257,6 +265,10 @@ class _Stacking:
         self.number[index] = self.builder.add(source, var.shape, var.domain).index
 
     # Lookups.
+
+    def _shared(self, arg: int) -> tuple[Read, bool]:
+        """What is equal for arguments that are the same numbers, and have the same gradient."""
+        return self.memory.reads[arg], arg in self.memory.constants
 
     def _source(self, index: int) -> Instruction:
         source = self.program.vars[index].source

@@ -30,13 +30,13 @@ def addmm(bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> An
 @op("_softmax")
 def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     """The softmax along an axis."""
-    return ops.softmax(x, dim) if shape_of(x) else NotImplemented
+    return ops.softmax(x, dim) if math.prod(shape_of(x)) and shape_of(x) else NotImplemented
 
 
 @op("_log_softmax")
 def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     """The logarithm of the softmax along an axis."""
-    return ops.log_softmax(x, dim) if shape_of(x) else NotImplemented
+    return ops.log_softmax(x, dim) if math.prod(shape_of(x)) and shape_of(x) else NotImplemented
 
 
 @op("native_layer_norm")
