@@ -69,6 +69,7 @@ class Body:
         self._function, self.model, self._dtypes = function, model, [kind.dtype for kind in kinds]
         self.outline = outline = Outline(function, kinds)
         self.parameters = [*outline.reads.values()]
+        self._way = outline.way if kinds else Way.ONE_BY_ONE
         self._is_respelled = outline.is_respelled and outline.way is Way.MAPPED
         self.floats = [k for k, kind in enumerate(outline.kinds) if kind.has_gradient]
         self.shapes = [shape_within(kind.shape, kind.dtype) for kind in kinds]
@@ -97,12 +98,14 @@ class Body:
     def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
         """The outputs of all rows, among the floats of the model; ints and bools as they are."""
         with Respelling() if self._is_respelled else nullcontext():
-            match self.outline.way if tensors else Way.ONE_BY_ONE:
-                case Way.WHOLE:
-                    return self._of_row(*tensors)
-                case Way.MAPPED:
+            if self._way is Way.WHOLE:
+                return self._of_row(*tensors)
+            if self._way is Way.MAPPED:
+                try:
                     found: Sequence[Tensor] = mapped(self._of_row, tensors)
                     return found
+                except RuntimeError:  # a rule does not take the rows as they lie in memory, as that of group_norm
+                    self._way = Way.ONE_BY_ONE
             by_row = [self._of_row(*(x[k] for x in tensors)) for k in range(n_rows)]
         return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
 
@@ -147,7 +150,8 @@ class Body:
 
 
 def _enter(array: Any, n_rows: int) -> Tensor:
-    """An array (rows, *shape) as a tensor, in the same memory where it can be; a single row stands for all."""
+    """An array (rows, *shape) as a tensor, in its own memory where it can be; a single row or number stands for all."""
+    array = np.atleast_1d(array)
     if len(array) != n_rows or not array.flags.writeable:
         array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
     x = torch.from_numpy(array)

@@ -229,3 +229,21 @@ def test_sparse_tensors_are_refused_in_a_sentence() -> None:
     batched = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))
     with pytest.raises(GraphError, match=r"layout torch.sparse_coo, but values are dense; call .to_dense()"):
         batched([torch.eye(2).to_sparse()])
+
+
+TABLE, NORM = nn.Embedding(9, 3), nn.GroupNorm(1, 3)
+ROWS: dict[str, Any] = {
+    "a constant number": lambda x: x.sum() + TABLE(torch.full_like(x.std(), 2.7, dtype=torch.long).abs() % 9).sum(),
+    "rows that are not next to each other": lambda x: NORM(x[-1].reshape(1, -1)).pow(3).sum(),
+}
+
+
+@each("name", ROWS)
+def test_rows_that_torch_is_given_lie_in_memory_as_they_may(name: str) -> None:
+    body = ROWS[name]
+    cell = abt.cell(body)
+    batched = abt.batched(lambda x: cell(x), module=nn.ModuleList([TABLE, NORM]))
+    inputs = [torch.randn(2, 3, requires_grad=True) for _ in range(3)]
+    torch.testing.assert_close(batched(inputs), torch.stack([body(x) for x in inputs]))
+    found = autograd.grad(batched(inputs).sum(), inputs)
+    torch.testing.assert_close(found, autograd.grad(sum(body(x) for x in inputs), inputs))
