@@ -61,13 +61,13 @@ NUMBERS = {
     "bincount": "the largest number",
 }
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
-CHECKING = {functional.gaussian_nll_loss, torch.cov, torch.istft}
+CHECKING = {functional.gaussian_nll_loss, torch.corrcoef, torch.cov, torch.istft}
 """Functions that ask for numbers only to refuse them."""
 OTHERWISE_SHAPED = {torch.native_batch_norm, torch._native_batch_norm_legit}
 """Functions whose results have other shapes without numbers, in torch 2.13."""
 NO_GRADIENT = "is not differentiable with respect to argument"
-NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian"}
-"""Ops whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
+NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian", "max.default", "min.default"}
+"""Ops, or overloads, whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
 NEVER_MAPPED_NUMBERS = {"roll"}
 """Ops whose rule takes the rows for an axis where a row is a single number."""
 
@@ -180,7 +180,8 @@ class Outline:
         """Take note of what a basic op needs."""
         name = op.overloadpacket.__name__
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
-        self._is_never_mapped |= name in NEVER_MAPPED or (name in NEVER_MAPPED_NUMBERS and not args[0].dim())
+        self._is_never_mapped |= not NEVER_MAPPED.isdisjoint((name, f"{name}.{op._overloadname}"))
+        self._is_never_mapped |= name in NEVER_MAPPED_NUMBERS and not args[0].dim()
 
     def check_change(self, op: Any, args: Any) -> None:
         """Refuse an op that changes what was there before."""
@@ -372,6 +373,8 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
     """
     if function is functional.batch_norm:
         _check_batch_norm(*args, **kwargs)
+    if function in (torch.tensor_split, Tensor.tensor_split) and any(isinstance(x, Tensor) for x in args[1:2]):
+        refuse_numbers("where to split a tensor", "torch's tensor_split by a tensor")
     if getattr(function, "__name__", "").startswith("as_strided"):
         raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
 

@@ -43,7 +43,18 @@ Rule = Callable[[Call], bool]
 def _element_by_element(call: Call) -> bool:
     """All rows have as many axes as the result, so that other tensors broadcast to each of them."""
     rank = max(x.dim() for x in tensors_in((call.args, call.kwargs)))
-    return all(x.dim() == rank for x in call.rows) and "out" not in call.kwargs
+    return all(x.dim() == rank for x in call.rows) and not {"out", "memory_format"}.intersection(call.kwargs)
+
+
+def _unreduced(call: Call) -> bool:
+    """A loss of each element."""
+    return call.kwargs.get("reduction") == "none" and _element_by_element(call)
+
+
+def _fill(call: Call) -> bool:
+    """What is filled in is a number, which no row has for itself."""
+    value = call.argument(2, "value")
+    return not isinstance(value, Tensor) and _element_by_element(call)
 
 
 def _along(place: int, name: str = "dim") -> Rule:
@@ -94,13 +105,18 @@ bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clip clon
 divide dropout elu eq erf erfc erfinv exp exp2 expm1 fix floor floor_divide fmod frac ge gelu greater greater_equal gt
 hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf isnan le leaky_relu lerp less less_equal
 lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid lt
-masked_fill maximum minimum mish mul multiply nan_to_num ne neg negative not_equal positive pow rad2deg reciprocal
+maximum minimum mish mul multiply nan_to_num ne neg negative not_equal positive pow rad2deg reciprocal
 relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign silu sin sinc sinh softplus softshrink softsign sqrt
 square sub subtract tan tanh tanhshrink threshold true_divide trunc where xlogy float double half bfloat16 long int
 bool __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ __and__
 __or__ __xor__ __invert__ __gt__ __ge__ __lt__ __le__ __eq__ __ne__ __rdiv__ __div__
 """
 """Functions that compute each element of the result from the same element of the arguments."""
+LOSSES = """
+binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss huber_loss kl_div l1_loss mse_loss
+poisson_nll_loss smooth_l1_loss soft_margin_loss
+"""
+"""Functions that do so where they reduce nothing."""
 HARMLESS = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized")
 """Attributes of tensors that do not depend on the number of axes."""
 ALONG = {
@@ -120,6 +136,8 @@ def _of_name(name: str) -> Iterator[Any]:
 
 def _make_rules() -> dict[Any, Rule]:
     rules: dict[Any, Rule] = {f: _element_by_element for name in ELEMENT_BY_ELEMENT.split() for f in _of_name(name)}
+    rules |= {f: _unreduced for name in LOSSES.split() for f in _of_name(name)}
+    rules |= dict.fromkeys(_of_name("masked_fill"), _fill)
     rules |= {f: _along(place) for name, place in ALONG.items() for f in _of_name(name)}
     rules |= {f: _join for name in ("cat", "concat", "stack") for f in _of_name(name)}
     rules |= {f: _times for name in ("matmul", "__matmul__") for f in _of_name(name)}

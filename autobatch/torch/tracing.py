@@ -372,7 +372,10 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whose = "an argument, a parameter or a view" if self._tracing.is_traced(target) else "a constant"
         if not name.endswith("_") or not isinstance(target, Traced) or not target.is_own:
             raise NoCounterpart(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
-        made = self._meet(getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname), args, kwargs)
+        like = getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname, None)
+        if like is None:
+            raise NoCounterpart(f"torch changes a tensor in place ({name}), and has nothing that makes a new one.")
+        made = self._meet(like, args, kwargs)
         if made.shape != target.shape or made.dtype is not target.dtype:
             raise NoCounterpart(f"torch changes the shape or dtype of a tensor in place ({name}).")
         has_gradient = is_float(target.dtype) and not torch.is_grad_enabled() and isinstance(target.value, Operators)

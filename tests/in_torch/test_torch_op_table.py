@@ -17,7 +17,15 @@ from ways import each
 
 RUNS = "auto", "autobatch", "torch"
 EVERY = 20  # of the ops, those that `make test` runs
-MAX_REFUSED = 10  # ops
+REFUSED = {
+    *("argwhere", "bincount", "masked_select", "nn.functional.one_hot", "nonzero", "unique", "unique_consecutive"),
+    *("__getitem__", "repeat_interleave", "tensor_split"),  # by values: none has a shape until the numbers are known
+    *("as_strided", "as_strided_copy", "as_strided_scatter"),  # read memory, which values do not have
+    *("sparse.mm", "sparse.sampled_addmm"),  # of sparse data
+    "nn.functional.silu",  # of complex numbers, which has no gradient
+    "unravel_index",  # of data beyond 32 bits
+}
+"""The ops of which a sample is refused."""
 N_SAMPLES = 6  # of each op, where not all are run
 ODD = {
     ("linspace", 61): "no arguments, another dtype",
@@ -65,9 +73,9 @@ def test_odd_samples_give_what_torch_gives(op: str, sample: int) -> None:
 
 
 @pytest.mark.slow
-def test_all_samples_of_all_ops_give_what_torch_gives_and_few_are_refused(everything: list[Outcome]) -> None:
+def test_all_samples_of_all_ops_give_what_torch_gives_and_these_are_refused(everything: list[Outcome]) -> None:
     assert bad(everything) == []
-    assert len(refused(everything)) <= MAX_REFUSED, refused(everything)
+    assert refused(everything) == REFUSED
 
 
 @pytest.mark.slow
