@@ -21,6 +21,7 @@ from autobatch import ops
 from autobatch.errors import GraphError
 from autobatch.ir.program import CellProgram, Instruction, Weight
 from autobatch.ops.define import Op
+from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_, stand_for
@@ -55,6 +56,7 @@ class Body:
         model: the dtype of the model; outline: what the function does.
         parameters: that it reads beside its arguments.
         shapes: of the arguments among the floats of the model; floats: the places of those that have gradients.
+        constants: the places of those that no result is computed from, or that torch has no gradient for.
         kinds: the shape and the dtype of each output.
         outputs: the shape of each output among floats; size: how many numbers all have.
 
@@ -71,6 +73,7 @@ class Body:
         self.parameters = [*outline.reads.values()]
         self._way = outline.way if kinds else Way.ONE_BY_ONE
         self._is_respelled = outline.is_respelled and outline.way is Way.MAPPED
+        self.constants = {k for k, kind in enumerate(kinds) if kind.has_gradient and not outline.kinds[k].has_gradient}
         self.floats = [k for k, kind in enumerate(outline.kinds) if kind.has_gradient]
         self.shapes = [shape_within(kind.shape, kind.dtype) for kind in kinds]
         self.kinds = [(tuple(y.shape), y.dtype) for y in tensors_in(outline.result)]
@@ -240,6 +243,7 @@ def read_by_others(program: CellProgram) -> Iterator[Parameter]:
 def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
     """Record a call of a function that torch runs, of values of the program; its outputs, in order."""
     values = [STAGE.current.wrap(x) for x in values]  # a constant, too, is computed when the mini-batch runs
+    values = [stop_gradient(x) if k in body.constants else x for k, x in enumerate(values)]
     if body.draws:
         draw, site = STAGE.current.next_draw()
         found = _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)

@@ -84,6 +84,7 @@ class Outline:
     """What a function does.
 
     Attributes:
+        kinds: of its arguments; those that no result is computed from have no gradient.
         result: what it returns, with tensors that have no numbers.
         only_checks: whether what runs asks for numbers to check them, and for nothing else.
         reads: the parameters that it reads, by `id`.
@@ -98,9 +99,14 @@ class Outline:
         self.only_checks = False
         self._made: dict[int, torch.UntypedStorage] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
-        functions, self.kinds = self._run(function, kinds)
+        functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
-        if functions.has_hooks or self._is_never_mapped or has_functions_of_users(found):
+        behind = _functions_behind(found)
+        self.kinds = [
+            kind._replace(has_gradient=kind.has_gradient and x.grad_fn in behind)
+            for kind, x in zip(kinds, functions.given, strict=True)
+        ]
+        if functions.has_hooks or self._is_never_mapped or any(map(_is_of_users, behind)):
             self.way = Way.ONE_BY_ONE
         elif functions.is_per_row and all(map(functions.is_of_row, found)):
             self.way = Way.WHOLE
@@ -203,6 +209,7 @@ class _Functions(TorchFunctionMode):
     """Meets what the function calls: takes the numbers from all tensors, and decides whether it may be given all rows.
 
     Attributes:
+        given: the arguments.
         is_per_row: whether all calls so far give each row of a batch what they give the row alone.
         has_hooks: whether a hook of a tensor was registered.
     """
@@ -211,13 +218,12 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._outline = outline
         self.is_per_row, self.has_hooks = True, False
-        self._rows = {id(x): x for x in rows}
-        self._given = set(self._rows)
+        self.given, self._rows = rows, {id(x): x for x in rows}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in REGISTER_HOOK:
-            check_hook(args[0], id(args[0]) in self._given)
+            check_hook(args[0], any(x is args[0] for x in self.given))
             self.has_hooks = True
         check_function(function, args, kwargs)
         tensors = tensors_in((args, kwargs))
@@ -399,16 +405,23 @@ def _check_batch_norm(
 
 def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors are computed by an `autograd.Function`, with a backward of its own."""
+    return any(map(_is_of_users, _functions_behind(tensors)))
+
+
+def _is_of_users(node: Any) -> bool:
+    is_own = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return is_own and not isinstance(node, Linked._backward_cls)
+
+
+def _functions_behind(tensors: Sequence[Tensor]) -> set[Any]:
+    """The nodes of the graph of torch that tensors are computed by."""
     stack, seen = [x.grad_fn for x in tensors], set[Any]()
     while stack:
         node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(node, Linked._backward_cls):
-            return True
-        seen.add(node)
-        stack += [before for before, _ in node.next_functions]
-    return False
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [before for before, _ in node.next_functions]
+    return seen
 
 
 class Linked(torch.autograd.Function):

@@ -17,7 +17,7 @@ from fuzzing_torch import worlds
 from fuzzing_torch.blocks import Block
 from fuzzing_torch.campaign import run_one, text_of
 from fuzzing_torch.drawing import draw_program
-from fuzzing_torch.worlds import World, find_failure, stack
+from fuzzing_torch.worlds import World, find_failure, is_unsteady, run, stack
 
 PER_TEST, N, N_SLOW, N_COMPILED = 10, 20, 400, 40
 Change = Callable[[Any], Any]
@@ -131,6 +131,26 @@ def test_planted_defects_are_told_apart(change: Change, signature: str, monkeypa
     plant(monkeypatch, change)
     failure = find_failure(text_of(1), "reference")
     assert (failure.signature if failure else "") == signature
+
+
+UNSTEADY = """
+import torch
+def program(world):
+    x = torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64)
+    world.log("output", ((x * 3).sum() / 1e-18).tanh())
+"""
+
+
+def test_programs_whose_numbers_depend_on_rounding_are_told_apart() -> None:
+    assert is_unsteady(UNSTEADY, ran(UNSTEADY), tolerance=1e-9)
+    assert not is_unsteady(text_of(1), ran(text_of(1)), tolerance=1e-9)
+
+
+def ran(text: str) -> World:
+    """A world in which torch has run a program."""
+    world = World()
+    run(text, world)
+    return world
 
 
 @pytest.mark.slow

@@ -247,3 +247,12 @@ def test_rows_that_torch_is_given_lie_in_memory_as_they_may(name: str) -> None:
     torch.testing.assert_close(batched(inputs), torch.stack([body(x) for x in inputs]))
     found = autograd.grad(batched(inputs).sum(), inputs)
     torch.testing.assert_close(found, autograd.grad(sum(body(x) for x in inputs), inputs))
+
+
+def test_what_only_an_argument_that_is_not_used_depends_on_has_no_gradient() -> None:
+    leaf = abt.cell(lambda x: torch.hypot(x, x), runs="torch")
+    merge = abt.cell(lambda a, b: b * 2, runs="torch")
+    batched = abt.batched(lambda x: merge(leaf(x), x), module=nn.Linear(1, 1))
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    (found,) = autograd.grad(batched([x]).sum(), x)
+    assert torch.equal(found, torch.full_like(x, 2))  # not NaN, which is zero times the derivative at 0

@@ -23,7 +23,7 @@ from fuzzing_torch.worlds import Norm, Triple
 T = TypeVar("T")
 HEADER = (
     "import copy", "import torch", "from torch import nn", "from torch.nn import functional as F",
-    "from fuzzing_torch.worlds import Norm, Triple, chain, total, tree, weaker",
+    "from fuzzing_torch.worlds import Norm, Triple, chain, is_float, total, tree, weaker",
 )  # fmt: skip
 HOLE = re.compile(r"\{([fib])\}")
 MAX_ELEMENTS, MAX_NUMBER, N_TRIES = 40, 50.0, 40

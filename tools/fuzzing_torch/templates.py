@@ -73,7 +73,7 @@ LAYERS = {
 HOOKS = (
     "{m}.register_forward_hook(lambda m, a, y: y * 1.5 if isinstance(y, torch.Tensor) else y)",
     "{m}.register_forward_pre_hook(lambda m, a: tuple(x * 0.5 if x.is_floating_point() else x for x in a))",
-    "{m}.register_full_backward_hook(lambda m, given, got: tuple(g if g is None else g * 2 for g in given))",
+    "{m}.register_full_backward_hook(lambda m, given, got: tuple(2 * g if is_float(g) else g for g in given))",
 )
 CHANGES = (
     "model.train()", "model.eval()", "model.zero_grad()", "model.requires_grad_(False)", "model.requires_grad_(True)",

@@ -14,12 +14,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autobatch.torch as abt
 from autobatch.errors import AutobatchError
 
 N_TOKENS, N_CLASSES = 5, 3
 TOLERANCE = 1e-9  # relative to the largest number of a tensor
+NOISE, N_NOISY = 1e-14, 3  # relative, of each op of torch; runs with noise
+ROUNDED = {
+    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "sum", "mean", "var", "var_mean", "std",
+    "linalg_vector_norm",    "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax", "_log_softmax", "logsumexp", "cumsum",
+    "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "tanh", "sigmoid", "softplus", "gelu", "silu", "mish",
+    "elu", "sin", "cos", "sqrt", "rsqrt", "convolution", "hypot", "erf",
+}  # fmt: skip
+"""Ops whose results round, in other ways where a batch is computed; the others select or move numbers."""
 ROUNDING = 1e-5  # up to which a difference may come from numbers of fewer digits
 NARROW = {"half": 2e-2, "float16": 2e-2, "float32": 1e-4, ".float()": 1e-4}
 """The tolerance of programs whose text has a narrower kind of floats, such as (b)float16."""
@@ -116,6 +126,11 @@ def inputs(instances: list[Any]) -> list[Tensor]:
     return [node["x"] for node in nodes(instances) if node["x"].requires_grad]
 
 
+def is_float(x: Any) -> bool:
+    """Whether something is a tensor of floats."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 def weaker(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model with smaller floats."""
     return {name: x * 0.9 if x.is_floating_point() else x.clone() for name, x in model.state_dict().items()}
@@ -151,7 +166,8 @@ class Failure:
     """What a program does wrong, or why it cannot be run.
 
     Attributes:
-        kind: "wrong", "crash", "refused", or "invalid" where torch itself fails.
+        kind: "wrong", "crash", "refused", "invalid" where torch itself fails, or "unsteady" where the numbers of torch
+            itself depend on how its ops round.
         what: without numbers, so that failures with one cause say the same.
     """
 
@@ -166,8 +182,8 @@ class Failure:
 
     @property
     def is_set_apart(self) -> bool:
-        """Whether it is no defect: a sentence, or a program that torch does not run."""
-        return self.kind in ("refused", "invalid")
+        """Whether it is no defect: a sentence, or a program that torch does not run, or not to so many digits."""
+        return self.kind in ("refused", "invalid", "unsteady")
 
 
 def find_failure(text: str, backend: str) -> Failure | None:
@@ -186,7 +202,39 @@ def find_failure(text: str, backend: str) -> Failure | None:
         except Exception as error:  # whatever it is, is what is looked for
             return Failure("crash", f"{type(error).__name__} {shorten(str(error))}", f"{type(error).__name__}: {error}")
         tolerance = max([TOLERANCE, *(limit for word, limit in NARROW.items() if word in text)])
-        return compare(eager.logged, batched.logged, tolerance)
+        failure = compare(eager.logged, batched.logged, tolerance)
+        if failure is not None and is_unsteady(text, eager, tolerance):
+            return Failure("unsteady", failure.what, failure.detail)
+        return failure
+
+
+def is_unsteady(text: str, eager: World, tolerance: float) -> bool:
+    """Whether torch gives other numbers if its ops round in other ways."""
+    for number in range(N_NOISY):
+        noisy = World()
+        with Noise(number):
+            run(text, noisy)
+        if compare(eager.logged, noisy.logged, tolerance):
+            return True
+    return False
+
+
+class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Changes the last digits of what ops of torch give, forward and backward."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draw = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        is_rounded = op.overloadpacket.__name__ in ROUNDED
+        return pytree.tree_map_only(Tensor, self._disturbed, result) if is_rounded else result
+
+    def _disturbed(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        return x * (1 - NOISE * torch.rand(x.shape, generator=self._draw, dtype=torch.float64)).to(x.dtype)
 
 
 def run(text: str, world: World) -> None:
