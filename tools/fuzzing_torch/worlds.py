@@ -25,7 +25,8 @@ TOLERANCE = 1e-9  # relative to the largest number of a tensor
 NOISE, N_NOISY = 1e-14, 3  # relative, of each op of torch; runs with noise
 ROUNDED = {
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "sum", "mean", "var", "var_mean", "std",
-    "linalg_vector_norm",    "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax", "_log_softmax", "logsumexp", "cumsum",
+    "linalg_vector_norm", "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax", "_log_softmax",
+    "logsumexp", "cumsum",
     "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "tanh", "sigmoid", "softplus", "gelu", "silu", "mish",
     "elu", "sin", "cos", "sqrt", "rsqrt", "convolution", "hypot", "erf",
 }  # fmt: skip
