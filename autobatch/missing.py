@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 ARRAY = "arrays of NumPy are constants where values are recorded, so write np.{}"
 INSTEAD = {
     **{name: ARRAY.format(name) for name in ("array", "arange", "eye", "full", "linspace", "ones", "zeros")},
@@ -38,12 +40,17 @@ INSTEAD = {
 def advice(name: str, public: Sequence[str]) -> str:
     """What a message adds about a name that is not there; begins with a semicolon, or is empty.
 
-    >>> advice("zeros", ["relu"]), advice("rellu", ["relu"]), advice("xyzzy", ["relu"])
+    >>> advice("zeros", ["relu"]), advice("Relu", ["relu"]), advice("xyzzy", ["relu"])
     ('; arrays of NumPy are constants where values are recorded, so write np.zeros', '; did you mean ab.relu?', '')
+    >>> advice("sign", ["sin"])
+    '; compose it of other ops, or define one of your own by ab.ops.define_op'
     """
     from difflib import get_close_matches
 
     if name in INSTEAD:
         return f"; {INSTEAD[name]}"
-    close = get_close_matches(name, public, n=1, cutoff=0.75)
-    return f"; did you mean ab.{close[0]}?" if close else ""
+    if name in vars(np):
+        return "; compose it of other ops, or define one of your own by ab.ops.define_op"
+    spelled = {other.lower(): other for other in public}
+    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.75)
+    return f"; did you mean ab.{spelled[close[0]]}?" if close else ""

@@ -253,15 +253,15 @@ def _check_name(owner: type, name: str, value: Any, in_class: bool) -> None:
     if name in VALUES:
         is_taken, what = not isinstance(value, VALUES[name]), f"a {VALUES[name].__name__.lower()}"
     else:
-        is_method = hasattr(type(value), "__get__") and not (isinstance(own, property) and callable(value))
+        is_method = hasattr(type(value), "__get__") and isinstance(value, property) is isinstance(own, property)
         is_taken, what = (
             value is not own and not (in_class and is_method),
             "a method" if callable(own) else "an attribute",
         )
     if is_taken:
         raise GraphError(
-            f"{owner.__name__}.{name} cannot be a {type(value).__name__}, because every ab.Module has {what} of this "
-            f"name; give it another name."
+            f"{owner.__name__}.{name} cannot be of type {type(value).__name__}, because every ab.Module has {what} of "
+            f"this name; give it another name."
         )
 
 

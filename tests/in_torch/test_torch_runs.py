@@ -216,7 +216,7 @@ def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
         Outline(count_places, [kind(4)])
     variance = [torch.ones(3), torch.tensor([1.0, -1.0, 1.0])]
     loss = abt.cell(lambda x: functional.gaussian_nll_loss(x, 2 * x, x))
-    batched = abt.batched(lambda x: loss(x), module=nn.Linear(1, 1))
+    batched = abt.batched(lambda x: loss(x), module=nn.Linear(1, 1))  # type: ignore[no-untyped-call]
     assert torch.equal(
         batched(variance[:1])[0], functional.gaussian_nll_loss(variance[0], 2 * variance[0], variance[0])
     )
@@ -226,7 +226,7 @@ def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
 
 def test_sparse_tensors_are_refused_in_a_sentence() -> None:
     cell = abt.cell(lambda x: x.to_dense())
-    batched = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))
+    batched = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))  # type: ignore[no-untyped-call]
     with pytest.raises(GraphError, match=r"layout torch.sparse_coo, but values are dense; call .to_dense()"):
         batched([torch.eye(2).to_sparse()])
 
@@ -252,7 +252,7 @@ def test_rows_that_torch_is_given_lie_in_memory_as_they_may(name: str) -> None:
 def test_what_only_an_argument_that_is_not_used_depends_on_has_no_gradient() -> None:
     leaf = abt.cell(lambda x: torch.hypot(x, x), runs="torch")
     merge = abt.cell(lambda a, b: b * 2, runs="torch")
-    batched = abt.batched(lambda x: merge(leaf(x), x), module=nn.Linear(1, 1))
+    batched = abt.batched(lambda x: merge(leaf(x), x), module=nn.Linear(1, 1))  # type: ignore[no-untyped-call]
     x = torch.tensor([0.0, 1.0], requires_grad=True)
     (found,) = autograd.grad(batched([x]).sum(), x)
     assert torch.equal(found, torch.full_like(x, 2))  # not NaN, which is zero times the derivative at 0

@@ -384,19 +384,25 @@ def test_a_list_of_layers_has_any_name_but_those_of_methods(name: str) -> None:
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_names_of_methods_are_refused_at_assignment(name: str) -> None:
-    with pytest.raises(GraphError, match=rf"^Held\.{name} cannot be a list, because .*; give it another name\.$"):
+    with pytest.raises(GraphError, match=rf"^Held\.{name} cannot be of type list, because .*; give it another name\.$"):
         Held(name)
-    with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be a list"):
+    with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be of type list"):
         type("Made", (ab.Module,), {name: [1, 2]})
     mixin = type("Mixin", (), {name: [1, 2]})
-    with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be a list"):
+    with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be of type list"):
         type("Made", (mixin, ab.Module), {})
+
+
+def test_methods_are_replaced_by_methods_alone() -> None:
+    type("Made", (ab.Module,), {"parameters": lambda self: {}})
+    with pytest.raises(GraphError, match=r"^Made\.parameters cannot be of type property"):
+        type("Made", (ab.Module,), {"parameters": property(lambda self: {})})
 
 
 def test_every_name_that_a_module_has_is_refused() -> None:
     for name in dir(ab.Module):
         if not name.startswith("__"):
-            with pytest.raises(GraphError, match=f"{name} cannot be a list"):
+            with pytest.raises(GraphError, match=f"{name} cannot be of type list"):
                 Held(name)
 
 
@@ -420,7 +426,7 @@ def test_a_method_may_replace_a_method() -> None:
     assert not model.parameters()
     assert (str(model.dtype), model.load("a file"), model.training) == ("float64", "loaded", False)
     assert model.train().training is True
-    with pytest.raises(GraphError, match=r"^Made\.dtype cannot be a function"):
+    with pytest.raises(GraphError, match=r"^Made\.dtype cannot be of type function"):
         type("Made", (ab.Module,), {"dtype": lambda self: np.float64})
 
 

@@ -12,7 +12,7 @@ from autobatch.ops.indexing import pick
 from autobatch.ops.products import matmul as product
 from autobatch.torch.aten.elementwise import rsqrt, times
 from autobatch.torch.aten.reductions import var_mean
-from autobatch.torch.aten.table import indexed, op, stand_for
+from autobatch.torch.aten.table import indexed, op, scaled, stand_for
 
 MEAN, SUM = 1, 2
 """Reductions of losses, as ATen numbers them."""
@@ -27,16 +27,16 @@ def addmm(bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> An
     return ops.add(times(bias, beta), times(product(x, y), alpha))
 
 
-@op("_softmax")
+@op("_softmax", of=scaled)
 def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     """The softmax along an axis."""
-    return ops.softmax(x, dim) if math.prod(shape_of(x)) and shape_of(x) else NotImplemented
+    return ops.softmax(x, dim) if shape_of(x) else NotImplemented
 
 
-@op("_log_softmax")
+@op("_log_softmax", of=scaled)
 def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     """The logarithm of the softmax along an axis."""
-    return ops.log_softmax(x, dim) if math.prod(shape_of(x)) and shape_of(x) else NotImplemented
+    return ops.log_softmax(x, dim) if shape_of(x) else NotImplemented
 
 
 @op("native_layer_norm")

@@ -92,6 +92,11 @@ def placed(kinds: Kinds) -> bool:
     return kinds.gives(kinds.model, torch.int64) and all(x.dtype is kinds.model for x in kinds.given)
 
 
+def scaled(kinds: Kinds) -> bool:
+    """Whether floats of the model, of which there are some, are divided by their sum."""
+    return floats(kinds) and all(x.numel() for x in kinds.given)
+
+
 class Counterpart(NamedTuple):
     """What stands for an op of ATen.
 

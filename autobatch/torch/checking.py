@@ -1,0 +1,173 @@
+"""A check for users' own functions: batched beside torch itself, one instance at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autobatch.errors import GraphError, NumericError
+from autobatch.ir.arguments import is_structure, parts_of
+from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
+from autobatch.torch.modules import TorchModule
+from autobatch.trace.awaiting import eager
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""What numbers of a dtype may differ by, relative to the largest of their tensor, or to 1."""
+
+
+def check_batched(
+    function: Callable[[Any], Any],
+    instances: Sequence[Any],
+    *,
+    module: nn.Module | None = None,
+    tolerance: float | None = None,
+    **options: Any,
+) -> None:
+    """Compare a batched function with torch itself, one instance at a time: values, shapes, dtypes and gradients.
+
+    Gradients are those of a weighted sum of all results, with respect to parameters and to tensors among the instances
+    that ask for them. Neither `.grad`, nor buffers, nor the state of torch's generator is changed.
+
+    Args:
+        function: of one instance, plain or async, as `abt.batched` takes it, or what that has made of one.
+        instances: a mini-batch.
+        module: see `abt.batched`.
+        tolerance: of differences, relative to the largest number of a tensor, or to 1; by default 1e-9 in float64,
+            1e-4 in float32.
+        options: of `abt.batched`.
+
+    Raises:
+        NumericError: something differs; it says of which instance or parameter, and by how much.
+        GraphError: the function draws random numbers, which are others where it is batched; or no module is known.
+
+    >>> check_batched(nn.Linear(2, 2), [torch.ones(2), torch.zeros(2)])
+    """
+    run = function if isinstance(function, TorchBatched) else batched(function, module=module, **options)
+    if isinstance(run, BatchedMethod):
+        run(instances)  # which says what it lacks
+    owner = run.recorder.module
+    assert isinstance(owner, TorchModule)
+    with _unchanged(owner.module), torch.enable_grad():
+        expected = _run_alone(run.recorder.function, instances)
+        found = run(instances)
+        _compare_results(expected, found, tolerance)
+        with torch.no_grad():
+            _compare_results(expected, run(instances), tolerance)
+        leaves = _leaves_behind(_total(expected), owner.module)
+        gradients = [_differentiate(_total(y), leaves) for y in (expected, _rows(found, len(expected)))]
+    for name, wanted, given in zip(leaves, *gradients, strict=True):
+        _compare(f"the gradient of {name}", wanted, given, tolerance)
+
+
+def _run_alone(function: Callable[[Any], Any], instances: Sequence[Any]) -> list[Any]:
+    """What torch gives for each instance."""
+    before = torch.get_rng_state()
+    results = [eager(function, x) for x in instances]
+    if not torch.equal(before, torch.get_rng_state()):
+        raise GraphError(
+            "check_batched: the function draws random numbers, which are others where it is batched; call eval() on "
+            "the module."
+        )
+    return results
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Restore buffers and torch's generator at the end of the context."""
+    buffers = [(x, x.clone()) for x in module.buffers()]
+    with torch.random.fork_rng(devices=()):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for x, before in buffers:
+                    x.copy_(before)
+
+
+def _rows(found: Any, n_instances: int) -> list[Any]:
+    """The results of all instances, of which a batched function gives tensors and lists."""
+    return [_row(found, k) for k in range(n_instances)]
+
+
+def _row(found: Any, k: int) -> Any:
+    if isinstance(found, (Tensor, list)):
+        return found[k]
+    if isinstance(found, Mapping):
+        return {key: _row(part, k) for key, part in found.items()}
+    return [_row(part, k) for part in parts_of(found)]
+
+
+def _leaves_in(x: Any) -> Iterator[Any]:
+    """What is in a result, in order."""
+    if isinstance(x, Mapping):
+        for key in sorted(x):
+            yield from _leaves_in(x[key])
+    elif is_structure(x):
+        for part in parts_of(x):
+            yield from _leaves_in(part)
+    else:
+        yield x
+
+
+def _compare_results(expected: Sequence[Any], found: Any, tolerance: float | None) -> None:
+    for k, (one, other) in enumerate(zip(expected, _rows(found, len(expected)), strict=True)):
+        wanted, given = list(_leaves_in(one)), list(_leaves_in(other))
+        if len(wanted) != len(given):
+            raise NumericError(f"instance {k}: batched gives {len(given)} tensors, torch alone {len(wanted)}.")
+        for number, (x, y) in enumerate(zip(wanted, given, strict=True)):
+            part = f", tensor {number} of its result" if len(wanted) > 1 else ""
+            _compare(f"instance {k}{part}", torch.as_tensor(x), torch.as_tensor(y), tolerance)
+
+
+def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) -> None:
+    """Compare a tensor that torch gives alone with that of a batched function."""
+    if wanted.shape != given.shape or wanted.dtype != given.dtype:
+        kinds = [f"{x.dtype} of shape {tuple(x.shape)}" for x in (given, wanted)]
+        raise NumericError(f"{what}: batched it is {kinds[0]}, torch alone gives {kinds[1]}.")
+    x, y = (z.detach().to(torch.complex128 if z.is_complex() else torch.float64) for z in (wanted, given))
+    finite = x[x.isfinite()].abs()
+    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    limit = TOLERANCE.get(wanted.dtype, 0.0) if tolerance is None else tolerance
+    if not torch.allclose(x, y, rtol=0.0, atol=limit * largest, equal_nan=True):
+        apart = float((x - y).abs().nan_to_num(torch.inf).max())
+        raise NumericError(f"{what}: batched differs from torch alone by {apart:.3g}, of numbers up to {largest:.3g}.")
+
+
+def _total(results: Sequence[Any]) -> Tensor:
+    """A sum of all numbers that have gradients, each with a weight of its own."""
+    draw, total = torch.Generator().manual_seed(0), torch.zeros((), dtype=torch.float64)
+    for x in (x for one in results for x in _leaves_in(one) if isinstance(x, Tensor) and x.requires_grad):
+        weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
+        total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
+    return total
+
+
+def _leaves_behind(total: Tensor, module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a sum is computed from and that ask for gradients, by name."""
+    names = {id(p): f"parameter {name!r}" for name, p in module.named_parameters()}
+    found: dict[str, Tensor] = {}
+    stack, seen = [total.grad_fn], set[Any]()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (x := getattr(node, "variable", None)) is not None:
+            found[names.get(id(x), f"tensor {len(found)}, of shape {tuple(x.shape)}, which is no parameter")] = x
+        stack += [before for before, _ in node.next_functions]
+    return found
+
+
+def _differentiate(total: Tensor, leaves: Mapping[str, Tensor]) -> list[Tensor]:
+    """The gradients of a sum; zeros where it does not depend on a tensor."""
+    if not leaves:
+        return []
+    if not total.requires_grad:
+        return [torch.zeros_like(x) for x in leaves.values()]
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    dense = [None if g is None else g.to_dense() for g in found]
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), dense, strict=True)]
