@@ -39,10 +39,11 @@ class Kind(NamedTuple):
 
     def rows(self, n: tuple[int, ...], device: str = "meta") -> Tensor:
         """A tensor of this kind with more axes in front, without numbers, or (device "cpu") with some of no meaning."""
-        x = torch.ones((*n, *self.shape), dtype=self.dtype, device=device)
-        if device == "cpu" and self.dtype.is_floating_point and len(self.shape) > 1:
-            x = x + torch.eye(*self.shape[-2:], dtype=self.dtype)  # a matrix that has an inverse
-        return x.requires_grad_().clone() if self.has_gradient else x
+        with unheard(), torch.inference_mode(False), torch.enable_grad():
+            x = torch.ones((*n, *self.shape), dtype=self.dtype, device=device)
+            if device == "cpu" and self.dtype.is_floating_point and len(self.shape) > 1:
+                x = x + torch.eye(*self.shape[-2:], dtype=self.dtype)  # a matrix that has an inverse
+            return x.requires_grad_().clone() if self.has_gradient else x
 
 
 REGISTER_HOOK = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
@@ -160,9 +161,11 @@ class Outline:
         return True
 
     def note_read(self, x: Tensor) -> None:
-        """Take note of a parameter."""
+        """Take note of a parameter, and refuse what should be one."""
         if (parameter := find_parameter(x)) is not None:
             self.reads[id(parameter)] = parameter
+        elif x.is_leaf and not x.is_meta:
+            check_constant(x)
 
     def twin(self, x: Tensor) -> Tensor:
         """A tensor without numbers in the place of one that has them, the same in each call."""
@@ -368,6 +371,19 @@ def check_hook(x: Tensor, is_given: bool) -> None:
         raise Refused(
             "a hook is registered on an argument of the cell, or on a parameter, but would see only that part of the "
             "gradient that comes through one call; register it outside of the cell, on the tensor itself."
+        )
+
+
+def check_constant(x: Tensor) -> None:
+    """Refuse a constant of a cell that asks for a gradient.
+
+    Raises:
+        GraphError: it does.
+    """
+    if x.requires_grad and torch.is_grad_enabled():
+        raise Refused(
+            f"a cell reads a tensor of shape {tuple(x.shape)} that asks for a gradient, and is neither an argument nor "
+            f"a parameter; make it an nn.Parameter of the module, give it to the cell, or detach() it."
         )
 
 

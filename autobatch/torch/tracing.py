@@ -43,6 +43,7 @@ from autobatch.torch.outline import (
     REGISTER_HOOK,
     Kind,
     Refused,
+    check_constant,
     check_function,
     check_numbers,
     has_functions_of_users,
@@ -183,7 +184,10 @@ class Tracing:
         if not isinstance(x, torch.Tensor):
             return x
         found = find_parameter(x)
-        return x.detach().numpy() if found is None else found
+        if found is not None:
+            return found
+        check_constant(x)
+        return x.detach().numpy()
 
     def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Apply one of our functions to what tensors stand for; NotImplemented where it refuses what torch takes."""

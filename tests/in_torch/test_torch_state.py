@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_norm, spectral_norm, weight_norm
 
 import autobatch.torch as abt
+from autobatch.errors import GraphError
 from autobatch.ir.arguments import exact
 
 
@@ -174,3 +175,33 @@ def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool
         else:
             torch.testing.assert_close(found, torch.stack([model.c.eval()(x) for x in xs]))  # type: ignore[union-attr]
             model.train(mode)
+
+
+class WithPlainTensor(nn.Module):
+    """Multiplies by a tensor that asks for a gradient, and is no parameter."""
+
+    def __init__(self, runs: str) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+        self.scaled = abt.cell(self._scaled, runs=runs)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * self.scale
+        return y
+
+    def inside(self, x: Tensor) -> Any:
+        return self.scaled(x).sum()
+
+    def outside(self, x: Tensor) -> Any:
+        return (self.linear(x) * self.scale).sum()
+
+
+@pytest.mark.parametrize("runs", ["auto", "autobatch", "torch"])
+def test_a_constant_that_asks_for_a_gradient_gets_it_or_is_refused(runs: str) -> None:
+    model = WithPlainTensor(runs)
+    with pytest.raises(GraphError, match=r"shape \(2,\) that asks for a gradient, .*; make it an nn.Parameter"):
+        abt.batched(model.inside)([torch.ones(2)])
+    abt.batched(model.outside)([torch.ones(2)]).sum().backward()
+    torch.testing.assert_close(model.scale.grad, model.linear(torch.ones(2)).detach())
+    model.scale = model.scale.detach()
+    abt.check_batched(model.inside, [torch.ones(2)])
