@@ -25,7 +25,7 @@ from autobatch.runtime.settings import Waiting
 from autobatch.runtime.step import Clock, Step, join_steps
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.phases import Phases, record_in_phases
-from autobatch.trace.record import MiniBatch, Recorder
+from autobatch.trace.record import MiniBatch, Recorder, note_instance
 
 
 class Rounds:
@@ -174,5 +174,5 @@ class Rounds:
             if program.error is not None:
                 error = self._recorder.explain(program.error)
                 n = len(self._steps)
-                error.add_note(f"raised by instance {i} of the mini-batch, after {n} round{'s' * (n != 1)}")
+                note_instance(error, i, f", after {n} round{'s' * (n != 1)}")
                 raise error

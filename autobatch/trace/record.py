@@ -34,6 +34,7 @@ from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
 
 NOBODY = np.zeros(0, np.int32)
+WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 
 
@@ -337,9 +338,10 @@ class Recorder:
         return DataError(f"{where} was given an int that {TOO_LONG}")
 
 
-def note_instance(error: Exception, number: int) -> None:
-    """Note on an error that it was raised while this instance was recorded."""
-    error.add_note(f"while instance {number} was recorded")
+def note_instance(error: Exception, number: int, after: str = "") -> None:
+    """Note on an error that it was raised while this instance was recorded, in place of what an earlier raise noted."""
+    others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(WHILE)]
+    error.__notes__ = [*others, f"{WHILE} {number} was recorded{after}"]
 
 
 def refuse_inside() -> None:

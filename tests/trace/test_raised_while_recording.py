@@ -58,6 +58,25 @@ def test_the_cause_of_an_error_is_kept() -> None:
     assert found.value.__cause__ is cause
 
 
+@each("is_async", (False, True))
+def test_an_error_that_is_raised_twice_names_the_last_instance(is_async: bool) -> None:
+    error = ValueError("no more")
+
+    def fail(x: Any) -> Any:
+        if x == 2:
+            raise error
+        return np.ones(1)
+
+    async def wait(x: Any) -> Any:
+        return fail(x)
+
+    batched = ab.batched(wait if is_async else fail)
+    for number, instances in enumerate([[1, 2], [2]]):
+        with pytest.raises(ValueError, match="no more"):
+            batched(instances)
+        assert [note.split(",")[0] for note in error.__notes__] == [f"while instance {1 - number} was recorded"]
+
+
 def test_what_gives_the_instances_is_not_blamed_on_one() -> None:
     model = Model()
     with pytest.raises(KeyError) as found:
@@ -79,7 +98,7 @@ def test_an_error_of_an_async_program_names_its_instance_once(program: Any, call
     model = Model()
     with pytest.raises(KeyError) as found:
         CALLS[call](ab.batched(lambda_of(program, model), module=model))
-    assert found.value.__notes__ == ["raised by instance 2 of the mini-batch, after 0 rounds"]
+    assert found.value.__notes__ == ["while instance 2 was recorded, after 0 rounds"]
 
 
 def test_what_cannot_be_awaited_names_its_instance() -> None:

@@ -27,7 +27,7 @@ def test_errors_name_their_instance_or_come_in_the_place_of_results() -> None:
     run = batched(program, module=model)
     with pytest.raises(Boom, match="positive") as found:
         run(given)
-    assert found.value.__notes__ == ["raised by instance 1 of the mini-batch, after 1 round"]
+    assert found.value.__notes__ == ["while instance 1 was recorded, after 1 round"]
     run = batched(program, module=model, on_error="return")
     first, second, third = run(given)
     assert (first, third) == (-3.0, -3.0)
@@ -226,7 +226,7 @@ def test_what_cannot_be_awaited_is_the_error_of_its_instance() -> None:
     assert "which nobody awaits" in str(second)
     with pytest.raises(ab.GraphError, match="which nobody awaits") as found:
         run.value_and_grad(items(1, 2, 3))
-    assert found.value.__notes__ == ["raised by instance 1 of the mini-batch, after 0 rounds"]
+    assert found.value.__notes__ == ["while instance 1 was recorded, after 0 rounds"]
 
 
 def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
@@ -360,7 +360,7 @@ def test_values_of_other_recordings_are_refused() -> None:
     def refuse(call: Callable[[], Any]) -> None:
         with pytest.raises(ab.GraphError, match="outside the recording that made it") as found:
             call()
-        assert ("raised by instance 0" in str(getattr(found.value, "__notes__", ""))) == (call is not eagerly)
+        assert ("while instance 0 was recorded" in str(getattr(found.value, "__notes__", ""))) == (call is not eagerly)
 
     def eagerly() -> Any:
         return ab.eager(use, data()[0])
