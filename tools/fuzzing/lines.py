@@ -84,9 +84,12 @@ def product(body: Body) -> None:
                 lambda: body.add("ab.outer({0}, {0}) @ {0}", x),
                 lambda: body.add("{1} @ {0} + {2} @ {3}", x, weight(w), weight((size, size)), body.value((size,))),
                 lambda: body.add("{1} @ np.ones({2}) * ab.sum({0})", x, weight(w), Use(str((n,)), Value(()))),
-                lambda: body.add("{1} @ {0} + {2} @ ab.stop_gradient({0})", x, weight(w), weight(w)),
-                lambda: body.add("ab.stop_gradient({1}) @ {0} + {2} @ {0}", x, weight(w), weight(w)),
             ]
+            if not body.smooth:
+                options += [
+                    lambda: body.add("{1} @ {0} + {2} @ ab.stop_gradient({0})", x, weight(w), weight(w)),
+                    lambda: body.add("ab.stop_gradient({1}) @ {0} + {2} @ {0}", x, weight(w), weight(w)),
+                ]
         case 2:
             m, n = x.shape
             options = [
