@@ -103,6 +103,7 @@ class Module:
     # What modules of other libraries replace.
 
     _adopt: Callable[[Any], Any] | None = None
+    _switch_mode: Callable[[Any], Any] | None = None  # see `autobatch.trace.driving.Program`
     _places: Callable[[], Iterable[Any]] | None = None
 
     def _value_methods(self) -> tuple[type, ...]:

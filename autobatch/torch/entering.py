@@ -81,6 +81,14 @@ class TensorInputs(Inputs):
         return [from_floats(torch.from_numpy(part).reshape(shape), tensor.dtype) for part, shape, tensor in found]
 
 
+def switch_grad_mode(is_on: bool | None) -> bool:
+    """Switch torch's grad mode on or off, None for neither; give what it was."""
+    before = torch.is_grad_enabled()
+    if is_on is not None and is_on != before:
+        torch.set_grad_enabled(is_on)
+    return before
+
+
 class Pending(ABC):
     """Something recorded that is no value until a cell reads it."""
 

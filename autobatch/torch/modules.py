@@ -16,6 +16,7 @@ from autobatch.params.module import Module, modules_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import BoundTorchCell
+from autobatch.torch.entering import switch_grad_mode
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
@@ -35,6 +36,7 @@ class TorchModule(Module):
     """
 
     _adopt = staticmethod(to_arrays)
+    _switch_mode = staticmethod(switch_grad_mode)
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module

@@ -20,14 +20,16 @@ class Branch:
         draws: numbers its draws.
         join, place: where its result goes; None for the whole program.
         below: the branches that it has gathered, while it waits for them.
+        mode: that of the library in which it goes on; None for that around the program.
     """
 
-    __slots__ = ("below", "draws", "is_over", "join", "place", "program", "steps")
+    __slots__ = ("below", "draws", "is_over", "join", "mode", "place", "program", "steps")
 
     def __init__(self, program: Awaitable[Any], draws: DrawCount, join: Join | None = None, place: int = 0) -> None:
         self.program, self.draws, self.join, self.place = program, draws, join, place
         self.steps: Any = program.__await__()
         self.below: list[Branch] = []
+        self.mode: Any = None if join is None else join.waiting.mode
         self.is_over = False
 
     def end(self, error: BaseException) -> None:
@@ -60,13 +62,16 @@ class Program:
 
     Args:
         program: the coroutine.
+        switch_mode: sets a mode of the library whose functions are recorded, such as torch's grad mode, unless it is
+            given None, and gives the mode before. Each branch goes on in the mode in which it waited.
 
     Attributes:
         waiting: the branches that wait for values, and what each asked for.
         is_over: whether it has ended: with `result`, or with `error`.
     """
 
-    def __init__(self, program: Awaitable[Any]) -> None:
+    def __init__(self, program: Awaitable[Any], switch_mode: Callable[[Any], Any] | None = None) -> None:
+        self._switch_mode = switch_mode
         self._root = Branch(program, DrawCount())
         self._ready = deque[tuple[Branch, Any, BaseException | None]]([(self._root, None, None)])
         self.is_over = False
@@ -92,8 +97,9 @@ class Program:
             if branch.is_over:
                 continue
             enter(branch.draws)
+            go_on, given = (branch.steps.send, answer) if error is None else (branch.steps.throw, error)
             try:
-                request = branch.steps.send(answer) if error is None else branch.steps.throw(error)
+                request = go_on(given) if self._switch_mode is None else self._in_its_mode(branch, go_on, given)
             except StopIteration as end:
                 self._end(branch, end.value)
             except Exception as raised:
@@ -123,6 +129,14 @@ class Program:
             program = program.cr_await
         frame = getattr(program, "cr_frame", None)
         return "at the start" if frame is None else f"in {frame.f_code.co_qualname}, line {frame.f_lineno}"
+
+    def _in_its_mode(self, branch: Branch, go_on: Callable[[Any], Any], given: Any) -> Any:
+        assert self._switch_mode is not None
+        around = self._switch_mode(branch.mode)
+        try:
+            return go_on(given)
+        finally:
+            branch.mode = self._switch_mode(around)
 
     def _take(self, branch: Branch, request: Any) -> None:
         """Fork a branch; refuse what it awaits if that is not of autobatch."""

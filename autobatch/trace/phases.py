@@ -85,10 +85,11 @@ class Phases:
         self._wanted: list[IntArray] = []
         self._slot_of: dict[type, Slot] = {}
         self.programs = list[Program]()
+        switch_mode = None if recorder.module is None else recorder.module._switch_mode
         for number, instance in enumerate(instances):
             try:
                 given = instance if inputs is None else inputs.enter(instance)
-                self.programs.append(Program(recorder.function(given)))
+                self.programs.append(Program(recorder.function(given), switch_mode))
             except Exception as error:
                 note_instance(error, number)
                 raise

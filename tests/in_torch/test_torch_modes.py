@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autobatch as ab
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 
@@ -131,6 +132,50 @@ def test_grad_mode_off(program: Callable[..., Tensor], runs: str, backend: str) 
         outputs = run(inputs)
         torch.testing.assert_close(outputs, expected)
         torch.testing.assert_close(gradients(m, inputs, outputs), wanted)
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_grad_mode_that_is_off_while_an_instance_waits_is_its_own(off: Any) -> None:
+    m = Model("auto")
+
+    async def program(x: Tensor) -> Any:
+        if x[0] > 0:
+            with off():
+                h = m.a(x)
+                h = m.a(h) if await ab.value(h.sum()) > 0 else h
+            return m.b(h.clone()).sum()
+        h = m.a(x)
+        h = m.a(h) if await ab.value(h.sum()) > 0 else h
+        return m.b(h).sum()
+
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(4, generator=draw) for _ in range(8)]
+    assert len({bool(x[0] > 0) for x in inputs}) == 2
+    found, wanted = abt.batched(program, module=m)(inputs), [ab.eager(program, x) for x in inputs]
+    parameters = [*m.b.parameters(), *m.a.parameters()]
+    gradients = [torch.autograd.grad(sum(ys), parameters) for ys in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_gathered_branches_begin_in_the_grad_mode_in_which_they_were_gathered() -> None:
+    m = Model("auto")
+
+    async def grow(x: Tensor, is_off: bool) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_off):
+            h = m.a(x)
+            return m.a(h) if await ab.value(h.sum()) > 0 else h
+
+    async def program(x: Tensor) -> Any:
+        first = await ab.gather(grow(x, is_off=True), grow(-x, is_off=False))
+        with torch.no_grad():
+            second = await ab.gather(grow(x, is_off=False), grow(2 * x, is_off=False))
+        return sum(m.b(h).sum() for h in (*first, *second))
+
+    draw = torch.Generator().manual_seed(0)
+    abt.check_batched(program, [torch.randn(4, generator=draw) for _ in range(5)], module=m)
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
