@@ -317,6 +317,8 @@ class Targets:
         self._gradients = dict(gradients)
         self._stacks = {id(stack): stack for stack in stacks if stack.trainable}
         for stack in self._stacks.values():
+            if not all(id(part) in gradients for part in stack.parts):
+                continue  # a type of before reads it, and its parameters were replaced since
             parts = [array for part in stack.parts if not isinstance(array := gradients[id(part)], Rows)]
             assert len(parts) == len(stack.parts), "the gradient of a parameter in a stack is no Rows"
             together = find_whole(parts, stack.rectangles, stack.store)

@@ -212,17 +212,18 @@ class Passing:
         """
         if self._is_done:
             raise GraphError("a mini-batch is differentiated once, also with retain_graph=True; call it anew.")
-        if self._look() != self._versions:
-            raise GraphError(
-                "a parameter has changed since the mini-batch ran forward; call backward() before optimizer.step()."
-            )
-        self._is_done = True
         executor, step = self._executor, self._step
-        found = {name: self._zeros(name, p) for name, p in self._trainable.items()}
-        totals: dict[str, Total] = {}
-        read = InputGradients(self._inputs, executor.dtype)
         with run_lock():
             executor.refresh()
+            if self._look() != self._versions:
+                raise GraphError(
+                    "a parameter has changed since the mini-batch ran forward; call backward() before "
+                    "optimizer.step(), and before parameters are replaced."
+                )
+            self._is_done = True
+            found = {name: self._zeros(name, p) for name, p in self._trainable.items()}
+            totals: dict[str, Total] = {}
+            read = InputGradients(self._inputs, executor.dtype)
             again = ((part, executor.start(step, part, rows, self._draw)) for part, rows in executor.parts(step))
             firsts = np.zeros(len(self.columns), int)
             for (part, run), ends in zip(self._runs or again, self._ends, strict=True):

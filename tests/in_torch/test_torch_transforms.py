@@ -82,6 +82,50 @@ def test_a_parameter_that_changes_before_backward_is_noticed(change: Callable[[T
         y.backward()
 
 
+def doubled(module: nn.Module) -> dict[str, Tensor]:
+    return {name: 2 * x for name, x in module.state_dict().items()}
+
+
+REPLACED: dict[str, Callable[[Any], Any]] = {
+    "assigned by load_state_dict": lambda m: m.load_state_dict(doubled(m), assign=True),
+    "another parameter": lambda m: setattr(m.a, "weight_ih", nn.Parameter(torch.zeros(2, 2))),
+    "another module": lambda m: setattr(m, "a", abt.cell(nn.RNNCell(2, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_parameter_that_is_replaced_before_backward_is_noticed(name: str) -> None:
+    model = nn.Module()
+    model.a = abt.cell(nn.RNNCell(2, 2))  # whose parameters are stacked
+    f = abt.batched(lambda x: model.a(x, x), module=model, backend="reference")  # type: ignore[operator]
+    y = f([torch.ones(2)]).sum()
+    REPLACED[name](model)
+    with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):
+        y.backward()
+
+
+class Twice(nn.Module):
+    """A step whose input and state are one; its parameters are stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.RNNCell(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.step(x, x)
+        return h, h > 0.1
+
+
+def test_parameters_that_are_replaced_while_types_of_before_stay() -> None:
+    model: Any = nn.Module()
+    model.twice = abt.cell(Twice())
+    f = abt.batched(lambda x: model.twice(x)[0], module=model, backend="reference")
+    f([torch.ones(2)])
+    model.twice.step.register_full_backward_hook(lambda module, given, got: None)  # torch runs the cell from now on
+    model.load_state_dict(doubled(model), assign=True)
+    abt.check_batched(f, [torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)])
+
+
 def test_a_plan_that_moves_parameters_changes_nothing() -> None:
     net = Net()
     y = net.loss([torch.ones(4)]).sum()
