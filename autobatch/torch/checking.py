@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from autobatch.errors import GraphError, NumericError
-from autobatch.ir.arguments import is_structure, parts_of
+from autobatch.ir.arguments import parts_of
 from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
 from autobatch.torch.modules import TorchModule
+from autobatch.torch.outline import functions_behind
+from autobatch.torch.structures import leaves_of
 from autobatch.trace.awaiting import eager
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -35,18 +37,22 @@ def check_batched(
     Args:
         function: of one instance, plain or async, as `abt.batched` takes it, or what that has made of one.
         instances: a mini-batch.
-        module: see `abt.batched`.
+        module: see `abt.batched`; None for a function that it has made.
         tolerance: of differences, relative to the largest number of a tensor, or to 1; by default 1e-9 in float64,
             1e-4 in float32.
-        options: of `abt.batched`.
+        options: of `abt.batched`; none for a function that it has made.
 
     Raises:
         NumericError: something differs; it says of which instance or parameter, and by how much.
-        GraphError: the function draws random numbers, which are others where it is batched; or no module is known.
+        GraphError: the function draws random numbers, which are others where it is batched; no module is known; or
+            options are given for a function that has its own.
 
     >>> check_batched(nn.Linear(2, 2), [torch.ones(2), torch.zeros(2)])
     """
-    run = function if isinstance(function, TorchBatched) else batched(function, module=module, **options)
+    is_made = isinstance(function, TorchBatched)
+    if is_made and (options or module is not None):
+        raise GraphError("check_batched: the function is batched already; give options where abt.batched makes it.")
+    run: Any = function if is_made else batched(function, module=module, **options)
     if isinstance(run, BatchedMethod):
         run(instances)  # which says what it lacks
     owner = run.recorder.module
@@ -57,9 +63,11 @@ def check_batched(
         _compare_results(expected, found, tolerance)
         with torch.no_grad():
             _compare_results(expected, run(instances), tolerance)
-        leaves = _leaves_behind(_total(expected), owner.module)
+        leaves = _leaves_behind(_total(expected))
         gradients = [_differentiate(_total(y), leaves) for y in (expected, _rows(found, len(expected)))]
-    for name, wanted, given in zip(leaves, *gradients, strict=True):
+    names = {id(p): f"parameter {name!r}" for name, p in owner.module.named_parameters()}
+    for x, wanted, given in zip(leaves, *gradients, strict=True):
+        name = names.get(id(x), f"a tensor of shape {tuple(x.shape)}, which is no parameter")
         _compare(f"the gradient of {name}", wanted, given, tolerance)
 
 
@@ -96,26 +104,12 @@ def _rows(found: Any, n_instances: int) -> list[Any]:
 def _row(found: Any, k: int) -> Any:
     if isinstance(found, (Tensor, list)):
         return found[k]
-    if isinstance(found, Mapping):
-        return {key: _row(part, k) for key, part in found.items()}
     return [_row(part, k) for part in parts_of(found)]
-
-
-def _leaves_in(x: Any) -> Iterator[Any]:
-    """What is in a result, in order."""
-    if isinstance(x, Mapping):
-        for key in sorted(x):
-            yield from _leaves_in(x[key])
-    elif is_structure(x):
-        for part in parts_of(x):
-            yield from _leaves_in(part)
-    else:
-        yield x
 
 
 def _compare_results(expected: Sequence[Any], found: Any, tolerance: float | None) -> None:
     for k, (one, other) in enumerate(zip(expected, _rows(found, len(expected)), strict=True)):
-        wanted, given = list(_leaves_in(one)), list(_leaves_in(other))
+        wanted, given = list(leaves_of(one)), list(leaves_of(other))
         if len(wanted) != len(given):
             raise NumericError(f"instance {k}: batched gives {len(given)} tensors, torch alone {len(wanted)}.")
         for number, (x, y) in enumerate(zip(wanted, given, strict=True)):
@@ -131,7 +125,8 @@ def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) 
     x, y = (z.detach().to(torch.complex128 if z.is_complex() else torch.float64) for z in (wanted, given))
     finite = x[x.isfinite()].abs()
     largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    limit = TOLERANCE.get(wanted.dtype, 0.0) if tolerance is None else tolerance
+    kind = wanted.dtype.to_real() if wanted.is_complex() else wanted.dtype
+    limit = TOLERANCE.get(kind, 0.0) if tolerance is None else tolerance
     if not torch.allclose(x, y, rtol=0.0, atol=limit * largest, equal_nan=True):
         apart = float((x - y).abs().nan_to_num(torch.inf).max())
         raise NumericError(f"{what}: batched differs from torch alone by {apart:.3g}, of numbers up to {largest:.3g}.")
@@ -140,34 +135,24 @@ def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) 
 def _total(results: Sequence[Any]) -> Tensor:
     """A sum of all numbers that have gradients, each with a weight of its own."""
     draw, total = torch.Generator().manual_seed(0), torch.zeros((), dtype=torch.float64)
-    for x in (x for one in results for x in _leaves_in(one) if isinstance(x, Tensor) and x.requires_grad):
+    for x in (x for one in results for x in leaves_of(one) if isinstance(x, Tensor) and x.requires_grad):
         weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
         total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
     return total
 
 
-def _leaves_behind(total: Tensor, module: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a sum is computed from and that ask for gradients, by name."""
-    names = {id(p): f"parameter {name!r}" for name, p in module.named_parameters()}
-    found: dict[str, Tensor] = {}
-    stack, seen = [total.grad_fn], set[Any]()
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (x := getattr(node, "variable", None)) is not None:
-            found[names.get(id(x), f"tensor {len(found)}, of shape {tuple(x.shape)}, which is no parameter")] = x
-        stack += [before for before, _ in node.next_functions]
-    return found
+def _leaves_behind(total: Tensor) -> list[Tensor]:
+    """The tensors that a sum is computed from and that ask for gradients."""
+    found = (getattr(node, "variable", None) for node in functions_behind([total]))
+    return [x for x in found if x is not None]
 
 
-def _differentiate(total: Tensor, leaves: Mapping[str, Tensor]) -> list[Tensor]:
+def _differentiate(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of a sum; zeros where it does not depend on a tensor."""
     if not leaves:
         return []
     if not total.requires_grad:
-        return [torch.zeros_like(x) for x in leaves.values()]
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        return [torch.zeros_like(x) for x in leaves]
+    found = torch.autograd.grad(total, leaves, allow_unused=True)
     dense = [None if g is None else g.to_dense() for g in found]
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), dense, strict=True)]
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, dense, strict=True)]

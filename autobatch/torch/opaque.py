@@ -128,7 +128,8 @@ class Body:
         for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
             if y.shape[1:] != shape:
                 raise GraphError(
-                    f"{self.name} gives a tensor of shape {tuple(y.shape[1:])}, but of {shape} without numbers."
+                    f"{self.name} gives a tensor of shape {tuple(y.shape[1:])}, but of {shape} without numbers; "
+                    f"compute it outside of cells."
                 )
             flat = y.detach().reshape(place.shape)
             if is_float(flat.dtype):

@@ -102,7 +102,7 @@ class Outline:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
-        behind = _functions_behind(found)
+        behind = functions_behind(found)
         self.kinds = [
             kind._replace(has_gradient=kind.has_gradient and x.grad_fn in behind)
             for kind, x in zip(kinds, functions.given, strict=True)
@@ -421,7 +421,7 @@ def _check_batch_norm(
 
 def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors are computed by an `autograd.Function`, with a backward of its own."""
-    return any(map(_is_of_users, _functions_behind(tensors)))
+    return any(map(_is_of_users, functions_behind(tensors)))
 
 
 def _is_of_users(node: Any) -> bool:
@@ -429,7 +429,7 @@ def _is_of_users(node: Any) -> bool:
     return is_own and not isinstance(node, Linked._backward_cls)
 
 
-def _functions_behind(tensors: Sequence[Tensor]) -> set[Any]:
+def functions_behind(tensors: Sequence[Tensor]) -> set[Any]:
     """The nodes of the graph of torch that tensors are computed by."""
     stack, seen = [x.grad_fn for x in tensors], set[Any]()
     while stack:

@@ -65,6 +65,19 @@ def test_functions_that_are_right_pass() -> None:
         abt.check_batched(lambda x: x, rows)
 
 
+def test_complex_numbers_are_compared_with_the_tolerance_of_their_parts() -> None:
+    cell: Any = abt.cell(lambda x: torch.fft.rfft(x))
+    abt.check_batched(lambda x: cell(x), [torch.rand(5, requires_grad=True)], module=nn.Linear(1, 1))
+
+
+def test_options_of_a_function_that_has_its_own_are_refused() -> None:
+    net = Net()
+    given: list[dict[str, Any]] = [{"policy": "agenda"}, {"module": net}]
+    for options in given:
+        with pytest.raises(GraphError, match=r"batched already; give options where abt\.batched makes it"):
+            abt.check_batched(net.total, chains(), **options)
+
+
 def test_nothing_is_changed() -> None:
     net, rows = Net(), chains()
     norm = nn.BatchNorm1d(3).eval()
@@ -107,7 +120,7 @@ def with_defect(monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
         (lambda y: y + 1e-3, r"instance 0: batched differs from torch alone by 0\.001, of numbers up to "),
         (lambda y: y.double(), r"instance 0: batched it is torch.float32 of shape .*, torch alone gives torch.float64"),
         (lambda y: y[:1], r"instance 0: batched it is torch.float32 of shape \(2, 3\), torch alone gives .* \(1, 3\)"),
-        (double, r"the gradient of tensor \d, of shape \(2, 3\), which is no parameter: batched differs"),
+        (double, r"the gradient of a tensor of shape \(2, 3\), which is no parameter: batched differs"),
     ],
 )  # fmt: skip
 def test_defects_are_told(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
