@@ -39,6 +39,30 @@ class Static:
         return repr(self.value)
 
 
+class Fixed:
+    """Data of a call, an int or an array of ints or bools, whose numbers are part of the type.
+
+    Attributes:
+        numbers: a copy.
+    """
+
+    __slots__ = ("_content", "numbers")
+
+    def __init__(self, data: Any) -> None:
+        array = np.array(data)
+        self.numbers = data if isinstance(data, int) else array
+        self._content = type(data), array.dtype.str, array.shape, array.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    def __repr__(self) -> str:
+        return " ".join(repr(self.numbers).split())
+
+
 def exact(x: Any) -> Hashable:
     """A key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 

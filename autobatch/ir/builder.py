@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,27 @@ from autobatch.ops.operators import Operators, Symbol
 
 class NeedsNumber(Exception):
     """The body of a cell needs the number itself that is an input of the program."""
+
+
+class NeedsData(GraphError):
+    """The body of a cell needs numbers of its data, which are then part of the type.
+
+    Attributes:
+        leaves: which data, as `Attribute.leaf` numbers them; None if that is unknown.
+    """
+
+    def __init__(self, message: str, leaves: set[int] | None = None) -> None:
+        super().__init__(message)
+        self.leaves = leaves
+
+
+def data_behind(values: Iterable[Traced]) -> set[int]:
+    """The ints of the node that these values are computed from alone, by `leaf`; none if there is anything else."""
+    values = list(values)
+    sources = [x.builder.vars[i].source for x in values for i in cone(x.builder.vars, [x.index])]
+    given = [s for s in sources if not isinstance(s, (Instruction, Constant))]
+    is_data = all(isinstance(s, Attribute) and not s.is_float for s in given)
+    return {s.leaf for s in given if isinstance(s, Attribute)} if is_data else set()
 
 
 class Traced(Symbol):

@@ -13,7 +13,7 @@ from autobatch.errors import GraphError, NumericError
 from autobatch.ir.arguments import parts_of
 from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
 from autobatch.torch.modules import TorchModule
-from autobatch.torch.outline import functions_behind
+from autobatch.torch.outline import functions_behind, leaves_behind
 from autobatch.torch.structures import leaves_of
 from autobatch.trace.awaiting import eager
 
@@ -63,7 +63,7 @@ def check_batched(
         _compare_results(expected, found, tolerance)
         with torch.no_grad():
             _compare_results(expected, run(instances), tolerance)
-        leaves = _leaves_behind(_total(expected))
+        leaves = leaves_behind(functions_behind([_total(expected)]))
         gradients = [_differentiate(_total(y), leaves) for y in (expected, _rows(found, len(expected)))]
     names = {id(p): f"parameter {name!r}" for name, p in owner.module.named_parameters()}
     for x, wanted, given in zip(leaves, *gradients, strict=True):
@@ -139,12 +139,6 @@ def _total(results: Sequence[Any]) -> Tensor:
         weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
         total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
     return total
-
-
-def _leaves_behind(total: Tensor) -> list[Tensor]:
-    """The tensors that a sum is computed from and that ask for gradients."""
-    found = (getattr(node, "variable", None) for node in functions_behind([total]))
-    return [x for x in found if x is not None]
 
 
 def _differentiate(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -20,7 +20,6 @@ from autobatch.ops.indexing import pick
 from autobatch.ops.operators import Symbol
 from autobatch.ops.products import matmul
 from autobatch.torch.aten.layers import mean_of
-from autobatch.torch.outline import refuse_numbers
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
@@ -83,12 +82,6 @@ def embedding(
 def take(x: Any, index: Any) -> Any:
     """Take the rows that ints of the data number."""
     return ops.lookup(x, index) if isinstance(index, Symbol) and not is_condition(index) else NotImplemented
-
-
-@stands_for(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__array__)
-def numbers(x: Any, *options: Any, **others: Any) -> Any:
-    """Refuse to give the numbers."""
-    refuse_numbers("the numbers of a tensor", ".item, .tolist, .numpy")
 
 
 @stands_for(functional.dropout)

@@ -26,6 +26,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_, stand_for
 from autobatch.params.parameter import Parameter
+from autobatch.torch.asking import Respelling
 from autobatch.torch.calls import OPEN, TICKET, Calls
 from autobatch.torch.kinds import (
     check_kind,
@@ -36,7 +37,7 @@ from autobatch.torch.kinds import (
     shape_within,
     to_floats,
 )
-from autobatch.torch.outline import Kind, Outline, Respelling, Way, mapped
+from autobatch.torch.outline import Kind, Outline, Way, mapped
 from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
@@ -140,7 +141,7 @@ class Body:
     def _enter_all(self, arrays: Iterable[Any], n_rows: int) -> list[Tensor]:
         """The arguments as tensors; ints and bools, which may lie among floats, as such."""
         tensors = [_enter(array, n_rows) for array in arrays]
-        return [x if k in self.floats else x.to(self._dtypes[k]) for k, x in enumerate(tensors)]
+        return [x if is_float(dtype) else x.to(dtype) for x, dtype in zip(tensors, self._dtypes, strict=True)]
 
     def backward(self, g: Any, tickets: Any, out: Any) -> None:
         """Compute the gradients of all arguments that are floats, as vectors."""
@@ -249,6 +250,8 @@ def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
         draw, site = STAGE.current.next_draw()
         found = _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)
     else:
+        if body.outline.may_draw:
+            STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
         found = _parts(FORWARD(*values, *body.parameters, body=body), body.outputs)
     return [
         x if dtype is body.model else stand_for(STAGE.current.wrap(x), dtype=name_of(dtype))

@@ -11,11 +11,10 @@ for one row, and there are three ways to compute many rows, each of which gives 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import GraphError
+from autobatch.torch.asking import check_numbers, respell
 from autobatch.torch.parameters import TensorParameter, find_parameter
 from autobatch.torch.per_row import Call, is_per_row
 from autobatch.torch.structures import on_tensors, tensors_in
@@ -48,25 +48,17 @@ class Kind(NamedTuple):
 
 REGISTER_HOOK = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
-NUMBERS = {
-    "_local_scalar_dense": "a number that its condition, .item() or index needs",
-    "is_nonzero": "a number that its condition needs",
-    "nonzero": "the places where a condition holds",
-    "argwhere": "the places where a condition holds",
-    "masked_select": "the places where a condition holds",
-    "unique_consecutive": "how many values differ",
-    "unique_dim": "how many values differ",
-    "_unique": "how many values differ",
-    "_unique2": "how many values differ",
-    "equal": "whether all numbers are equal",
-    "bincount": "the largest number",
-}
-"""Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
 CHECKING = {functional.gaussian_nll_loss, torch.corrcoef, torch.cov, torch.istft}
 """Functions that ask for numbers only to refuse them."""
 OTHERWISE_SHAPED = {torch.native_batch_norm, torch._native_batch_norm_legit}
 """Functions whose results have other shapes without numbers, in torch 2.13."""
-NO_GRADIENT = "is not differentiable with respect to argument"
+DROPPING = {
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout,
+    functional.feature_alpha_dropout, functional.rrelu, functional.scaled_dot_product_attention,
+    functional.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
+}  # fmt: skip
+"""Functions that draw random numbers in train(), and none in eval()."""
+NO_GRADIENT = "is not differentiable with respect to argument", "does not support automatic differentiation for"
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian", "max.default", "min.default"}
 """Ops, or overloads, whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
 NEVER_MAPPED_NUMBERS = {"roll"}
@@ -89,20 +81,23 @@ class Outline:
         result: what it returns, with tensors that have no numbers.
         only_checks: whether what runs asks for numbers to check them, and for nothing else.
         reads: the parameters that it reads, by `id`.
-        n_draws: how many of its ops draw random numbers.
-        is_respelled: whether it calls a function that computes the same without numbers, see `Respelling`.
+        n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
+        is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         way: how it computes many rows.
     """
 
     def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
         self.reads: dict[int, TensorParameter] = {}
-        self.n_draws, self.is_respelled, self._is_never_mapped = 0, False, False
+        self.n_draws, self.may_draw = 0, False
+        self.is_respelled, self._is_never_mapped = False, False
         self.only_checks = False
         self._made: dict[int, torch.UntypedStorage] = {}
+        self._varying: dict[int, torch.UntypedStorage] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
         behind = functions_behind(found)
+        self._check_leaves(behind - functions_behind(functions.given))
         self.kinds = [
             kind._replace(has_gradient=kind.has_gradient and x.grad_fn in behind)
             for kind, x in zip(kinds, functions.given, strict=True)
@@ -119,13 +114,13 @@ class Outline:
         try:
             return self._run_once(function, kinds), kinds
         except RuntimeError as error:
-            if NO_GRADIENT not in str(error):
+            if not _lacks_gradient(error):
                 raise
             for constant in (_with_constant(kinds, k) for k, kind in enumerate(kinds) if kind.has_gradient):
                 try:
                     return self._run_once(function, constant), constant
                 except RuntimeError as other:
-                    if NO_GRADIENT in str(other) and str(other) != str(error):
+                    if _lacks_gradient(other) and str(other) != str(error):
                         return self._run(function, constant)
             raise
 
@@ -133,6 +128,7 @@ class Outline:
         """Run the function without numbers, or with some where an op of torch must have numbers."""
         for device in ("meta", "cpu"):
             rows = [kind.rows((), device) for kind in kinds]
+            self._note_varying(rows)
             functions = _Functions(self, rows)
             try:
                 with _entered(torch.enable_grad(), functions, _Ops(self)):
@@ -161,11 +157,32 @@ class Outline:
         return True
 
     def note_read(self, x: Tensor) -> None:
-        """Take note of a parameter, and refuse what should be one."""
+        """Take note of a parameter."""
         if (parameter := find_parameter(x)) is not None:
             self.reads[id(parameter)] = parameter
-        elif x.is_leaf and not x.is_meta:
-            check_constant(x)
+            self._note_varying([x])
+
+    def varies(self, x: Tensor) -> bool:
+        """Whether a tensor may have other numbers in another run, or in another row."""
+        return x.is_meta or not is_plain(x) or x.untyped_storage()._cdata in self._varying
+
+    def values(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing: what runs without numbers has no place in a program."""
+
+    def _note_varying(self, tensors: Iterable[Tensor]) -> None:
+        memory = [x.untyped_storage() for x in tensors if is_plain(x)]
+        self._varying.update((one._cdata, one) for one in memory)
+
+    def _check_leaves(self, behind: set[Any]) -> None:
+        """Refuse results that are differentiated by what is neither an argument, nor a parameter that is read."""
+        origin = {id(twin): x for x, twin in self._twins.values()}
+        read = [origin.get(id(leaf), leaf) for leaf in leaves_behind(behind)]
+        within = functions_behind([x for x in read if not x.is_leaf])
+        for x in (*(x for x in read if x.is_leaf), *leaves_behind(within)):
+            parameter = find_parameter(x)
+            is_known = x.untyped_storage()._cdata in self._made if parameter is None else id(parameter) in self.reads
+            if not is_known:
+                check_constant(x)
 
     def twin(self, x: Tensor) -> Tensor:
         """A tensor without numbers in the place of one that has them, the same in each call."""
@@ -201,8 +218,10 @@ class Outline:
                 f"training; {CHANGED}"
             )
 
-    def note_made(self, op: Any, result: Any) -> None:
-        """Take note of memory that the function has made, and may change."""
+    def note_made(self, op: Any, args: Any, result: Any) -> None:
+        """Take note of memory that the function has made, and may change, and of what depends on numbers that vary."""
+        if torch.Tag.nondeterministic_seeded in op.tags or any(map(self.varies, tensors_in(args))):
+            self._note_varying(tensors_in(result))
         if not any(x.alias_info is not None for x in op._schema.returns):
             memory = [x.untyped_storage() for x in tensors_in(result) if x.layout is torch.strided]
             self._made.update((one._cdata, one) for one in memory)
@@ -235,15 +254,17 @@ class _Functions(TorchFunctionMode):
         rows = [x for x in tensors if id(x) in self._rows]
         if rows and self.is_per_row:
             self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
+        spelled = respell(function, args, kwargs, self._outline)
+        self._outline.is_respelled |= spelled is not None
+        function, args, kwargs = spelled or (function, args, kwargs)
         if any(x.is_meta for x in tensors):
             args, kwargs = on_tensors(self._outline.twin, args), on_tensors(self._outline.twin, kwargs)
         if function in OTHERWISE_SHAPED and any(x.is_meta for x in tensors):
             raise NotImplementedError("its shapes are known with numbers only.")
         n_draws = self._outline.n_draws
-        respelled = respell(function, args, kwargs)
-        self._outline.is_respelled |= respelled is not None
+        self._outline.may_draw |= function in DROPPING
         with self._outline.checking() if function in CHECKING else nullcontext():
-            found = (respelled or function)(*args, **kwargs)
+            found = function(*args, **kwargs)
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
         elif self._outline.n_draws > n_draws:
@@ -269,21 +290,14 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with unheard():
             if not self._outline.only_checks:
-                check_numbers(op, args)
+                check_numbers(op, args, self._outline)
             elif any(x.is_meta for x in tensors_in((args, kwargs))):
                 raise NotImplementedError("what is checked has no numbers.")
             self._outline.check_change(op, args)
             self._outline.note_op(op, args)
             result = op(*args, **(kwargs or {}))
-            self._outline.note_made(op, result)
+            self._outline.note_made(op, (args, kwargs), result)
         return result
-
-
-class Respelling(TorchFunctionMode):
-    """Calls functions that compute the same without numbers in the place of torch's own."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (respell(function, args, kwargs or {}) or function)(*args, **(kwargs or {}))
 
 
 def is_changed(argument: Any) -> bool:
@@ -291,28 +305,9 @@ def is_changed(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def respell(function: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
-    """What computes the same as a function of torch, and asks for no numbers, where the function would."""
-    if function is Tensor.__getitem__ and _is_int(args[1]):
-        return lambda x, index: torch.index_select(x, 0, index.reshape(1)).squeeze(0)
-    if function in (torch.narrow, Tensor.narrow) and _is_int(args[2] if len(args) > 2 else kwargs.get("start")):
-        return _narrow
-    return _combinations if function is torch.combinations else None
-
-
-def _is_int(x: Any) -> bool:
-    """Whether `x` is a tensor of one int."""
-    return isinstance(x, Tensor) and not x.dim() and x.dtype == torch.int64
-
-
-def _narrow(input: Tensor, dim: int, start: Tensor, length: int) -> Tensor:
-    return torch.index_select(input, dim, start + torch.arange(length, device=start.device))
-
-
-def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
-    chosen = [*choose(range(len(input)), r)] if r else []
-    return input[torch.tensor(chosen, dtype=torch.int64).reshape(-1, r) if r else slice(0)]
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor has memory of its own."""
+    return x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def mapped(function: Callable[..., Any], rows: Sequence[Tensor]) -> Any:
@@ -332,17 +327,9 @@ def _without_fallback() -> Iterator[None]:
         functorch._set_vmap_fallback_enabled(before)
 
 
-def check_numbers(op: Any, args: Any) -> None:
-    """Refuse an op whose result is a number for Python, or has a shape that depends on numbers.
-
-    Raises:
-        GraphError: it is one.
-    """
-    name = op.overloadpacket.__name__
-    if name in NUMBERS:
-        refuse_numbers(NUMBERS[name], f"torch's {name}")
-    if name == "index" and any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1])):
-        refuse_numbers(NUMBERS["nonzero"], "an index of bools")
+def _lacks_gradient(error: Exception) -> bool:
+    """Whether torch refuses a function because it has no gradient for it."""
+    return any(text in str(error) for text in NO_GRADIENT)
 
 
 def _with_constant(kinds: Sequence[Kind], constant: int) -> list[Kind]:
@@ -351,14 +338,6 @@ def _with_constant(kinds: Sequence[Kind], constant: int) -> list[Kind]:
 
 class Refused(GraphError):
     """Neither autobatch nor torch can run it on batches."""
-
-
-def refuse_numbers(what: str, op: str) -> Never:
-    """Refuse what a function of torch asks for."""
-    raise Refused(
-        f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; choose between values by "
-        f"torch.where, or decide outside of the cell, after await ab.value(x)."
-    )
 
 
 def check_hook(x: Tensor, is_given: bool) -> None:
@@ -382,8 +361,9 @@ def check_constant(x: Tensor) -> None:
     """
     if x.requires_grad and torch.is_grad_enabled():
         raise Refused(
-            f"a cell reads a tensor of shape {tuple(x.shape)} that asks for a gradient, and is neither an argument nor "
-            f"a parameter; make it an nn.Parameter of the module, give it to the cell, or detach() it."
+            f"the result of a cell depends on a tensor of shape {tuple(x.shape)} that asks for a gradient, and is "
+            f"neither an argument nor a parameter that the cell reads; make it an nn.Parameter of the module, read it "
+            f"in the cell, give it to the cell, or detach() it."
         )
 
 
@@ -395,8 +375,6 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
     """
     if function is functional.batch_norm:
         _check_batch_norm(*args, **kwargs)
-    if function in (torch.tensor_split, Tensor.tensor_split) and any(isinstance(x, Tensor) for x in args[1:2]):
-        refuse_numbers("where to split a tensor", "torch's tensor_split by a tensor")
     if getattr(function, "__name__", "").startswith("as_strided"):
         raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
 
@@ -417,6 +395,12 @@ def _check_batch_norm(
             "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
             "LayerNorm, or call eval() on the module."
         )
+
+
+def leaves_behind(functions: Iterable[Any]) -> list[Tensor]:
+    """The tensors that ask for gradients among the nodes of a graph of torch."""
+    found = (getattr(node, "variable", None) for node in functions)
+    return [x for x in found if x is not None]
 
 
 def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:

@@ -13,7 +13,7 @@ A list of any length is given to a body as a list of tensors (`autobatch.torch.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,12 +25,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import AutobatchError, GraphError
-from autobatch.ir.arguments import exact
+from autobatch.ir.arguments import Fixed, exact
+from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import Attribute, dtype_of, int_limit
 from autobatch.ops.define import shape_of
 from autobatch.ops.elementwise import instead, stop_gradient
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.shaping import stand_for
+from autobatch.torch.asking import check_numbers, respell
 from autobatch.torch.aten import OPS
 from autobatch.torch.aten.table import Kinds
 from autobatch.torch.functions import FUNCTIONS
@@ -40,16 +42,15 @@ from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.outline import (
     CHANGED,
     CHECKING,
+    DROPPING,
     REGISTER_HOOK,
     Kind,
     Refused,
     check_constant,
     check_function,
-    check_numbers,
     has_functions_of_users,
     is_changed,
     link,
-    respell,
 )
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, refuse, shape_in_torch
@@ -131,12 +132,18 @@ class Tracing:
                     modes.enter_context(mode)
             yield
 
-    def is_traced(self, x: Any) -> bool:
-        """Whether `x` stands for a value, or is a parameter."""
-        return isinstance(x, Traced) or (isinstance(x, torch.Tensor) and find_parameter(x) is not None)
+    def varies(self, x: torch.Tensor) -> bool:
+        """Whether a tensor stands for a value, or is a parameter."""
+        return isinstance(x, Traced) or find_parameter(x) is not None
+
+    def values(self, tensors: Iterable[torch.Tensor]) -> list[Any]:
+        """What such tensors stand for."""
+        return [STAGE.current.wrap(self.value(x)) for x in tensors]
 
     def enter(self, x: Any) -> Any:
-        """The tensor that stands for an argument of the cell; what is no value is given as it is."""
+        """The tensor that stands for an argument of the cell; what is neither value nor data is given as it is."""
+        if isinstance(x, Fixed):
+            return torch.tensor(x.numbers)
         if isinstance(x, TracedList):
             self.lists.append(x)
             return [map_values(self.enter, element) for element in x]
@@ -193,7 +200,7 @@ class Tracing:
         """Apply one of our functions to what tensors stand for; NotImplemented where it refuses what torch takes."""
         try:
             return function(on_leaves(self.value, args), on_leaves(self.value, kwargs))
-        except Refused:
+        except (NeedsData, Refused):
             raise
         except AutobatchError:
             return NotImplemented
@@ -250,14 +257,20 @@ class _Functions(TorchFunctionMode):
             raise NoCounterpart("a hook is registered on a tensor.")
         if function in CHECKING:
             raise NoCounterpart(f"{function.__name__} checks numbers.")
+        if function in DROPPING:
+            STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
         found, tensors = FUNCTIONS.get(function), tensors_in((args, kwargs))
-        if found is None or not any(map(self._tracing.is_traced, tensors)) or not all(map(self._fits, tensors)):
-            return (respell(function, args, kwargs) or function)(*args, **kwargs)
+        if found is None or not any(map(self._tracing.varies, tensors)) or not all(map(self._fits, tensors)):
+            return self._call(function, args, kwargs)
         with unheard():
             result = self._tracing.apply(partial(apply_function, found), args, kwargs)
             if result is not NotImplemented:
                 return on_leaves(lambda x: self._leave(x, tensors), result)
-        return (respell(function, args, kwargs) or function)(*args, **kwargs)
+        return self._call(function, args, kwargs)
+
+    def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        function, args, kwargs = respell(function, args, kwargs, self._tracing) or (function, args, kwargs)
+        return function(*args, **kwargs)
 
     def _fits(self, x: torch.Tensor) -> bool:
         """Whether a tensor is floats of the model, or ints."""
@@ -291,11 +304,11 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _meet(self, op: Any, args: Any, kwargs: Any) -> Any:
         tracing = self._tracing
         name, tensors = op.overloadpacket.__name__, tensors_in((args, kwargs))
-        if not any(map(tracing.is_traced, tensors)):
+        if not any(map(tracing.varies, tensors)):
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
             return op(*args, **kwargs)
-        check_numbers(op, args)
+        check_numbers(op, args, tracing)
         if any(map(is_changed, op._schema.arguments)):
             return self._change(op, name, args, kwargs)
         if name in FACTORIES:
@@ -373,7 +386,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             NoCounterpart: others may see the change, or it has another gradient than a new tensor would.
         """
         target = args[0]
-        whose = "an argument, a parameter or a view" if self._tracing.is_traced(target) else "a constant"
+        whose = "an argument, a parameter or a view" if self._tracing.varies(target) else "a constant"
         if not name.endswith("_") or not isinstance(target, Traced) or not target.is_own:
             raise NoCounterpart(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
         like = getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname, None)

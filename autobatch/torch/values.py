@@ -23,6 +23,7 @@ from autobatch.torch.cells import cell_of_function, returning_without_gradient, 
 from autobatch.torch.entering import CURRENT, Pending, Precision
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
+from autobatch.torch.structures import leaves_of
 from autobatch.trace.handles import Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
@@ -158,6 +159,11 @@ class TensorMethods:
         if function is not None and (op.name in COMPARISONS or not all(map(_is_float, args))):
             return apply(function, args, {})
         return without_gradient(super().apply(op, tuple(map(to_arrays, args)), static))  # type: ignore[misc]
+
+    def __getitem__(self, index: Any) -> Any:
+        if any(isinstance(x, (torch.Tensor, Value)) for x in leaves_of(index)):
+            return apply(torch.Tensor.__getitem__, (self, index), {})
+        return super().__getitem__(index)  # type: ignore[misc]
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the length of one axis."""

@@ -20,6 +20,7 @@ import numpy as np
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
+from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import CellProgram
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
@@ -333,9 +334,15 @@ class Calls:
                     f"cell {entry.name!r} {needs.why}, and {text!r} has another number of rows in every node; apply "
                     f"ops to all rows at once, or to the rows between cells."
                 ) from None
-            entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = text
+            entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
             if reader.lengths[needs.group]:
                 self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}; {ONE_TYPE}"
+            return self._slow(entry, tuple(lifted.values()))
+        except NeedsData as needs:
+            texts = reader.data(needs.leaves)
+            if not texts:
+                raise GraphError(f"in cell {entry.name!r}: {needs}") from None
+            entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = texts
             return self._slow(entry, tuple(lifted.values()))
         if form not in entry.known.by_form:
             self._note_lengths(entry, keys)
@@ -353,7 +360,7 @@ class Calls:
                 self.types.of_one_length[entry.name] = told
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
-        """Read arguments, and read them again for each list whose length the body needs for these arguments."""
+        """Read arguments, and again where the body needs the length of a list, or the numbers of data, of these."""
         fixed = set[str]()
         while True:
             reader = FormReader(
@@ -363,7 +370,7 @@ class Calls:
             needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:
                 return reader, keys
-            fixed.add(needed)
+            fixed |= needed
 
     def _add_form(self, entry: Entry, reader: FormReader, family: Family) -> None:
         node_type = family.node_type

@@ -48,7 +48,8 @@ class Entry:
         ragged: the arguments whose arrays have any number of rows.
         known: the forms met so far.
         shelf: the forms of former types, which the cell may have again, by the types' numbers.
-        fixed: by the arguments' keys and the lists' lengths, a list (by expression) whose length the body needs.
+        fixed: by the arguments' keys and the lists' lengths, the arguments, or parts of them (by expression), of which
+            the body needs the length, if they are lists, or the numbers, if they are data.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Entry:
     ragged: tuple[str, ...] = ()
     known: Known = NOTHING
     shelf: dict[Hashable, Known] = field(default_factory=dict)
-    fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], str] = field(default_factory=dict)
+    fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], set[str]] = field(default_factory=dict)
 
 
 class Place(NamedTuple):

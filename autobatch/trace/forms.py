@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import DataError, GraphError
-from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
+from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure
 from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.rows import count_rows
@@ -40,7 +40,7 @@ from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
 BUILTINS: dict[str, Any] = {
-    f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)
+    f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, Fixed, np.ndarray, np.float64)
 }
 BUILTINS["__rows"] = count_rows
 BOOL = "bool"
@@ -73,7 +73,7 @@ class FormReader:
         handles: gives the classes of values; constant: gives any other object a name in generated code.
         is_static: whether an argument (by name) or a value in it is part of the type.
         ragged: the arguments whose arrays have any number of rows.
-        fixed: the lists (by expression) whose length the cell's body needs.
+        fixed: the lists (by expression) whose length the cell's body needs, and the data whose numbers it needs.
         tells_bools: whether arrays of bools make another type than those of ints.
 
     Attributes:
@@ -107,6 +107,10 @@ class FormReader:
             return self._rows_handle(x, text)
         if isinstance(x, (Value, Outputs)):
             return self._handle(x, text)
+        if text in self.fixed and isinstance(x, (int, np.ndarray)):
+            self.conditions.append(f"__type({text}) is {self.constant(type(x))}")
+            self.conditions.append(f"__Fixed({text}) == {self.constant(Fixed(x))}")
+            return Key("static", Static(Fixed(x)))
         if type(x) in (int, float):
             kind = type(x).__name__
             return self._data(kind, (), text, f"__type({text}) is __{kind}")
@@ -131,6 +135,11 @@ class FormReader:
                 f"@ab.cell(static=...)."
             )
         return self._static(name, x, text)
+
+    def data(self, leaves: set[int] | None) -> set[str]:
+        """The expressions of these leaves, or of all, as far as they are ints of the node."""
+        ints = (leaf for leaf in self.leaves if leaf.kind in LOG_INTS)
+        return {leaf.text for leaf in ints if leaves is None or leaf.first in leaves}
 
     def _handle(self, x: Value | Outputs, text: str) -> Key:
         self.handles.check(x)

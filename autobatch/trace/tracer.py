@@ -11,6 +11,7 @@ import numpy as np
 
 from autobatch.errors import AutobatchError, GraphError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
@@ -60,6 +61,8 @@ class Tracer:
             try:
                 with watching:
                     result = call(arguments)
+            except NeedsData:
+                raise
             except AutobatchError as error:
                 raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
         outputs: list[Any] = []

@@ -18,11 +18,9 @@ from ways import each
 RUNS = "auto", "autobatch", "torch"
 EVERY = 20  # of the ops, those that `make test` runs
 REFUSED = {
-    *("argwhere", "bincount", "masked_select", "nn.functional.one_hot", "nonzero", "unique", "unique_consecutive"),
-    *("__getitem__", "repeat_interleave", "tensor_split"),  # by values: none has a shape until the numbers are known
+    *("argwhere", "nonzero", "unique", "unique_consecutive"),  # without a shape until the numbers are known
     *("as_strided", "as_strided_copy", "as_strided_scatter"),  # read memory, which values do not have
     *("sparse.mm", "sparse.sampled_addmm"),  # of sparse data
-    "nn.functional.silu",  # of complex numbers, which has no gradient
     "unravel_index",  # of data beyond 32 bits
 }
 """The ops of which a sample is refused."""
@@ -39,6 +37,13 @@ ODD = {
     ("combinations", 0): "masked inside, of a shape that is known",
     ("cov", 2): "numbers that are only checked",
     ("istft", 7): "numbers that are only checked",
+    ("__getitem__", 14): "a mask of the data",
+    ("bincount", 15): "weights",
+    ("masked_select", 3): "a mask that is broadcast",
+    ("nn.functional.one_hot", 0): "classes that the data number",
+    ("nn.functional.silu.complex", 0): "of a dtype for which torch has no gradient",
+    ("repeat_interleave", 4): "counts of the data",
+    ("tensor_split", 0): "places of the data",
 }
 
 

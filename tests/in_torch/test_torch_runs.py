@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import autobatch.torch as abt
 from autobatch.errors import GraphError
-from autobatch.torch.outline import Kind, Outline, Refused, Way
+from autobatch.ir.builder import NeedsData
+from autobatch.torch.outline import Kind, Outline, Way
 from ways import each
 
 every_backend = each("backend", ("reference", "cpu"))
@@ -212,7 +213,7 @@ def test_what_a_function_calls_decides_how_it_computes_many_rows(name: str) -> N
 
 
 def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
-    with pytest.raises(Refused, match="the places where a condition holds"):
+    with pytest.raises(NeedsData, match="the places where a condition holds"):
         Outline(count_places, [kind(4)])
     variance = [torch.ones(3), torch.tensor([1.0, -1.0, 1.0])]
     loss = abt.cell(lambda x: functional.gaussian_nll_loss(x, 2 * x, x))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, autograd, nn
 from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_norm, spectral_norm, weight_norm
 
 import autobatch.torch as abt
@@ -142,14 +142,25 @@ def test_an_unchanged_model_is_not_traced_again() -> None:
 
 
 class Functional(nn.Module):
-    """Drops out by a function."""
+    """Drops out by a function of torch."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop: Callable[[Tensor, bool], Tensor]) -> None:
         super().__init__()
-        self.l = nn.Linear(4, 4)
+        self.l, self.drop = nn.Linear(4, 4), drop
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(self.l(x), 0.5, self.training)
+        return self.drop(self.l(x), self.training)
+
+
+def drop(x: Tensor, is_on: bool) -> Tensor:
+    """Drop out by a function."""
+    return nn.functional.dropout(x, 0.5, is_on)
+
+
+def attend(x: Tensor, is_on: bool) -> Tensor:
+    """Drop out the weight of attention to the only key."""
+    key, value = torch.zeros(1, 1, 4), torch.ones(1, 1, 1)
+    return nn.functional.scaled_dot_product_attention(key, key, value, dropout_p=0.5 * is_on).reshape(()) * x
 
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])
@@ -157,7 +168,10 @@ class Functional(nn.Module):
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), True),
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), False),
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)), True),
-    (Functional, True),
+    (lambda: Functional(drop), True),
+    (lambda: Functional(drop), False),
+    (lambda: Functional(lambda x, on: nn.functional.dropout1d(x[:, None], 0.5, on)[:, 0]), False),
+    (lambda: Functional(attend), False),
 ])  # fmt: skip
 def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool, runs: str) -> None:
     torch.manual_seed(0)
@@ -205,3 +219,41 @@ def test_a_constant_that_asks_for_a_gradient_gets_it_or_is_refused(runs: str) ->
     torch.testing.assert_close(model.scale.grad, model.linear(torch.ones(2)).detach())
     model.scale = model.scale.detach()
     abt.check_batched(model.inside, [torch.ones(2)])
+
+
+class Passing(autograd.Function):
+    """Gives the gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient
+
+
+def passed(x: Tensor) -> Any:
+    return Passing.apply(x)  # type: ignore[no-untyped-call]
+
+
+OF_PARAMETERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a product": lambda w: w * 2,
+    "a view": lambda w: w[:],
+    "a function with a backward of its own": passed,
+}
+
+
+@pytest.mark.parametrize("runs", ["auto", "autobatch", "torch"])
+@pytest.mark.parametrize("how", ["alone", "with a value"])
+@pytest.mark.parametrize("name", OF_PARAMETERS)
+def test_what_was_computed_of_parameters_outside_of_a_cell_is_refused_in_it(name: str, how: str, runs: str) -> None:
+    model = nn.Module()
+    model.w = nn.Parameter(torch.ones(2))
+    outside = OF_PARAMETERS[name](model.w)
+    body = (lambda x: x * outside) if how == "with a value" else (lambda x: x.detach() + passed(outside * 2))
+    cell: Any = abt.cell(body, runs=runs)
+    with pytest.raises(GraphError, match=r"shape \(2,\) that asks for a gradient, .* read it in the cell, give it"):
+        abt.batched(lambda x: cell(x).sum(), module=model)([torch.ones(2)])
+    outside = outside.detach()
+    abt.check_batched(lambda x: cell(x).sum(), [torch.ones(2)], module=model)

@@ -87,7 +87,9 @@ def judge(case: Case, runs: str, backend: str = "reference", told: bool = False)
             return outcome(Verdict.SKIPPED, found)
         instances, expected, is_random = found
         cell = abt.cell(case.body, runs=runs)
-        batched = abt.batched(lambda tensors: cell(*tensors), module=_Anchor(), backend=backend)
+        shapes = {tuple(y.shape for y in one.outputs) for one in expected}
+        gather = tuple if len(shapes) == 1 else list  # of which a batched function gives each instance's own
+        batched = abt.batched(lambda tensors: gather(cell(*tensors)), module=_Anchor(), backend=backend)
         try:
             difference = _compare(batched, instances, expected, is_random)
         except AutobatchError as error:
@@ -154,6 +156,8 @@ def _compare(batched: Any, instances: Sequence[Sequence[Tensor]], expected: Sequ
     """What differs between a batched function and torch; empty if nothing does."""
     torch.default_generator.manual_seed(0)
     outputs = batched(instances)
+    if isinstance(outputs, list):
+        outputs = [*zip(*outputs, strict=True)]
     n_outputs = len(expected[0].outputs)
     if len(outputs) != n_outputs:
         return f"{len(outputs)} outputs for {n_outputs}"

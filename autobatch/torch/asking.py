@@ -1,0 +1,216 @@
+"""Functions of torch that ask for numbers: those of constants they get, others are refused, or need not be asked for.
+
+While a body is traced, or run without numbers, what it computes from values and parameters has no numbers yet. Where
+the shape of a result depends on numbers that are constants, a function is spelled anew: an index of bools becomes one
+of ints. Data of a node become constants, which are part of its type, where a body asks for their numbers (`NeedsData`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Never, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from autobatch.ir.builder import NeedsData, data_behind
+from autobatch.torch.structures import tensors_in
+
+NUMBERS = {
+    "_local_scalar_dense": "a number that its condition, .item() or index needs",
+    "is_nonzero": "a number that its condition needs",
+    "nonzero": "the places where a condition holds",
+    "argwhere": "the places where a condition holds",
+    "masked_select": "the places where a condition holds",
+    "unique_consecutive": "how many values differ",
+    "unique_dim": "how many values differ",
+    "_unique": "how many values differ",
+    "_unique2": "how many values differ",
+    "equal": "whether all numbers are equal",
+    "bincount": "the largest number",
+    "repeat_interleave": "how often to repeat a part",
+}
+"""Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
+FIRST, SECOND = slice(0, 1), slice(1, 2)
+ASKED = {"masked_select": SECOND, "index": SECOND, "equal": slice(0, 2)}
+"""The arguments whose numbers an op needs, where it is not the first."""
+Spelled = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class Numbers(Protocol):
+    """What knows of which tensors there are numbers."""
+
+    def varies(self, x: Tensor) -> bool:
+        """Whether the numbers of a tensor are no constants."""
+
+    def values(self, tensors: Iterable[Tensor]) -> Iterable[Any] | None:
+        """What the program has of such tensors; None if that is unknown."""
+
+
+class Respelling(TorchFunctionMode):
+    """Calls functions that need no numbers in the place of torch's own, while rows are mapped."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function, args, kwargs = respell(function, args, kwargs or {}, self) or (function, args, kwargs or {})
+        return function(*args, **kwargs)
+
+    def varies(self, x: Tensor) -> bool:
+        """Whether a tensor differs from row to row."""
+        return torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+    def values(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing: the outline has refused what asks for numbers."""
+
+
+def check_numbers(op: Any, args: Any, numbers: Numbers) -> None:
+    """Refuse an op whose result is a number for Python, or has a shape, that depends on what is no constant.
+
+    Raises:
+        NeedsData: it is one.
+    """
+    name = op.overloadpacket.__name__
+    asked = [x for x in tensors_in(args[ASKED.get(name, FIRST)]) if numbers.varies(x)]
+    if name in NUMBERS and asked:
+        refuse_numbers(NUMBERS[name], f"torch's {name}", numbers.values(asked))
+    if name == "index" and (conditions := list(filter(_is_condition, asked))):
+        refuse_numbers(NUMBERS["nonzero"], "an index of bools", numbers.values(conditions))
+
+
+def refuse_numbers(what: str, op: str, values: Iterable[Any] | None) -> Never:
+    """Refuse what a function of torch asks for.
+
+    Args:
+        values: of which it asks for numbers; None if that is unknown.
+    """
+    raise NeedsData(
+        f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; choose between values by "
+        f"torch.where, or decide outside of the cell, after await ab.value(x).",
+        None if values is None else data_behind(values),
+    )
+
+
+def respell(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers) -> Spelled | None:
+    """What computes the same as a function of torch of these arguments, and asks for no numbers; None if nothing does.
+
+    Raises:
+        NeedsData: the function would read numbers where there are none.
+    """
+    spell = SPELL.get(function)
+    return None if spell is None else spell(numbers, function, *args, **kwargs)
+
+
+def _give(numbers: Numbers, function: Any, x: Tensor, *options: Any, **others: Any) -> None:
+    """Refuse to give the numbers of a tensor that has none."""
+    if numbers.varies(x) and ((values := numbers.values([x])) is not None or x.is_meta):
+        refuse_numbers("the numbers of a tensor", f".{function.__name__}()", values)
+
+
+def _take(numbers: Numbers, function: Any, x: Tensor, index: Any) -> Spelled | None:
+    if _is_int(index):
+        return _take_one, (x, index), {}
+    if x.dim() and _is_known_condition(index, numbers):
+        return function, (x, _places(index)), {}
+    if isinstance(index, tuple) and any(_is_known_condition(part, numbers) for part in index):
+        parts = (_places(part) if _is_known_condition(part, numbers) else (part,) for part in index)
+        return function, (x, tuple(itertools.chain(*parts))), {}
+    return None
+
+
+def _take_one(x: Tensor, index: Tensor) -> Tensor:
+    return torch.index_select(x, 0, index.reshape(1)).squeeze(0)
+
+
+def _select(numbers: Numbers, function: Any, input: Tensor, mask: Tensor, **options: Any) -> Spelled | None:
+    if numbers.varies(mask) or options:
+        return None
+    shape: Any = torch.broadcast_shapes(input.shape, mask.shape)  # type: ignore[no-untyped-call]
+    (places,) = mask.expand(shape).reshape(-1).nonzero(as_tuple=True)
+    return (lambda x, places: torch.index_select(x.expand(shape).reshape(-1), 0, places)), (input, places), {}
+
+
+def _narrow(numbers: Numbers, function: Any, input: Tensor, dim: int, start: Any, length: int) -> Spelled | None:
+    if not _is_int(start):
+        return None
+    return (
+        (lambda x, start: torch.index_select(x, dim, start + torch.arange(length, device=x.device))),
+        (input, start),
+        {},
+    )
+
+
+def _repeat(
+    numbers: Numbers, function: Any, input: Any, repeats: Any = None, dim: int | None = None, **options: Any
+) -> Spelled | None:
+    if not isinstance(repeats, Tensor) or numbers.varies(repeats):
+        return None
+    axis = 0 if dim is None else dim
+    n = input.numel() if dim is None else input.shape[axis]
+    places = torch.repeat_interleave(repeats.expand(n))
+    return (lambda x, places: torch.index_select(x.flatten() if dim is None else x, axis, places)), (input, places), {}
+
+
+def _split(
+    numbers: Numbers, function: Any, input: Tensor, indices: Any = None, dim: int = 0, **options: Any
+) -> Spelled | None:
+    indices = options.get("tensor_indices_or_sections", indices)
+    if not isinstance(indices, Tensor):
+        return None
+    if numbers.varies(indices):  # torch reads their memory, which is not there
+        refuse_numbers("where to split a tensor", "torch's tensor_split by a tensor", numbers.values([indices]))
+    return function, (input, indices.tolist(), dim), {}
+
+
+def _count(
+    numbers: Numbers, function: Any, input: Tensor, weights: Tensor | None = None, minlength: int = 0
+) -> Spelled | None:
+    if weights is None or numbers.varies(input):
+        return None
+    n = max(minlength, int(input.max()) + 1 if input.numel() else 0)
+    dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return _add_up, (n, input, weights.detach().to(dtype)), {}
+
+
+def _add_up(n: int, places: Tensor, weights: Tensor) -> Tensor:
+    return weights.new_zeros(n).index_add(0, places, weights)
+
+
+def _combine(
+    numbers: Numbers, function: Any, input: Tensor, r: int = 2, with_replacement: bool = False
+) -> Spelled | None:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    chosen = [*choose(range(len(input)), r)] if r else []
+    places = torch.tensor(chosen, dtype=torch.int64).reshape(-1, r) if r else slice(0)
+    return (lambda x: x[places]), (input,), {}
+
+
+SPELL: dict[Any, Callable[..., Spelled | None]] = {
+    Tensor.__getitem__: _take,
+    torch.combinations: _combine,
+    **dict.fromkeys((Tensor.tolist, Tensor.numpy, Tensor.item, Tensor.__array__), _give),
+    **dict.fromkeys((torch.masked_select, Tensor.masked_select), _select),
+    **dict.fromkeys((torch.narrow, Tensor.narrow), _narrow),
+    **dict.fromkeys((torch.repeat_interleave, Tensor.repeat_interleave), _repeat),
+    **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _split),
+    **dict.fromkeys((torch.bincount, Tensor.bincount), _count),
+}
+
+
+def _is_int(x: Any) -> bool:
+    """Whether `x` is a tensor of one int."""
+    return isinstance(x, Tensor) and not x.dim() and x.dtype == torch.int64
+
+
+def _is_condition(x: Any) -> bool:
+    """Whether `x` is a tensor of bools."""
+    return isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8)
+
+
+def _is_known_condition(x: Any, numbers: Numbers) -> bool:
+    return _is_condition(x) and x.dim() > 0 and not numbers.varies(x)
+
+
+def _places(condition: Tensor) -> tuple[Tensor, ...]:
+    """The index of ints that takes what an index of bools takes."""
+    return condition.nonzero(as_tuple=True)
