@@ -25,7 +25,9 @@ HEADER = (
     "import copy", "import torch", "from torch import nn", "from torch.nn import functional as F",
     "from fuzzing_torch.worlds import Norm, Triple, chain, is_float, total, tree, weaker",
 )  # fmt: skip
-HOLE = re.compile(r"\{([fib])\}")
+HOLE = re.compile(r"\{([fibtm])\}")
+DATA = {"t": ("token", "label"), "m": ("mask",)}
+"""The names of data, by hole."""
 MAX_ELEMENTS, MAX_NUMBER, N_TRIES = 40, 50.0, 40
 FORMS = ("tree", "tree", "list", "chain")
 STATES = (("{h}", "{s}"), ("({h}, {n})", "{s}[0]"), ("{{'h': {h}, 'n': {n}}}", "{s}['h']"))
@@ -142,7 +144,7 @@ class Drawing:
 
     def tensor(self, values: dict[str, Any], kind: str) -> str:
         """A value of a kind, more likely a late one; empty if there is none."""
-        names = [name for name, x in values.items() if _kind(x) == kind]
+        names = [name for name, x in values.items() if (name in DATA[kind] if kind in DATA else _kind(x) == kind)]
         if not names:
             return ""
         return names[max(int(self.rng.integers(len(names))) for _ in range(2))]

@@ -1,5 +1,7 @@
 """What the bodies of drawn modules compute: a hole {f} is for floats, {i} for ints, {b} for conditions.
 
+A hole {t} is for an int of the data, {m} for a mask of them: a body may need their numbers.
+
 A line that torch refuses for the values at hand is drawn anew, so templates need to fit now and then only.
 """
 
@@ -48,8 +50,16 @@ CONDITIONS = (
     "{b}.any(-1)", "{b}.all()", "{b}.logical_not()", "{f}.isnan()", "torch.isclose({f}, {f})", "{b}[..., 0]",
     "{f}.ne(0)", "({f} > 0) + ({f} > 0.5)",
 )  # fmt: skip
-WEIGHTED = 6, 7, 2, 2, 1
-KINDS = ELEMENT, SHAPED, CASTS, INTS, CONDITIONS
+NUMBERS = (
+    "{f} * int({t})", "sum({f} * k for k in range(int({t}) % 3 + 1))", "{f} if {t} > 1 else -{f}", "{f}[{m}].sum()",
+    "{f} * 2 if {m}.any() else {f}", "{f}[..., : int({t}) % 2 + 1].sum(-1)", "{f}[..., {m}].sum(-1)",
+    "torch.masked_select({f}, {m}).sum()", "{f}.repeat_interleave({m}.long() + 1, -1).sum(-1)",
+    "{f}.repeat_interleave({t} % 2 + 1, 0).sum(0)", "F.one_hot({t} % 3).sum() * {f}", "{f}[{t} % {f}.shape[0], ...]",
+    "torch.bincount({m}.long()).sum() * {f}", "{f}.tensor_split({t}.reshape(1) % 2 + 1, -1)[0].sum(-1)",
+    "({f} * 2)[{m} & ({t} > 1)].sum()", "{f} * {m}.nonzero().numel()", "{f} * {m}.tolist()[0]",
+)  # fmt: skip
+WEIGHTED = 6, 7, 2, 2, 1, 1
+KINDS = ELEMENT, SHAPED, CASTS, INTS, CONDITIONS, NUMBERS
 
 LAYERS = {
     "nn.Linear({d}, {e})": "{f}",
