@@ -22,7 +22,7 @@ from autobatch.errors import AutobatchError
 
 N_TOKENS, N_CLASSES = 5, 3
 TOLERANCE = 1e-9  # relative to the largest number of a tensor
-NOISE, N_NOISY = 1e-14, 3  # relative, of each op of torch; runs with noise
+NOISE, N_NOISY = 1e-14, 3  # relative, of each op of torch, or the last digit if that is more; runs with noise
 ROUNDED = {
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "sum", "mean", "var", "var_mean", "std",
     "linalg_vector_norm", "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax", "_log_softmax",
@@ -235,7 +235,8 @@ class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _disturbed(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x
-        return x * (1 - NOISE * torch.rand(x.shape, generator=self._draw, dtype=torch.float64)).to(x.dtype)
+        noise = max(NOISE, torch.finfo(x.dtype).eps)
+        return x * (1 - noise * torch.rand(x.shape, generator=self._draw, dtype=torch.float64)).to(x.dtype)
 
 
 def run(text: str, world: World) -> None:
