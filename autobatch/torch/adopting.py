@@ -10,6 +10,7 @@ from operator import is_
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
@@ -34,6 +35,11 @@ def to_arrays(x: Any) -> Any:
     if kind is tuple or kind is list:
         parts = [to_arrays(part) for part in x]
         return x if all(map(is_, parts, x)) else kind(parts)
+    if isinstance(x, PackedSequence):
+        raise GraphError(
+            "a cell is given a PackedSequence, which is a batch of sequences that torch has made; give the cell the "
+            "tensor of one sequence, (n, d): autobatch makes the batches."
+        )
     if is_structure(x):
         own = parts_of(x)
         parts = [to_arrays(part) for part in own]

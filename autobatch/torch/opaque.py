@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autobatch import ops
 from autobatch.errors import GraphError
@@ -73,7 +74,6 @@ class Body:
         self.outline = outline = Outline(function, kinds)
         self.parameters = [*outline.reads.values()]
         self._way = outline.way if kinds else Way.ONE_BY_ONE
-        self._is_respelled = outline.is_respelled and outline.way is Way.MAPPED
         self.constants = {k for k, kind in enumerate(kinds) if kind.has_gradient and not outline.kinds[k].has_gradient}
         self.floats = [k for k, kind in enumerate(outline.kinds) if kind.has_gradient]
         self.shapes = [shape_within(kind.shape, kind.dtype) for kind in kinds]
@@ -101,17 +101,23 @@ class Body:
 
     def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
         """The outputs of all rows, among the floats of the model; ints and bools as they are."""
-        with Respelling() if self._is_respelled else nullcontext():
-            if self._way is Way.WHOLE:
-                return self._of_row(*tensors)
-            if self._way is Way.MAPPED:
-                try:
-                    found: Sequence[Tensor] = mapped(self._of_row, tensors)
-                    return found
-                except RuntimeError:  # a rule does not take the rows as they lie in memory, as that of group_norm
-                    self._way = Way.ONE_BY_ONE
-            by_row = [self._of_row(*(x[k] for x in tensors)) for k in range(n_rows)]
+        if self._way is Way.WHOLE:
+            return self._of_row(*tensors)
+        if self._way is Way.MAPPED:
+            try:
+                return self._mapped(tensors)
+            except RuntimeError:  # a rule does not take the rows as they lie in memory, as that of group_norm
+                self._way = Way.ONE_BY_ONE
+        by_row = [self._of_row(*(x[k] for x in tensors)) for k in range(n_rows)]
         return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
+
+    def _mapped(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The function of all rows, by `vmap`."""
+        respelling = Respelling() if self.outline.is_respelled else nullcontext()
+        attending = sdpa_kernel(SDPBackend.MATH) if self.outline.attends else nullcontext()
+        with respelling, attending:
+            found: Sequence[Tensor] = mapped(self._of_row, tensors)
+        return found
 
     def _of_row(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The function, of what lies among floats."""

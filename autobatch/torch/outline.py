@@ -58,6 +58,8 @@ DROPPING = {
     functional.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
 }  # fmt: skip
 """Functions that draw random numbers in train(), and none in eval()."""
+ATTENDING = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
+"""Functions that have several kernels, of which that of plain products alone can be mapped."""
 NO_GRADIENT = "is not differentiable with respect to argument", "does not support automatic differentiation for"
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian", "max.default", "min.default"}
 """Ops, or overloads, whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
@@ -83,13 +85,14 @@ class Outline:
         reads: the parameters that it reads, by `id`.
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
+        attends: whether it computes attention.
         way: how it computes many rows.
     """
 
     def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
         self.reads: dict[int, TensorParameter] = {}
         self.n_draws, self.may_draw = 0, False
-        self.is_respelled, self._is_never_mapped = False, False
+        self.is_respelled, self.attends, self._is_never_mapped = False, False, False
         self.only_checks = False
         self._made: dict[int, torch.UntypedStorage] = {}
         self._varying: dict[int, torch.UntypedStorage] = {}
@@ -149,7 +152,7 @@ class Outline:
     def _can_be_mapped(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> bool:
         """Whether `torch.func.vmap` takes the function, with a rule for each op."""
         rows = [kind.rows((2,)) for kind in kinds]
-        with unheard(), _without_fallback(), _entered(torch.enable_grad(), _Functions(self, rows)):
+        with unheard(), _entered(torch.enable_grad(), _Functions(self, rows)):
             try:
                 mapped(lambda *xs: tuple(tensors_in(function(*xs))), rows)
             except Exception:  # what vmap lacks, it says in many ways
@@ -263,6 +266,7 @@ class _Functions(TorchFunctionMode):
             raise NotImplementedError("its shapes are known with numbers only.")
         n_draws = self._outline.n_draws
         self._outline.may_draw |= function in DROPPING
+        self._outline.attends |= function in ATTENDING
         with self._outline.checking() if function in CHECKING else nullcontext():
             found = function(*args, **kwargs)
         if rows:
@@ -311,8 +315,9 @@ def is_plain(x: Tensor) -> bool:
 
 
 def mapped(function: Callable[..., Any], rows: Sequence[Tensor]) -> Any:
-    """`torch.func.vmap` of a function, applied."""
-    return torch.func.vmap(function, randomness="different")(*rows)
+    """`torch.func.vmap` of a function, applied; RuntimeError where it has no rule for an op."""
+    with _without_fallback():
+        return torch.func.vmap(function, randomness="different")(*rows)
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def test_numbers_of_data_are_part_of_the_type_where_a_body_asks_for_them(name: s
     model = Net(BODIES[name], runs)
     if runs == "autobatch" and "torch runs" in name:
         pytest.skip("which runs='autobatch' refuses")
-    abt.check_batched(model.loss, draw(*MASKS), module=model)
+    abt.check_batched(model.loss, draw(*MASKS), module=model, backend="reference")
 
 
 def n_types(body: Callable[[Any, Tensor, Tensor, Any], Tensor], instances: list[Given], runs: str = "auto") -> int:
@@ -107,7 +107,7 @@ def test_equal_numbers_are_one_type_and_what_a_body_does_not_ask_for_is_none() -
 def test_there_may_be_many_types() -> None:
     masks = [[bool(n >> bit & 1) for bit in range(4)] for n in range(16)]
     model = Net(lambda m, x, mask, k: torch.cat((x, x[:1]))[mask], "auto")
-    abt.check_batched(model.loss, draw(*masks, *masks, ints=(1,) * 32), module=model)
+    abt.check_batched(model.loss, draw(*masks, *masks, ints=(1,) * 32), module=model, backend="reference")
 
 
 def test_a_mask_that_changes_after_the_call_is_another_one() -> None:
@@ -129,7 +129,7 @@ def test_functions_outside_of_cells_take_masks_of_data() -> None:
         h = model.layer(x)  # type: ignore[operator]
         return [h[mask], torch.masked_select(h, mask), torch.repeat_interleave(h, mask.long())]
 
-    abt.check_batched(program, draw(*MASKS), module=model)
+    abt.check_batched(program, draw(*MASKS), module=model, backend="reference")
 
 
 def test_graphs_with_such_types_pickle_and_serve_other_calls() -> None:
