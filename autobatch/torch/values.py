@@ -61,7 +61,7 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(args[0], Stack) and (reduced := args[0].reduce(name, *args[1:], **kwargs)) is not None:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
-        return Stack(list(map(without_gradient, args[0])))
+        return Stack(without_gradient(list(args[0])))
     if name in DIRECT and all(map(_is_float, args)):
         return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
