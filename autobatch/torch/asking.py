@@ -141,9 +141,9 @@ def _narrow(numbers: Numbers, function: Any, input: Tensor, dim: int, start: Any
 
 
 def _repeat(
-    numbers: Numbers, function: Any, input: Any, repeats: Any = None, dim: int | None = None, **options: Any
+    numbers: Numbers, function: Any, input: Any = None, repeats: Any = None, dim: int | None = None, **options: Any
 ) -> Spelled | None:
-    if not isinstance(repeats, Tensor) or numbers.varies(repeats):
+    if input is None or not isinstance(repeats, Tensor) or numbers.varies(repeats):
         return None
     axis = 0 if dim is None else dim
     n = input.numel() if dim is None else input.shape[axis]

@@ -188,7 +188,8 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
         what: an `nn.Module`, whose `forward` takes tensors, tuples, lists and dicts of them, ints, floats, bools and
             texts, and returns tensors in any such structure; or a function, or a method of a module, that does. An int
             becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one. A list has any
-            length, and all are one type if the body treats its elements alike; else each length is a type.
+            length, and all are one type if the body treats its elements alike; else each length is a type. So are ints
+            and bools of the data that the body needs as numbers, by their numbers.
         runs: "autobatch" makes a program of it, in which torch runs single ops that we lack; "torch" gives torch all of
             it, for batches; "auto" is the first, or the second where that is impossible. `explain` says what torch
             runs.
