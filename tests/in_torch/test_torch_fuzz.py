@@ -156,7 +156,7 @@ def ran(text: str) -> World:
 @pytest.mark.slow
 def test_a_failing_program_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, of_leaves(lambda y: y * 1.01))
-    found = run_one(1, "reference", shrink_seconds=10.0)
+    found = run_one(1, "reference", shrink_seconds=120.0)  # it ends by itself, in some ten
     assert found is not None
     assert found.signature == "wrong: output: values"
     assert len(found.program) < len(text_of(1)) / 2
