@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from autobatch import ops, optim, testing
-from autobatch.batched import Batched
-from autobatch.door import batched
+from autobatch.api import Batched, batched
 from autobatch.errors import (
     AutobatchError,
     BackendError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.batched import Batched
+from autobatch.api import Batched
 from autobatch.errors import NumericError
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module

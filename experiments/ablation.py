@@ -1,8 +1,8 @@
 """Claim 6: what each idea is worth, by switching off one at a time.
 
 Each model runs with all that the cpu backend has, and with one idea switched off at a time, in turns on the same
-mini-batches of recorded graphs. What single passes of the compiler are worth is another question (`passes.py`), as is
-which switches the tuner tries (`tuning.py`). Parts are models:
+mini-batches of recorded graphs. What single passes of the compiler are worth is another question (`passes.py`). Parts
+are models:
 
     python experiments/ablation.py only=lattice-lstm dim=256
 """

@@ -34,7 +34,7 @@ STEP = (
     ),
 )
 """The same, of the models that most experiments run."""
-GPU = (*RUNTIME, "autobatch.devices", "autobatch.compiler.cuda", "autobatch.runtime.cuda")
+GPU = (*RUNTIME, "autobatch.devices", "autobatch.compiler.cuda", "autobatch.backends.cuda")
 
 
 def digest_of(prefixes: Iterable[str], root: Path = ROOT) -> str:

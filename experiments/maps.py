@@ -298,9 +298,7 @@ def measure(config: Config) -> Findings:
         ways: dict[str, Callable[[], object]] = {}
         losses: dict[str, ab.Batched] = {}
         for way, function in (("one cell", model.loss), ("two cells", lambda x, m=model: m.loss(x, in_one=False))):
-            loss = ab.batched(
-                function, module=model, policy=config.policy, backend=config.backend, threads=1, tune="off"
-            )
+            loss = ab.batched(function, module=model, policy=config.policy, backend=config.backend, threads=1)
             graphs = loss.record_all(instances)
             start = time.perf_counter()
             loss.planning.cells(frozenset(model.parameters()))

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.backends.activity import Activity
+from autobatch.backends.cpu.backend import CompiledPlan
+from autobatch.backends.interpreter.frame import RowRange
 from autobatch.blas.calling import FACTOR_BYTES, call_product
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import multiply_float32 as multiply_rows
@@ -35,9 +38,6 @@ from autobatch.jit.loops import compiled
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import Targets
 from autobatch.plan.plan import Batch, PlannedCell
-from autobatch.runtime.activity import Activity
-from autobatch.runtime.cpu.backend import CompiledPlan
-from autobatch.runtime.interpreter.frame import RowRange
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches

@@ -20,11 +20,11 @@ import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.stage import compile_backward, compile_forward
+from autobatch.engine.counts import Step
 from autobatch.ir.program import Instruction
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell
-from autobatch.runtime.step import Step
 from harness import find_data, run, take_turns
 from records import Findings, Settings
 

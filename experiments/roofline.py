@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import CompiledPlan, Cpu
 from autobatch.blas.choosing import MAX_SIZE
 from autobatch.blas.choosing import measure as measure_products
 from autobatch.blas.finding import list_providers
@@ -30,7 +31,6 @@ from autobatch.errors import BackendError
 from autobatch.inspect.profiling import RUNNING, Call
 from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
-from autobatch.runtime.cpu.backend import CompiledPlan, Cpu
 from harness import run
 from matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
 from records import QUICK, Findings, Settings

@@ -8,10 +8,8 @@ auto as well, is made while the machine is busy. Nothing that was decided or mea
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.system.cache import VARIABLE
 from autobatch.system.processor import usable_cores
 from harness import load_sst_or_listops, medians, name_of, run
 from records import Findings, Settings
@@ -84,20 +81,14 @@ def make_loss(model: TreeLSTM, config: Config, threads: int | str) -> ab.Batched
 
 
 def settle(loss: ab.Batched, batches: list[Any]) -> ab.Batched:
-    """Train until the loss has decided, without what others have decided and measured."""
+    """Train until the loss has decided."""
     graphs = [loss.record_all(batch) for batch in batches]
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[VARIABLE] = folder
-        while not all_decided(loss):
-            for batch in graphs:
-                loss.value_and_grad(batch)
-    os.environ[VARIABLE] = "off"
+    is_settled = False
+    while not is_settled:
+        for batch in graphs:
+            loss.value_and_grad(batch)
+        is_settled = loss.settled
     return loss
-
-
-def all_decided(loss: ab.Batched) -> bool:
-    """Whether there are decisions, and nothing is being measured."""
-    return len(loss.decisions) > 1 and loss.settled
 
 
 def train_in_turn(losses: dict[str, ab.Batched], batches: list[Any], rounds: int) -> dict[str, list[float]]:

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.blas import threads
-from autobatch.runtime import step
-from autobatch.runtime.interpreter.reference import Reference
-from autobatch.tuning import tuner
-from autobatch.tuning.variant import OTHERS
+from autobatch.engine import counts
 from noting_backend import NotedExecutable, NotingBackend
 
 
@@ -40,14 +38,14 @@ class Clockwork:
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """Put this code on a machine of four cores whose time is known."""
     found = Clockwork()
-    monkeypatch.setattr(step, "perf_counter", found)
-    monkeypatch.setattr(threads, "most_threads", lambda: 4)
-    monkeypatch.setattr(tuner, "most_threads", lambda: 4)
+    monkeypatch.setattr(counts, "perf_counter", found)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr(threads, "_all_pools", list)  # of which torch may have been told to use one
     return found
 
 
-class Pairs(ab.Module):
-    """Every node comes twice, so that sharing halves the graph."""
+class Chain(ab.Module):
+    """A chain of cells."""
 
     def __init__(self) -> None:
         self.matrix = ab.Parameter(np.random.default_rng(0).standard_normal((5, 5)))
@@ -57,10 +55,10 @@ class Pairs(ab.Module):
         return ab.tanh(self.matrix @ x)
 
     def loss(self, n: int) -> Any:
-        x, y = np.ones(5), np.ones(5)
+        x = np.ones(5)
         for _ in range(n):
-            x, y = self.turn(x), self.turn(y)
-        return ab.sum(x * y)
+            x = self.turn(x)
+        return ab.sum(x)
 
 
 def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
@@ -71,12 +69,5 @@ def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
 def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, NotingBackend]:
     """A loss on the reference backend and a clock, and its backend."""
     backend = NotingBackend(Reference(), on_run=clock.run)
-    loss = ab.batched(Pairs().astype("float64").loss, policy="depth", backend=backend, **options)
+    loss = ab.batched(Chain().astype("float64").loss, policy="depth", backend=backend, **options)
     return loss, backend
-
-
-def decided(loss: ab.Batched) -> dict[str, Any]:
-    """What was decided for the one class that there is, beside what is as given."""
-    (label,) = set(loss.decisions) - {OTHERS}
-    base = loss.decisions[OTHERS]
-    return {name: value for name, value in loss.decisions[label].items() if value != base[name]}

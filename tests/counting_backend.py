@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from autobatch.backends.base import Executable
+from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.options import Options
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import Plan, PlannedTypes
-from autobatch.runtime.backend import Executable, RunOptions
-from autobatch.runtime.interpreter.reference import Reference
 from cupy_surface import CUPY
 
 NUMBERS = (bool, int, float, np.generic, type(None), slice, type(Ellipsis), str, type, np.dtype)
@@ -177,5 +178,5 @@ class Counting:
         self.store = CountingStore()
         self._device = Reference(poison=True, store=self.store)
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> Executable:
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> Executable:
         return self._device.prepare(plan, cells, options)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+from autobatch.backends.base import Backend, Executable, Run, Timer
+from autobatch.backends.options import Options
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
-from autobatch.runtime.backend import Backend, Executable, Run, RunOptions, Timer
 
 
 class NotingBackend:
@@ -26,19 +27,19 @@ class NotingBackend:
         self,
         inner: Backend,
         on_run: Callable[[NotedExecutable], object] = lambda executable: None,
-        extra_bytes: Callable[[Plan, RunOptions], int] = lambda plan, options: 0,
+        extra_bytes: Callable[[Plan, Options], int] = lambda plan, options: 0,
     ) -> None:
         self.inner, self.name, self.on_run, self.extra_bytes = inner, inner.name, on_run, extra_bytes
         self.ran: list[NotedExecutable] = []
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> NotedExecutable:
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> NotedExecutable:
         return NotedExecutable(self, plan, options, self.inner.prepare(plan, cells, options))
 
 
 class NotedExecutable:
     """An executable of the other backend."""
 
-    def __init__(self, backend: NotingBackend, plan: Plan, options: RunOptions, inner: Executable) -> None:
+    def __init__(self, backend: NotingBackend, plan: Plan, options: Options, inner: Executable) -> None:
         self.backend, self.plan, self.options, self.inner = backend, plan, options, inner
         self.n_bytes = inner.n_bytes + backend.extra_bytes(plan, options)
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 
 RELATIVE = 1e-10
 

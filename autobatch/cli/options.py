@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from autobatch import policies
+from autobatch.backends import NAMES
 from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.ir.precision import PRECISIONS
-from autobatch.runtime import NAMES
 from autobatch.system.processor import usable_cores
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -82,16 +82,6 @@ def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | 
         cores = "one core" if n_cores == 1 else f"{n_cores} cores"
         click.echo(f"autobatch: --threads {value} is more than the {cores} here, which makes nothing faster.", err=True)
     return int(value)
-
-
-def to_tune(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Check that decisions can be read, before anything takes time; PlanError if not."""
-    if value not in ("off", "auto"):
-        from autobatch.memplan.planner import MemoryPlanner
-        from autobatch.tuning.variant import Variant, read_decisions
-
-        read_decisions(value, Variant(), MemoryPlanner())
-    return value
 
 
 model_argument = click.argument("model", metavar="MODEL", shell_complete=completion.complete_model)
@@ -165,15 +155,6 @@ threads_option = click.option(
     default=str(DEFAULT_THREADS),
     show_default=True,
     help="CPU threads for a mini-batch; auto measures what is fastest, and goes back to one on a busy machine.",
-)
-tune_option = click.option(
-    "--tune",
-    metavar="off|auto|FILE",
-    callback=to_tune,
-    default="off",
-    show_default=True,
-    help="auto measures on the first mini-batches of each size which rewrites and layouts are faster, and keeps that; "
-    "a JSON file of decisions pins them.",
 )
 json_option = click.option(
     "--json",

@@ -12,13 +12,13 @@ import numpy as np
 from click.core import ParameterSource
 
 import autobatch as ab
+from autobatch.backends.base import Backend
 from autobatch.cli.strange import say_strange_data
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.plan.plan_cache import DEFAULT_SIZE
-from autobatch.runtime.backend import Backend
 from autobatch.schedule.schedule import Policy
 
 RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
@@ -39,8 +39,7 @@ class Workload:
     precision: str = "float32"
     """Of matrix products."""
     threads: int | str = 1
-    tune: str = "off"
-    """How mini-batches run, see `ab.batched`."""
+    """Of a mini-batch, see `ab.batched`."""
 
     def batched(
         self,
@@ -53,16 +52,16 @@ class Workload:
         """Wrap the model's `loss` or `scores` to run batched."""
         options: dict[str, Any] = {"seed": self.seed, "max_bytes": max_bytes, "plan_cache": plan_cache}
         function = getattr(self.model, method)
-        options |= {"precision": self.precision, "threads": self.threads, "tune": self.tune}
+        options |= {"precision": self.precision, "threads": self.threads}
         return ab.batched(function, policy=policy, backend=backend, **options)
 
     def move_to(self, backend: str) -> None:
         """Have the parameters where this backend runs."""
         self.model.to("cuda" if backend == "cuda" else "cpu")
 
-    def with_options(self, threads: int | str, tune: str) -> Workload:
-        """The same, to be run with so many threads and such choices."""
-        return replace(self, threads=threads, tune=tune)
+    def with_threads(self, threads: int | str) -> Workload:
+        """The same, to be run with so many threads."""
+        return replace(self, threads=threads)
 
     def first(self, n_instances: int) -> list[Any]:
         """Take the first instances in the order of the data's files.

@@ -1,7 +1,7 @@
 """Profiles of calls: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
 While a profile is taken, the clock of each call records the spans of its stages, and the backend reports the end of
-each batch (`autobatch.runtime.backend.Timer`), which costs one reading of the clock and one list entry. Without a
+each batch (`autobatch.backends.base.Timer`), which costs one reading of the clock and one list entry. Without a
 profile each costs one test. The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls contain
 stages, and stages contain batches.
 """
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.engine.counts import Span, Step
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.inspect.plotting import AsText
 from autobatch.ir.typetable import TypeTable, group_by_shape, name_group
 from autobatch.plan.plan import Batch, PlannedTypes
-from autobatch.runtime.step import Span, Step
 from autobatch.system.files import write_whole
 
 Lap: TypeAlias = tuple[str, Batch | None, float]  # the arguments of `Timer.lap`
@@ -135,7 +135,7 @@ class Profile(AsText):
         DataError: `n_calls` is not an int above 0.
     """
 
-    def __init__(self, types: TypeTable, n_calls: int, watch: Callable[[Profile | None], Profile | None]) -> None:
+    def __init__(self, types: TypeTable, n_calls: int, watch: Callable[[Any], Any]) -> None:
         if not isinstance(n_calls, int | np.integer) or n_calls < 1:
             raise DataError(f"n_calls={n_calls!r} is no number of calls; give an int, such as {N_CALLS}.")
         self._n_calls = int(n_calls)
@@ -165,7 +165,7 @@ class Profile(AsText):
         self._laps = []
 
     def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
-        """Record the end of a batch; see `autobatch.runtime.backend.Timer`."""
+        """Record the end of a batch; see `autobatch.backends.base.Timer`."""
         self._laps.append((stage, batch, perf_counter() if end is None else end))
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:

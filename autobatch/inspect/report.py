@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
+from autobatch.engine.counts import RoundCounts, Step, add_up
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import AsText, Picture, plot_schedules
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
-from autobatch.runtime.step import RoundCounts, Step, add_up
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 SHOWN = 5  # rounds at either end, and instances of a round

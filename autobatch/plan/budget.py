@@ -34,7 +34,7 @@ class Part:
         graph: as recorded or merged, before the rewrites.
         rewrites: the changes made to it before planning.
         executable: the plan, prepared by the backend; knows how many bytes running it takes, see
-            `autobatch.runtime.backend.Executable`.
+            `autobatch.backends.base.Executable`.
         unseen_share: see `autobatch.schedule.schedule.Policy`; None for policies that do not learn.
     """
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from operator import is_not
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
 from autobatch.plan.budget import Part
-from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.schedule import Policy, Schedule
 
 DEFAULT_SIZE = 32  # plans
 
@@ -60,7 +59,7 @@ class PlanCache:
         self.size = int(size)
         self.lookups = self.hits = 0
         self._plans: OrderedDict[Hashable, Planned] = OrderedDict()
-        self._makers: tuple[Any, ...] = ()
+        self._policy: Policy | None = None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -70,16 +69,16 @@ class PlanCache:
         """The share of lookups that found a plan; 0 before the first."""
         return self.hits / self.lookups if self.lookups else 0.0
 
-    def find(self, key: Hashable, *makers: Any) -> Planned | None:
+    def find(self, key: Hashable, policy: Policy) -> Planned | None:
         """Give the plan of a mini-batch if it is cached.
 
         Args:
-            key: everything that a plan depends on except its makers.
-            makers: the policy, the planner and the backend; plans made by other objects than these are dropped.
+            key: everything that a plan depends on except the policy.
+            policy: plans made by another object than this are dropped.
         """
-        if len(makers) != len(self._makers) or any(map(is_not, makers, self._makers)):
+        if policy is not self._policy:
             self._plans.clear()
-            self._makers = makers
+            self._policy = policy
         self.lookups += 1
         found = self._plans.get(key)
         if found is not None:

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autobatch.batched import Batched
-from autobatch.door import batched as batched_arrays
+from autobatch.api import Batched
+from autobatch.api import batched as batched_arrays
+from autobatch.backends.base import Run
+from autobatch.engine.counts import Clock, Step
+from autobatch.engine.execution import Executor
+from autobatch.engine.input_gradients import InputGradients
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.ir.program import Instruction
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
-from autobatch.runtime.backend import Run
-from autobatch.runtime.execution import Executor
-from autobatch.runtime.input_gradients import InputGradients
-from autobatch.runtime.step import Clock, Step
 from autobatch.system.turns import run_lock
 from autobatch.torch.calls import Calls, Total
 from autobatch.torch.entering import TensorInputs

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.backends.cuda.backend import Cuda
 from autobatch.cli.results import format_table
 from autobatch.devices.device import Device
 from autobatch.devices.host import HostDevice
-from autobatch.runtime.cuda.backend import Cuda
 
 MEANINGLESS = "; times mean nothing here, where a processor stands in for a GPU"
 PACKAGES = ("numpy", "torch", "cupy-cuda12x", "cupy-cuda13x")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.devices.store import Store
 from autobatch.models.registry import MODELS
 from autobatch.params.module import shared_store
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from gpu.check import Check, Result
 
 TOLERANCES = {"float64": 1e-10, "float32": 2e-5}

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.backends.cuda.stages import DEPTH, FEW_ROWS, THREADS, TILE, TILES
+from autobatch.backends.cuda.sweeps import WORDS
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, Launch
 from autobatch.devices.device import Product as LibraryProduct
-from autobatch.runtime.cuda.stages import DEPTH, FEW_ROWS, THREADS, TILE, TILES
-from autobatch.runtime.cuda.sweeps import WORDS
 
 REAL = np.dtype(np.float32)
 NOTHING = -1  # no function has this number

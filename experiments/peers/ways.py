@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
 from autobatch.cli.workload import Workload, record
-from autobatch.runtime.cpu.backend import Cpu
 from peers.bilstm_packed import PackedBiLSTMTagger
 from peers.lattice_agenda import AgendaLatticeLSTM
 from peers.lattice_expert import ExpertLatticeLSTM, OneDnnLatticeLSTM

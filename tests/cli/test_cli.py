@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import autobatch as ab
+from autobatch.backends import make_backend
 from autobatch.cli import threads
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.measuring.doctor import OPTIONAL, _compile
@@ -24,7 +25,6 @@ from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
 from autobatch.models import MODELS
 from autobatch.models.data.catalogue import GENERATORS
-from autobatch.runtime import make_backend
 from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]

@@ -11,10 +11,10 @@ import pytest
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from autobatch import policies
+from autobatch.backends import NAMES
 from autobatch.cli.main import commands
 from autobatch.models import MODELS
 from autobatch.models.data.catalogue import GENERATORS
-from autobatch.runtime import NAMES
 
 EVERY_COMMAND = ["train", "eval", "predict", "bench", "explain", "models", "data", "doctor"]
 

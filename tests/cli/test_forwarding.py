@@ -61,7 +61,6 @@ def test_experiments_of_a_model_are_told_its_name(
         ("--compile", "--threads", "1"),
         ("--roofline", "--threads", "2"),
         ("--roofline", "--precision", "bf16"),
-        ("--roofline", "--tune", "auto"),
         ("--peers", "--json", "x.jsonl"),
     ],
 )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cpu.stages import CompiledStage
-from autobatch.runtime.shared_values import SharedValues
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cpu.stages import CompiledStage
+from autobatch.backends.shared_values import SharedValues
 from twin_cases import draw_trees_case
 
 

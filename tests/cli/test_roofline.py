@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch.backends.cpu.backend import Cpu
 from autobatch.blas.finding import get_provider
 from autobatch.blas.product import Matrix
 from autobatch.blas.provider import Provider
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload, record
 from autobatch.params.stacks import make_gradients
-from autobatch.runtime.cpu.backend import Cpu
 from commands import Command
 from matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
 from roofline import Config, race_matmuls

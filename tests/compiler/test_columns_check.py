@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler import assignment, fusion, stage
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.fusion import Kernel, Step
@@ -16,8 +18,6 @@ from autobatch.compiler.lowered import Area, Lowered, Lowering
 from autobatch.compiler.statement import Statement
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

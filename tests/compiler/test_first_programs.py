@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.blas.own.tiles import can_tile
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 
 Body = Callable[[Any, Any, int], Any]
 N = 3

@@ -149,7 +149,7 @@ import sys
 import numpy as np
 import autobatch as ab
 from autobatch.jit.addresses import address_of
-from autobatch.runtime.cpu.backend import Cpu
+from autobatch.backends.cpu.backend import Cpu
 from autobatch.compiler.numba.loading import load
 
 @ab.cell

@@ -284,7 +284,7 @@ def test_reasons_of_random_cells(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_passes_can_be_switched_off(seed: int, passes: dict[str, Any]) -> None:
     """Every result of every pass is right without the others, and so is what is computed."""
-    from autobatch.runtime.cpu.backend import Cpu
+    from autobatch.backends.cpu.backend import Cpu
 
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.base import Backend
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler.assignment import assign_buffers, in_order
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.fusion import Kernel, fuse
@@ -25,10 +29,6 @@ from autobatch.errors import PlanError
 from autobatch.ir.program import NODE
 from autobatch.ops.expression import Expression, Number
 from autobatch.plan.plan import PlannedCell
-from autobatch.runtime.backend import Backend
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 
 WHOLE, PART, PIECE, OTHER, RESULT = range(5)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.graph.build import make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
@@ -18,7 +19,6 @@ from autobatch.graph.rewrite import fold as folding
 from autobatch.graph.rewrite.passes import DEFAULT, Rewrites, rewrite
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
 from counting import count_lines, plain_loops

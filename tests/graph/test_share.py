@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.graph.build import make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite import share as sharing
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, Rewrites, rewrite
-from autobatch.runtime.interpreter.reference import Reference
 from counting import count_lines, plain_loops
 from graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
 from twin_cases import CASES, Case

@@ -75,7 +75,7 @@ def tensors_in(x: Any) -> list[Tensor]:
 def run(body: Body, sizes: Sequence[Sequence[int]] = SIZES, backend: str = "reference", runs: str = "auto") -> int:
     """Check a body against one instance at a time, outputs and gradients; count its types."""
     net, instances, again = Net(body, runs), draw(sizes), draw(sizes)
-    batched = abt.batched(net.forward, backend=backend, tune="off")
+    batched = abt.batched(net.forward, backend=backend)
     found = batched(instances)
     torch.autograd.backward(found.sum())
     gradients = [p.grad for p in net.parameters()]
@@ -284,7 +284,7 @@ class Structures(nn.Module):
 def test_lists_may_be_parts_of_structures_and_elements_may_be_too(backend: str) -> None:
     net, random = Structures(), torch.Generator().manual_seed(0)
     instances = [[[torch.randn(DIM, generator=random).double() for _ in range(n)] for n in ns] for ns in SIZES]
-    batched = abt.batched(net.forward, backend=backend, tune="off")
+    batched = abt.batched(net.forward, backend=backend)
     found, expected = batched(instances), torch.stack([net(nodes) for nodes in instances])
     assert_close(found, expected)
     ours = torch.autograd.grad(found.sum(), list(net.parameters()))

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.errors import DataError, NumericError
 from autobatch.inspect.profiling import STAGES, Profile
 from autobatch.plan.plan import Plan
-from autobatch.runtime.interpreter.reference import Reference
 from random_programs import draw_instances, draw_model
 from ways import each
 

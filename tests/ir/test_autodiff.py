@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.errors import NumericError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import Instruction
-from autobatch.runtime.interpreter.reference import Reference
 from ways import each
 
 TOLERANCE = 1e-10

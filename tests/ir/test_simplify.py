@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
@@ -27,8 +29,6 @@ from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.tracer import Tracer
 from careless import make_careless
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program

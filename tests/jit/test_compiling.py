@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.steps import call_steps
 from autobatch.cli import progress
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.jit import progress as notices
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.compiling import Compilation, compiling, watch_compilation
 from autobatch.jit.loops import by_address, compiled
-from autobatch.runtime.cpu.steps import call_steps
 
 
 def square(x: int) -> int:

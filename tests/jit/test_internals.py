@@ -70,7 +70,7 @@ import autobatch as ab
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.runtime.cpu.backend import Cpu
+from autobatch.backends.cpu.backend import Cpu
 
 def run():
     rng = np.random.default_rng(0)

@@ -29,7 +29,6 @@ from autobatch.policies.rules.rules import Score
 from autobatch.system.cache import find_entry, keep_entry
 from autobatch.system.files import write_whole
 from autobatch.trace.tracer import Tracer
-from autobatch.tuning import Variant, store
 from ways import each
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -190,10 +189,6 @@ ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "costs": (COSTS.keep, find_the_costs),
     "layouts": (keep_the_layout, lambda: find_entry("layouts", "signature", partial(layout_store._load, PROGRAM))),
     "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._load)),
-    "decisions": (
-        lambda: store.keep_decision("signature", "a", store.Decision(Variant(), "measured")),
-        lambda: store.find_decisions("signature"),
-    ),
 }
 
 

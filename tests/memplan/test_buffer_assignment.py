@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.ir.program import NODE
 from autobatch.memplan.cell.buffer_assignment import make_layout
 from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.report.movement import movements
 from autobatch.plan.plan import Plan, PlannedTypes
-from autobatch.runtime.interpreter.reference import Reference
 from literature_cells import SEVEN, Weights, trace_cell
 from planned import place_batch
 from random_programs import draw_instances, draw_model

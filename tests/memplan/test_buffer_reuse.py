@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler.checking import check_statements, check_steps
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import STORED
@@ -25,8 +27,6 @@ from autobatch.ir.program import Instruction, Var
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.tracer import Tracer
 from parity import assert_equal
 from planned import place_batch

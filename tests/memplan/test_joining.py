@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
@@ -22,7 +23,6 @@ from autobatch.memplan.report.movement import movements
 from autobatch.ops.linear import affine
 from autobatch.params import stacks
 from autobatch.params.stacks import Stack, parts_of
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.tracer import Tracer
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
 from planned import place_batch

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
 from autobatch.ir.passes.simplify import simplify
 from autobatch.memplan import check_cell_layout, plan_cell
 from autobatch.memplan.cell import layout_cache
@@ -18,7 +19,6 @@ from autobatch.memplan.cell.fitting import MAX_WORK
 from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.layout import UNTRIED
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.runtime.cpu.backend import Cpu
 from autobatch.testing import check_grads
 from autobatch.trace.record import Recorder
 from child_sum_cells import ChildSum, node_program

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.memplan.batch.lifetimes import give_out
 from autobatch.plan.plan_check import check_plan
-from autobatch.runtime.interpreter.reference import Reference
 from planned import place_batch
 from random_programs import draw_instances, draw_model
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.errors import GraphError, PlanError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.derivative import Derivative
@@ -19,8 +21,6 @@ from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var
 from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.memplan.cell.rematerialisation import PRICES, Prices, rematerialise
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.record import Recorder
 from parity import assert_equal
 from planned import place_batch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.runtime.cpu.backend import Cpu
+from autobatch.backends.cpu.backend import Cpu
 from counting_backend import Counting
 from ways import each
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.ops.error_function import ndtr
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread
 from ways import each
 
@@ -140,7 +140,7 @@ def slopes(backend: str, dtype: str) -> tuple[Array, list[Array]]:
     model = Shifted(dtype, x.size)
     loss = ab.batched(model.total, module=model, backend=BACKENDS[backend]())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("autobatch.runtime.execution"), "check_finite", lambda losses, first: None)
+        patch.setattr(import_module("autobatch.engine.execution"), "check_finite", lambda losses, first: None)
         _, grads = loss.value_and_grad([x])
     return x, [np.array(gradient) for gradient in grads.values()]
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.late import Late
@@ -23,8 +25,6 @@ from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, clip_by_value
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import shared_store
 from autobatch.params.sparse_rows import Rows
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from gpu_compiler import compile_for_gpus, needs_compiler
 from twin_cases import CASES
 from ways import each

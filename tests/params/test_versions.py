@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
 from autobatch.params.stacks import make_stack
-from autobatch.runtime.cpu.backend import Cpu
 
 
 class Net(ab.Module):

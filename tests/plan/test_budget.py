@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.memory import Memory
+from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.plan.budget import cut
 from autobatch.plan.plan import Plan
-from autobatch.runtime.backend import RunOptions
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
-from autobatch.runtime.memory import Memory
 from noting_backend import NotingBackend
 from random_programs import draw_instances, draw_model
 from refusals import refused
@@ -70,7 +70,7 @@ class Chains(ab.Module):
         return self.norm(states[-1]), {"last": states[-1], "norms": [self.norm(x) for x in states], "n": len(words)}
 
 
-def watched(extra_bytes: Callable[[Plan, RunOptions], int] = lambda plan, options: 0) -> NotingBackend:
+def watched(extra_bytes: Callable[[Plan, Options], int] = lambda plan, options: 0) -> NotingBackend:
     """The reference backend on a buffer of NaN, noting what it runs."""
     return NotingBackend(Reference(poison=True), extra_bytes=extra_bytes)
 
@@ -354,7 +354,7 @@ def test_of_several_that_do_not_fit_the_largest_is_named(training: bool) -> None
     assert ran_bytes(parts) == []
 
 
-def row_scratch(plan: Plan, options: RunOptions) -> int:
+def row_scratch(plan: Plan, options: Options) -> int:
     """A hundred elements for each row of the largest batch."""
     return 100 * int(np.diff(plan.schedule.batch_ptr).max()) * options.dtype.itemsize
 

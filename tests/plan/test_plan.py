@@ -12,6 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
+from autobatch.backends.cpu.backend import Cpu
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.typetable import NodeType
@@ -20,7 +21,6 @@ from autobatch.ops.shaping import expand
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.plan.plan_check import check_plan
 from autobatch.policies import get
-from autobatch.runtime.cpu.backend import Cpu
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Schedule
 from autobatch.trace.record import Recorder

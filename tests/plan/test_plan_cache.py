@@ -10,6 +10,8 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
+from autobatch.backends.interpreter.reference import Reference
+from autobatch.engine import planning
 from autobatch.errors import GraphError, PlanError
 from autobatch.graph.graph import Graph
 from autobatch.memplan.planner import MemoryPlanner
@@ -17,8 +19,6 @@ from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.policies import auto as auto_module
 from autobatch.policies.fsm.online import keep_learning
-from autobatch.runtime import planning
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Schedule, revision_of
 from random_programs import draw_instances, draw_model
 
@@ -372,14 +372,14 @@ def test_a_cache_against_a_list() -> None:
     """Random keys against the definition: the last N different ones that were asked for."""
     rng = np.random.default_rng(0)
     cache, recent, n_hits = PlanCache(3), list[int](), 0
-    plan = Planned(None, (), 0, ())  # type: ignore[arg-type]
+    plan, policy = Planned(None, (), 0, ()), policies.get("score")  # type: ignore[arg-type]
     for key in rng.integers(6, size=300).tolist():
-        found = cache.find(key, "policy", "planner")
+        found = cache.find(key, policy)
         assert (found is not None) == (key in recent)
         n_hits += found is not None
         if found is None:
             cache.keep(key, plan)
         recent = [key, *(k for k in recent if k != key)][:3]
     assert (cache.hits, cache.lookups, cache.hit_rate) == (n_hits, 300, n_hits / 300)
-    assert cache.find(recent[0], "policy", "another") is None
+    assert cache.find(recent[0], policies.get("agenda")) is None
     assert len(cache) == 0

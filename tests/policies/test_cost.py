@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 from autobatch import policies
+from autobatch.backends.base import Backend
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.cli.measuring.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost, trimmed_mean
 from autobatch.cli.workload import load_workload
 from autobatch.devices.host import HostDevice
@@ -24,10 +28,6 @@ from autobatch.policies.cost import (
     load_costs,
     look_up_costs,
 )
-from autobatch.runtime.backend import Backend
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import random_dag

@@ -10,12 +10,12 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.timed import Timed
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule

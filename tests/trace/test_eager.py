@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.ops.eager import EagerArray
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from refusals import refused
 from ways import each
 

@@ -11,8 +11,8 @@ import pytest
 
 import autobatch as ab
 import maps
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.errors import ShapeError
-from autobatch.runtime.interpreter.reference import Reference
 from ways import each
 
 DIM, TOLERANCE = 3, 1e-10
@@ -54,7 +54,7 @@ def run(weights: Weights, body: Callable[..., Any], sizes: Any = SIZES) -> int:
 
     instances = draw(sizes)
     for backend in (Reference(poison=True), "cpu"):
-        found = ab.batched(loss, module=weights, backend=backend, tune="off")
+        found = ab.batched(loss, module=weights, backend=backend)
         ab.testing.check_batched(loss, found, instances, TOLERANCE)
         ab.testing.check_grads(found, instances, weights, np.random.default_rng(1))
     return sum(kind.name == "<lambda>" for kind in found.recorder.types.types)

@@ -18,11 +18,11 @@ import pytest
 
 import autobatch as ab
 import guard_cases
+from autobatch.backends.cpu import stages
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler.stage import StageProgram, compile_forward
 from autobatch.plan.plan import PlannedCell
-from autobatch.runtime.cpu import stages
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.guards import Contents
 from guard_cases import NUMBERS, OTHERS, Base, Case, model_of
 from refusals import refused

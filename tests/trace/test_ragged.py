@@ -11,11 +11,11 @@ import pytest
 
 import autobatch as ab
 import ragged
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.devices.host import HostDevice
 from autobatch.errors import DataError, GraphError, ShapeError
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from ways import each
 
 INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
@@ -104,7 +104,7 @@ def draw(lengths: Any = LENGTHS, seed: int = 0) -> list[list[Any]]:
 def check(loss: Any, module: Any, instances: Any, backends: Any = INTERPRETED) -> Any:
     """Check a loss against one instance at a time and central differences; return the last batched function."""
     for make in backends:
-        found = ab.batched(loss, module=module, backend=make(), tune="off")
+        found = ab.batched(loss, module=module, backend=make())
         ab.testing.check_batched(loss, found, instances, TOLERANCE)
         ab.testing.check_grads(found, instances, module, np.random.default_rng(1))
     return found

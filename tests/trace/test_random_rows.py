@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from ways import each
 
 DIM, N_SEEDS = 2, 12
@@ -74,6 +74,6 @@ def test_random_programs(seed: int) -> None:
 
     items = [(rng.integers(0, 5, n), rng.standard_normal((n, DIM))) for n in (1, 3, 2, 7)]
     for make in (lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)):
-        found = ab.batched(loss, module=weights, backend=make(), tune="off")
+        found = ab.batched(loss, module=weights, backend=make())
         ab.testing.check_batched(loss, found, items, 1e-10)
         ab.testing.check_grads(found, items, weights, np.random.default_rng(seed))

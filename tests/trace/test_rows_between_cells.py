@@ -11,12 +11,12 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.devices.host import HostDevice
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import MOST_ROWS
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [
@@ -106,7 +106,7 @@ def draw(lengths: Any = (3, 5, 4, 9)) -> list[Any]:
 
 
 def check(loss: Any, module: Any, items: Any, backend: Any, **options: Any) -> Any:
-    found = ab.batched(loss, module=module, backend=backend, tune="off", **options)
+    found = ab.batched(loss, module=module, backend=backend, **options)
     ab.testing.check_batched(loss, found, items, 1e-10)
     ab.testing.check_grads(found, items, module, np.random.default_rng(1))
     return found

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.errors import AutobatchError, GraphError, ShapeError
-from autobatch.runtime.interpreter.reference import Reference
 from counting_backend import Counting
 from ways import each
 

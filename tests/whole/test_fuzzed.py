@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.base import Backend
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.runtime.backend import Backend
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "reference": lambda: Reference(poison=True),

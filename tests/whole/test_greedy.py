@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.devices.host import HostDevice
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from ways import each
 
 DIM, WORDS, FIRST = 4, 7, 0

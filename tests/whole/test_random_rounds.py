@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.devices.host import HostDevice
 from autobatch.graph.graph import Graph
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from random_rounds import Boom, Instance, RoundModel, minibatches
 
 SEED, RELATIVE = 3, 1e-10

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.elementwise import greater, less
 from autobatch.ops.operators import OPS
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.handles import RECYCLE
 from ways import each
 

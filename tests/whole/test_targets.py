@@ -18,11 +18,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMPILED = (
     "blas", "compiler/test_vectormath.py", "compiler/test_kernels.py", "compiler/test_first_programs.py",
-    "optim/test_optim_rows.py", "ops/test_accuracy.py", "runtime/test_cpu.py", "runtime/test_precision.py",
-    "runtime/test_weights.py",
+    "optim/test_optim_rows.py", "ops/test_accuracy.py", "backends/test_cpu.py", "backends/test_precision.py",
+    "backends/test_weights.py",
 )  # fmt: skip
 MULTIPLIED = (
-    "blas", "runtime/test_cpu.py", "runtime/test_precision.py", "runtime/test_threads.py", "runtime/test_weights.py",
+    "blas", "backends/test_cpu.py", "backends/test_precision.py", "engine/test_threads.py", "backends/test_weights.py",
     "nn/test_layers.py", "whole/test_twins.py",
 )  # fmt: skip
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import autobatch as ab
-from autobatch.runtime.backend import Backend
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
+from autobatch.backends.base import Backend
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.interpreter.reference import Reference
 from zoo.case import Case, to_torch
 from zoo.cases import CASES
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.devices.host import HostDevice
 from autobatch.devices.store import Store
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.params.module import shared_store
-from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.interpreter.reference import Reference
 from fuzzing.program import Program
 from fuzzing.specs import State
 

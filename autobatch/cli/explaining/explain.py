@@ -55,7 +55,6 @@ from autobatch.inspect.plotting import plot_schedules
 @options.backend_option
 @options.max_bytes_option
 @options.threads_option
-@options.tune_option
 @options.seed_option
 def explain(
     model: str,
@@ -72,7 +71,6 @@ def explain(
     backend: str,
     max_bytes: int | None,
     threads: int | str,
-    tune: str,
     seed: int,
 ) -> None:
     """Show what runs together under several policies, and why not more.
@@ -93,7 +91,7 @@ def explain(
     if plot_path is not None:
         require_picture(plot_path, "draw")
     use_threads(threads)
-    workload = load_workload(model, data, dim, seed).with_options(threads, tune)
+    workload = load_workload(model, data, dim, seed).with_threads(threads)
     instances = workload.up_to(batch_size)
     on_gpu = cell is not None and backend == "cuda"  # nothing runs, so that no GPU is needed
     losses = [workload.batched("loss", policy, "reference" if on_gpu else backend, max_bytes) for policy in policies]

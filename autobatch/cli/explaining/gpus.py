@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autobatch.backends.cuda.stages import fit_rows
 from autobatch.cli.results import format_table
 from autobatch.compiler.cuda.resources import COMPILER, GPUS, has_compiler, measure_resources
 from autobatch.compiler.cuda.source import CudaSource
-from autobatch.runtime.cuda.stages import fit_rows
 
 NO_COMPILER = (
     f"{COMPILER} is not here, which compiles kernels for GPUs: install NVIDIA's CUDA toolkit to see this table"

@@ -48,7 +48,6 @@ from autobatch.cli.workload import load_workload, say_dim
     help="Timed runs of each mini-batch.",
 )
 @options.threads_option
-@options.tune_option
 @options.seed_option
 @options.json_option
 @click.option(
@@ -89,7 +88,6 @@ def bench(
     minibatches: int,
     repeats: int,
     threads: int | str,
-    tune: str,
     seed: int,
     json_path: Path | None,
     peers: bool,
@@ -133,7 +131,7 @@ def bench(
     if out is not None:
         raise click.UsageError("--out goes with --peers, --roofline and --compile; --json names a file for results.")
     use_threads(threads)
-    workload = load_workload(model, data, dim, seed, precision=precision).with_options(threads, tune)
+    workload = load_workload(model, data, dim, seed, precision=precision).with_threads(threads)
     n_steps = (repeats + 1) * minibatches * len(policies)
     with open_json(json_path) as results:
         with show_progress(n_steps) as progress:

@@ -4,7 +4,7 @@ A schedule of some mini-batch is cut into batches of at most 1, 2, 4, ... rows; 
 the time of every batch is read from a profile. The cost model is fitted to typical times per type and number of rows.
 Gradients of weights are left out, because they are computed once per type, whatever the schedule.
 
-On a GPU a profile reads a clock inside the one launch that runs all batches (`autobatch.runtime.cuda`), so a batch
+On a GPU a profile reads a clock inside the one launch that runs all batches (`autobatch.backends.cuda`), so a batch
 costs what it costs there: barriers, latency, and rows once they fill the device, but no launch of its own. Least
 squares over the times of whole launches would need no clock in the kernel, but could not tell types apart: trees have
 as many leaves as inner nodes and one more, however many they are.
@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autobatch import policies
+from autobatch.backends.base import Backend
 from autobatch.cli.workload import Workload, record
 from autobatch.graph.graph import Graph
 from autobatch.inspect.profiling import Profile
 from autobatch.jit.arrays import FloatArray
 from autobatch.plan.plan import PlannedCell
 from autobatch.policies.cost import MeasuredCosts, TypeCost
-from autobatch.runtime.backend import Backend
 from autobatch.schedule.schedule import Schedule
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)  # rows

@@ -1,8 +1,8 @@
 """Time several ways to run the same mini-batches, fairly.
 
 The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts.
-Recording, compilation and the growth of buffers happen in a first round that is not timed; the tuner's measurements
-happen before that round.
+Recording, compilation and the growth of buffers happen in a first round that is not timed; the number of
+threads is chosen before that round.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _make_run(
         _, grads = loss.value_and_grad(minibatches[number])
         optimizer.step(grads)
 
-    run, is_choosing = train if mode == "train" else infer, "auto" in (workload.threads, workload.tune)
+    run, is_choosing = train if mode == "train" else infer, workload.threads == "auto"
     while is_choosing:
         for number in range(len(minibatches)):
             run(number)

@@ -18,6 +18,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
+from autobatch.backends import NAMES, make_backend
 from autobatch.cli import experiment, options
 from autobatch.cli.places import require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
@@ -31,7 +32,6 @@ from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, QLearning
 from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
-from autobatch.runtime import NAMES, make_backend
 from autobatch.schedule.schedule import Policy
 
 FAMILIES = "families"

@@ -38,7 +38,6 @@ data_option = click.option(
 @options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
-@options.tune_option
 @options.json_option
 def evaluate(
     model: str,
@@ -47,7 +46,6 @@ def evaluate(
     backend: str | None,
     max_bytes: int | None,
     threads: int | str,
-    tune: str,
     json_path: Path | None,
 ) -> None:
     """Measure a trained MODEL: its metrics on development or other data.
@@ -62,7 +60,7 @@ def evaluate(
     """
     use_threads(threads)
     stored = read_trained(checkpoint, model)
-    workload = stored.load_workload(data).with_options(threads, tune)
+    workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.count_correct is None:
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
     say_missing_metrics(workload)
@@ -89,7 +87,6 @@ def evaluate(
 @options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
-@options.tune_option
 def predict(
     model: str,
     checkpoint: Path,
@@ -98,7 +95,6 @@ def predict(
     backend: str | None,
     max_bytes: int | None,
     threads: int | str,
-    tune: str,
 ) -> None:
     """Write the predictions of a trained MODEL, one JSON object a line.
 
@@ -111,7 +107,7 @@ def predict(
     """
     use_threads(threads)
     stored = read_trained(checkpoint, model)
-    workload = stored.load_workload(data).with_options(threads, tune)
+    workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.predict is None:
         raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
     backend = backend or stored.settings.backend

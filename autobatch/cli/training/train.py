@@ -51,7 +51,6 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.precision_option
 @options.max_bytes_option
 @options.threads_option
-@options.tune_option
 @options.seed_option
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, if there is one.")
@@ -83,7 +82,6 @@ def train(
     ctx: click.Context,
     /,
     threads: int | str,
-    tune: str,
     checkpoint: Path | None,
     resume: bool,
     checkpoint_steps: int,
@@ -102,8 +100,8 @@ def train(
     there, to the same parameters as without the stop, bit for bit on the same machine with as many threads. Options
     that are left out are then what they were; only --epochs, --max-bytes and --backend may change, and --json and
     --tensorboard go on where they were. With another --max-bytes, mini-batches run in other parts, and results are
-    equal to rounding; so they are with another --backend, and with --threads auto or --tune auto, where choices depend
-    on what was measured.
+    equal to rounding; so they are with another --backend, and with --threads auto, where the choice depends on what
+    was measured.
 
     \b
     Examples:
@@ -127,7 +125,7 @@ def train(
         chosen = stored.settle({name: settings[name] for name in given})
         workload = stored.load_workload()
     say_missing_metrics(workload)
-    workload = workload.with_options(threads, tune)
+    workload = workload.with_threads(threads)
     with open_json(json_path, append=stored is not None) as results:
         return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path)
 

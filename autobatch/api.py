@@ -1,0 +1,474 @@
+"""Entry point: `batched` resolves names, validates options and builds a `Batched`, which takes every call.
+
+    record -> merge -> rewrite -> schedule -> place -> execute
+
+`autobatch.engine.planning` has the stages before execution and keeps plans of mini-batches seen before. Where
+`max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts that run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends import make_backend
+from autobatch.backends.base import Backend
+from autobatch.backends.options import Options
+from autobatch.devices.late import Late
+from autobatch.devices.store import HOST
+from autobatch.engine.counts import Step
+from autobatch.engine.engine import Engine
+from autobatch.engine.input_gradients import InputGradients
+from autobatch.engine.losses import UnreadLoss, loss_weights, put_gradients, take_gradients, weighted_sum
+from autobatch.errors import BackendError, DataError, GraphError, PlanError, PolicyError
+from autobatch.graph.build import split_graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.rewrite.passes import DEFAULT, rewrite, to_passes
+from autobatch.inspect.profiling import N_CALLS, Profile
+from autobatch.inspect.report import Report, make_report
+from autobatch.ir.precision import check_precision
+from autobatch.nn.prefetching import prefetch
+from autobatch.params.module import Module, modules_in, shared_store
+from autobatch.params.sparse_rows import Gradient
+from autobatch.plan.budget import check_max_bytes
+from autobatch.plan.plan import Planner
+from autobatch.plan.plan_cache import DEFAULT_SIZE
+from autobatch.schedule.schedule import Policy
+from autobatch.system.turns import run_lock
+from autobatch.trace.carried import check_carried
+from autobatch.trace.record import list_instances, refuse_inside
+from autobatch.trace.results import join_columns, list_results, stack_results
+
+Array = NDArray[Any]
+
+
+class Batched(Engine):
+    """A function over one instance, run on mini-batches; made by `batched`.
+
+    Calls from several threads take turns. `autobatch.engine.engine.Engine` lists the attributes.
+    """
+
+    def __call__(self, instances: Iterable[Any]) -> Any:
+        """Compute `[function(x) for x in instances]`, stacked.
+
+        An async function runs in rounds, each of which computes what its instances wait for; `docs/tutorials/decode.md`
+        is a tutorial.
+
+        Args:
+            instances: whatever the function takes, or graphs from `record_all`.
+
+        Returns:
+            What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
+            number that is returned alone is a float. An array of shape (0,) for no instances.
+
+        Raises:
+            PlanError: an instance needs more than `max_bytes` alone.
+            GraphError: an instance of an async function still waits after `max_rounds`.
+            Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
+        """
+        read = self._read(instances)
+        with run_lock(), self._planned(*read, training=False) as (step, rounds):
+            if not step.graph.n_instances:
+                return np.zeros(0, self._executor.dtype)
+            columns = join_columns([run.outputs for _, run in self._run(step)])
+            self._finish(step, rounds)
+        give = list_results if rounds is not None and self.options.on_error == "return" else stack_results
+        return give(step.graph.structures, self._typed(columns))
+
+    def _typed(self, columns: list[Any]) -> list[Any]:
+        """The rows of each slot as what they stand for."""
+        return self.recorder.slots.typed(columns)
+
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        has_aux: bool = False,
+        out: dict[str, Gradient] | None = None,
+        inputs: bool = False,
+    ) -> Any:
+        """Compute the loss of a mini-batch and its gradients.
+
+        Numbers that an async function awaited are constants for the gradients.
+
+        Args:
+            instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
+            reduce: "mean" or "sum" over instances, or a weight for each, shape (B,).
+            out: gradients that the call adds to, as returned before, or arrays. By default the call returns buffers of
+                this thread, which its next call overwrites, `explain(training=True)` too. `Rows` of a table that has
+                been read in another way since are replaced by an array.
+            inputs: also differentiate with respect to the float arrays of the instances, which are not recorded
+                graphs; the function is given inputs in their place, see `autobatch.trace.inputs`.
+
+        Returns:
+            value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
+            by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
+            Where the parameters are on a device, the gradients are there too, and the call does not wait for it:
+            `value` is a `Late`, a number that waits when it is read. A loss that is not finite is then known when it
+            is read, or at the next call; optimizers ignore its gradients.
+            With `inputs` a third element: a list of what the instances are with each float array replaced by its
+            gradient, of its shape and type and zero where it is not used, and all that holds no float array by None.
+
+        Raises:
+            DataError: no instances, or `out` cannot be written, or a float array is in a set, deque or array.
+            GraphError: the function did not return a scalar value, or the gradient of an input would be lost.
+            ShapeError: `out` does not hold gradients of these parameters.
+            NumericError: a loss is not finite; `out` is as it was, unless the call did not wait: then steps skip it.
+            PlanError: an instance needs more than `max_bytes` alone.
+        """
+        minibatch, clock = self._read(instances, inputs)
+        with run_lock(), self._planned(minibatch, clock, training=True, has_aux=has_aux) as (step, rounds):
+            slot = step.loss_slot
+            weights = loss_weights(reduce, step.graph.n_instances)
+            is_simple = not has_aux and not inputs and self._profile is None and self._thread_choice is None
+            late = is_simple and self._executor.can_be_late(out)
+            apart = len(step.parts) > 1 and not late
+            taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
+            read = InputGradients(minibatch.inputs, self._executor.dtype)
+            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
+            grads = put_gradients(out, grads)
+            self.step += 1
+            self._finish(step, rounds)
+            loss = UnreadLoss(runs, slot, weights) if late else None
+            before, self._unread = self._unread, loss
+        if before is not None:
+            before.check()
+        if loss is not None:
+            return Late(loss), grads
+        columns = join_columns([run.outputs for run in runs])
+        value = weighted_sum(columns[slot], weights)
+        if has_aux:
+            found = value, stack_results([s.children[1] for s in step.graph.structures], self._typed(columns))
+            return (found, grads, read.structures()) if inputs else (found, grads)
+        return (value, grads, read.structures()) if inputs else (value, grads)
+
+    def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
+        """Record each instance once, for use in many mini-batches.
+
+        Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
+        With `progress`, standard error shows how far it is.
+        """
+        listed: Iterable[Any] = list_instances(instances)
+        if self.recorder.is_async:
+            return check_carried(split_graph(self._record_rounds(list(listed))))
+        if progress:
+            from rich.console import Console
+            from rich.progress import track
+
+            listed = track(listed, "recording", console=Console(stderr=True))
+        return check_carried(split_graph(self.recorder.record(listed)))
+
+    def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
+        """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
+
+        That pays where drawing or recording instances waits, for files or inside NumPy; where it is all Python it is
+        slower: see `autobatch.nn.prefetching`. Random numbers are drawn ahead too: leave their generator to the thread.
+
+        Yields for each mini-batch a list of graphs, one per instance; raises what drawing or recording raises, where
+        the mini-batch would have come.
+
+        Raises:
+            GraphError: the function is an async one, which is recorded while it runs.
+        """
+        refuse_inside()
+        return prefetch(minibatches, self.recorder.to_graphs)
+
+    def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
+        """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
+
+        The arguments, and what is raised, are those of `explain`.
+
+        >>> import autobatch as ab
+        >>> double = ab.batched(lambda x: 2.0 * x)
+        >>> (part,) = double.prepare([np.ones(3), np.ones(3)]).parts
+        >>> part.plan.schedule.n_batches, part.plan.size
+        (1, 16)
+        """
+        read = self._read(instances)
+        if read[0].has_programs:
+            raise GraphError(
+                "prepare was given instances of an async function, which are planned while they run; give graphs from "
+                "record_all, or see explain."
+            )
+        with run_lock():
+            return self._prepare(*read, training, has_aux, measured=False)
+
+    def explain(
+        self,
+        instances: Iterable[Any],
+        training: bool = False,
+        has_aux: bool = False,
+        bound: str = "chain",
+        memory: bool = False,
+    ) -> Report:
+        """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, memory, rewrites.
+
+        Args:
+            instances: as for a call.
+            training: run backward too; launches and copies are those of both.
+            has_aux: as for `value_and_grad`, with `training`.
+            bound: "chain", or "pairs" for a better bound on the batches, which takes a second or so.
+            memory: also say where values lie and what moves, in the largest part.
+
+        Raises:
+            PolicyError: there is no such bound.
+            PlanError: an instance needs more than `max_bytes` alone.
+        """
+        from autobatch.memplan.report.memory import report_memory
+        from autobatch.policies.search.judging import judge
+
+        minibatch, clock = self._read(instances)
+        with run_lock(), self._planned(minibatch, clock, training, has_aux, measured=False) as (step, rounds):
+            self._execute(step, training)
+            choice = self._thread_choice if rounds is None else None
+            decided = "" if choice is None else choice.describe(minibatch, training)
+            step = step if rounds is None else rounds.joined(step)
+        judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
+        largest = max(step.parts, key=lambda part: part.n_bytes)
+        shown = report_memory(largest.plan, step.cells) if memory else None
+        return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided)
+
+    def profile(
+        self,
+        instances: Iterable[Any] | None = None,
+        training: bool = False,
+        has_aux: bool = False,
+        n_calls: int = N_CALLS,
+    ) -> Profile:
+        """Say where the time goes: milliseconds and bytes per stage and per batch, as a table and as a trace.
+
+        Args:
+            instances: run once, as for `explain`; None to profile calls as they come, while the profile is entered.
+            n_calls: how many to keep, the last.
+
+        Raises:
+            DataError: `n_calls` is no number of calls.
+
+        Cost: about a microsecond per batch.
+
+        >>> import autobatch as ab
+        >>> double = ab.batched(lambda x: 2.0 * x)
+        >>> with double.profile() as profile:
+        ...     _ = double([np.ones(3)]), double([np.ones(3)])
+        >>> [list(profile.stage_ms()), len(profile.calls), profile.calls[0].batches[0].rows]
+        [['record', 'layout', 'rewrite', 'schedule', 'place', 'forward'], 2, 1]
+        """
+        profile = Profile(self.recorder.types, n_calls, self._watch)
+        if instances is not None:
+            with profile:
+                read = self._read(instances)
+                with run_lock(), self._planned(*read, training, has_aux) as (step, rounds):
+                    self._execute(step, training)
+                    self._finish(step, rounds)
+        return profile
+
+    def merged(self, instances: Iterable[Any]) -> Graph:
+        """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
+
+        That of an async function holds the numbers that programs awaited.
+        """
+        minibatch = self.recorder.read(instances)
+        is_async = minibatch.has_programs
+        graph = self._record_rounds(minibatch.instances) if is_async else self.recorder.to_graph(minibatch)
+        return rewrite(graph, self.rewrites)[0]
+
+    def learn_policy(
+        self,
+        minibatches: Iterable[Iterable[Any]],
+        encoding: str = "sort",
+        seed: int = 0,
+        *,
+        held_out: Iterable[Iterable[Any]] = (),
+        online: bool = False,
+        progress: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Learn a state machine that decides what runs together, by Q-learning, and use it from now on.
+
+        Args:
+            minibatches: lists of instances, or of graphs from `record_all`; at least one. Of an async function
+                the graph of each round is learned on, and that of all rounds together.
+            encoding: what the machine sees of the ready nodes: "base", "max" or "sort".
+            seed: same seed, same policy.
+            held_out: mini-batches that decide which of the machines met on the way is the best.
+            online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
+            progress: show how far it is on standard error.
+            options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. reward="time" minimises the time
+                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`. With device="cuda" a
+                GPU plays the mini-batches, many at once.
+
+        Returns:
+            The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
+
+        Raises:
+            PolicyError: no mini-batches, an option that does not exist or is out of range, a reward in time where
+                nothing was measured, or a GPU that cannot hold the mini-batches.
+            BackendError: a GPU is to learn, and there is none.
+
+        Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
+            much again for the machine as it was published, which is learned beside ours unless `rival=False`.
+        """
+        from autobatch.policies.fsm.online import keep_learning
+        from autobatch.policies.learning import learn, show_learning
+
+        graphs, held = (
+            [one for batch in batches for one in self._scheduled(batch)] for batches in (minibatches, held_out)
+        )
+        with show_learning(progress) as on_progress:
+            terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
+            policy = learn(graphs, encoding=encoding, backend=self.backend.name, **terms, **options)
+        if online:
+            keep_learning(policy)
+        self.policy = policy
+        return policy
+
+    def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
+        """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
+        minibatch, clock = self._read(instances)
+        if not minibatch.has_programs:
+            return [self.merged(instances)]
+        with run_lock(), self._planned(minibatch, clock, training=False) as (step, rounds):
+            assert rounds is not None, "there are programs"
+            graphs = [part.plan.graph for part in rounds.joined(step).parts if part.plan.graph.n_nodes]
+        return [*graphs, self.merged(minibatch.instances)]
+
+
+def batched(
+    function: Callable[[Any], Any],
+    *,
+    module: Module | None = None,
+    policy: str | Policy = "auto",
+    backend: str | Backend = "auto",
+    planner: Planner | None = None,
+    rewrites: Sequence[str] = DEFAULT,
+    seed: int = 0,
+    max_bytes: int | None = None,
+    plan_cache: int = DEFAULT_SIZE,
+    precision: str = "float32",
+    threads: int | str = 1,
+    max_rounds: int | None = None,
+    on_error: str = "raise",
+) -> Batched:
+    """Turn a function over one instance into one over mini-batches.
+
+    Args:
+        function: takes one instance and calls cells; a method of a `Module`, a `Module` or any other object with
+            `__call__`, a `functools.partial`, or any function. An async one looks at its own values, by `ab.value`.
+        module: the owner of the parameters. By default the module that `function` is or is a method of; for another
+            object, the module among its attributes, and for a partial among its arguments, that holds the others there.
+        policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
+            `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
+        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
+            seconds when a model runs for the first time, and half a minute more where autobatch never ran before; or
+            for the GPU ("cuda"), if the parameters were moved there.
+        planner: what decides where values live.
+        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is
+            off by default: nodes of a mini-batch that compute the same are computed once.
+        seed: of random numbers (dropout, draws).
+        max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that
+            `explain` names, without parameters and their gradients. What is on its way within one batch counts too,
+            but on the reference backend, which makes arrays for it. A mini-batch that would take more is run in
+            parts; its results are those of the whole, to rounding.
+        plan_cache: how many plans to keep. A mini-batch of recorded graphs that comes again, be it of other objects
+            that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
+        precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
+            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.ir.precision`.
+        threads: that share the pieces of batches (backend "cpu") or compute matrix products (others), and no more than
+            there are cores to use; "auto" measures one against more on the first mini-batches of each size, and goes
+            back to one where others need the cores, see `autobatch.engine.threads`.
+        max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an
+            error of each instance that it still waits; None for no limit.
+        on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
+            in the place of results, which then come as a list, one for each instance; where gradients are asked for,
+            errors are raised.
+
+    Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
+    one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With
+    `threads` a call uses more cores.
+
+    Raises:
+        PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
+        PlanError: `max_bytes` is no number of bytes, `plan_cache` none of plans, or `max_rounds` none of rounds.
+        GraphError: there is no such rewrite, or `function` or `module` are none.
+
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def double(x):
+    ...     return 2.0 * x
+    >>> ab.batched(lambda x: double(double(x)))([np.ones(2), np.zeros(2)])
+    array([[4., 4.],
+           [0., 0.]], dtype=float32)
+    """
+    from autobatch import policies
+    from autobatch.memplan.planner import MemoryPlanner
+
+    if module is None:
+        module = _module_of(function)
+    if not callable(function) or not isinstance(module, Module | None):
+        raise GraphError(
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_told(function)} "
+            f"and {_told(module)}; give a method of a model, such as model.loss, or a model that has __call__."
+        )
+    backend = make_backend(backend, HOST if module is None else shared_store(module))
+    if isinstance(policy, str):
+        policy = policies.get(policy, backend.name)
+    elif isinstance(policy, type) or not hasattr(policy, "schedule"):
+        raise PolicyError(
+            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
+            f"of a saved policy."
+        )
+    elif not isinstance(getattr(policy, "name", None), str):
+        raise PolicyError(
+            f"a policy of class {type(policy).__name__} has no name for reports; give the class one, such as "
+            f"name = {type(policy).__name__.lower()!r}."
+        )
+    max_bytes = check_max_bytes(max_bytes)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
+    check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
+    if max_rounds is not None and (not isinstance(max_rounds, int | np.integer) or max_rounds < 0):
+        raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
+    if on_error not in ("raise", "return"):
+        raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
+    _check_threads(threads)
+    options = Options(
+        policy, to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,
+        on_error=on_error,
+    )  # fmt: skip
+    return Batched(function, module, planner or MemoryPlanner(), backend, options, threads, plan_cache)
+
+
+def _check_threads(threads: int | str) -> None:
+    """Raise a BackendError if `threads` is not a number of threads."""
+    is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
+    if not is_number and not (isinstance(threads, str) and threads == "auto"):
+        raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
+
+
+def _module_of(function: Any) -> Module | None:
+    """The module whose parameters a function reads: of those at hand the one that holds all; None if there is none."""
+    found = {id(module): module for module in _modules_at(function)}
+    holding = [x for x in found.values() if found.keys() <= {id(part) for part in modules_in(x)}]
+    return holding[0] if holding else None
+
+
+def _modules_at(function: Any) -> list[Module]:
+    """The modules that a function is, is a method of, or has in attributes; a partial has its arguments too."""
+    if isinstance(function, Module):
+        return [function]
+    if isinstance(function, partial):
+        given = *function.args, *function.keywords.values()
+        return [*_modules_at(function.func), *(x for x in given if isinstance(x, Module))]
+    owner = getattr(function, "__self__", function)
+    held = (owner,) if isinstance(owner, Module) else getattr(owner, "__dict__", {}).values()
+    return [x for x in held if isinstance(x, Module)]
+
+
+def _told(x: Any) -> str:
+    """What an error says of an argument; a module, which prints as a tree, by its class."""
+    return f"a {type(x).__name__}" if isinstance(x, Module) else repr(x)

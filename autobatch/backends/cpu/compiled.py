@@ -1,0 +1,211 @@
+"""Stages with the addresses of everything that their steps read, which are kept from run to run.
+
+A step has the addresses of its function, of its own numbers, and of the memory of its stage: a row of addresses of
+arrays. Plans with the same types share them. Before a run only what has changed is stored: the arrays of the plan if
+another plan ran last, the memory of the run if that grew, and the values that parameters determine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.cpu.memory import CpuMemory
+from autobatch.backends.cpu.stage_values import StageRun
+from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
+from autobatch.backends.cpu.steps import BoundStep, Sizes, make_calls
+from autobatch.backends.cpu.team import Sweeps
+from autobatch.backends.pieces import Calls, most_rows
+from autobatch.backends.preparing import N_DESTINATIONS, WORD, Prepared, PreparedTypes, place_of
+from autobatch.blas.choosing import Chooser
+from autobatch.blas.threads import threads_now
+from autobatch.compiler.writer import COMMON
+from autobatch.jit.addresses import address_of
+from autobatch.jit.arrays import IntArray
+from autobatch.ops.randomness import Randomness
+from autobatch.plan.plan import Plan, PlannedTypes
+
+LongArray = NDArray[np.int64]
+BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
+MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
+
+
+class CompiledTypes(PreparedTypes[CompiledCell]):
+    """The cells of all types, compiled with the same options, and their stages as they were bound last."""
+
+    def __init__(self, types: PlannedTypes, dtype: np.dtype[Any]) -> None:
+        super().__init__(types, dtype, most_rows)
+        self._bound: dict[tuple[Any, ...], BoundStages] = {}
+
+    def bound(self, name: str, kinds: Sequence[int], n_threads: int) -> BoundStages:
+        """The bound stages of some types, for some threads; the most recently used sets of types are cached."""
+        key = name, n_threads, *kinds
+        found = self._bound.pop(key, None)
+        if found is None:
+            stages = [self.cells[kind].stage(name) for kind in kinds]
+            found = BoundStages(kinds, stages, n_threads, self.widths.block_ptr)
+            if len(self._bound) == MOST_BOUND:
+                del self._bound[next(iter(self._bound))]
+        self._bound[key] = found
+        return found
+
+
+class BoundRun(NamedTuple):
+    """What a run binds stages to.
+
+    Attributes:
+        prepared: of the plan, and of no other one.
+        name: of the stage, "forward" or "backward"; calls: those of the stage, in `prepared`.
+        chooser: chooses the library for each product.
+    """
+
+    plan: Plan
+    prepared: Prepared
+    name: str
+    calls: Calls
+    chooser: Chooser
+    memory: CpuMemory
+    randomness: Randomness
+
+
+class BoundStages:
+    """A stage of several types, bound to one run at a time: the steps of all types, and their calls in order.
+
+    Args:
+        kinds: the numbers of the types.
+        stages: of each of them.
+        n_threads: how many threads share the pieces; each has its own scratch memory.
+        block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
+    """
+
+    def __init__(
+        self, kinds: Sequence[int], stages: Sequence[CompiledStage], n_threads: int, block_ptr: IntArray
+    ) -> None:
+        self._kinds, self._stages = list(kinds), list(stages)
+        self._blocks = [slice(int(block_ptr[kind]), int(block_ptr[kind + 1])) for kind in kinds]
+        n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
+        self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # slot of each stage
+        self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
+        self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
+        rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
+        self._addresses = np.empty((n_threads, sum(n_steps), 3), np.int64)
+        self._addresses[:, :, 1] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
+        self._of_one_thread = self._addresses[0]
+        self._steps: list[BoundStep] = []
+        self._prepared: Prepared | None = None
+        self._chosen_for: tuple[Any, ...] = ()
+        self._versions: list[int] = []
+        self._n_moved: list[int] = []
+        self._has_kept: list[bool] = []
+        self._memory_at: tuple[int, ...] = ()
+        self._is_compiled = self._calls_library = True
+        self._calls: Calls
+        self._sweeps = Sweeps()
+
+    def _slots_of_plans(self, n_types: int, n_blocks: int) -> tuple[LongArray, LongArray]:
+        """The slots for arrays of plans, and where in `Prepared.addresses` the addresses for them are."""
+        pairs = []
+        for stage, kind, blocks, first in zip(self._stages, self._kinds, self._blocks, self._first, strict=True):
+            pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
+            for name, slot in stage.plan_slots.items():
+                pairs.append((first + slot, place_of(name, kind, blocks.start, n_types, n_blocks)))
+        slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
+        return slots, places
+
+    def may_call_library(self, run: BoundRun) -> bool:
+        """Whether a run may call a library, as far as is known before it is bound."""
+        return self._calls_library or self._prepared is None or _choice_of(run) != self._chosen_for
+
+    def bind(self, run: BoundRun) -> None:
+        """Store what has changed since the last run."""
+        prepared, before = run.prepared, self._prepared
+        self._prepared = None  # until all of it is stored, as compiling may be interrupted
+        for stage in self._stages:
+            stage.refresh()
+        chosen_for = _choice_of(run)
+        is_chosen = before is not None and chosen_for == self._chosen_for
+        if not is_chosen:
+            self._choose_steps(chosen_for[0], prepared, run.chooser)
+            self._chosen_for = chosen_for
+        versions = [stage.version for stage in self._stages]
+        if not is_chosen or versions != self._versions:
+            self._take_parameters()
+            if not is_chosen:
+                self._take_steps()
+            self._versions = versions
+        if not is_chosen or run.memory.addresses != self._memory_at:
+            self._take_memory(*run.memory.addresses)
+        if before is not prepared:
+            self._memory[:, self._slots] = prepared.addresses[self._places]
+        self._prepared, self._calls = prepared, run.calls
+        if not self._is_compiled:
+            self._enter(run)
+
+    def release(self) -> None:
+        """Drop the arrays of the run."""
+        if not self._is_compiled:
+            for stage in self._stages:
+                stage.leave()
+
+    def call(self, first: int, last: int) -> int:
+        """Make the calls of parts first:last and return their number; part 0 is the prologue, see `Calls`."""
+        calls, piece_ptr, ptr, _ = self._calls
+        pieces, end_piece = ptr[first], ptr[last]
+        start, end = int(piece_ptr[pieces]), int(piece_ptr[end_piece])
+        if self._is_compiled and len(self._addresses) > 1 and end_piece - pieces > last - first:
+            self._sweeps.run(self._addresses, self._calls, first, last)
+        else:
+            make_calls(self._of_one_thread, self._steps, calls, start, end)
+        return end - start
+
+    def _choose_steps(self, place: str, prepared: Prepared, chooser: Chooser) -> None:
+        """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
+        self._steps = []
+        for stage, blocks in zip(self._stages, self._blocks, strict=True):
+            sizes = Sizes(place, prepared.mean_rows[blocks], chooser)
+            self._steps += [step.bind(sizes) for step in stage.steps]
+        self._calls_library = any(step.calls_library for step in self._steps) or any(
+            stage.shared.multiplies for stage in self._stages
+        )
+        self._has_kept = [bool(prepared.mean_rows[blocks.start, 1]) for blocks in self._blocks]
+
+    def _take_steps(self) -> None:
+        """Store the addresses of steps, which are known when they have read the parameters."""
+        self._addresses[:, :, 0] = [step.function for step in self._steps]
+        self._addresses[:, :, 2] = [step.own_address for step in self._steps]
+        self._is_compiled = all(step.function for step in self._steps)
+
+    def _take_parameters(self) -> None:
+        """Let steps read the parameters anew, and store the addresses of those that moved."""
+        for step in self._steps:
+            step.refresh()
+        n_moved = [stage.n_moved for stage in self._stages]
+        if n_moved != self._n_moved:
+            for stage, first in zip(self._stages, self._first.tolist(), strict=True):
+                for slot, found in stage.shared_arrays().items():
+                    self._memory[:, first + slot] = found if isinstance(found, int) else address_of(found)
+            self._n_moved = n_moved
+
+    def _take_memory(self, buffer: int, scratch: int, scratch_step: int, kept: int) -> None:
+        """Store the addresses of the memory of a run: each thread has its own row of scratch memory."""
+        for thread, row in enumerate(self._memory):
+            own = scratch + thread * scratch_step
+            row[self._first + BUFFER], row[self._first + SCRATCH] = buffer, own
+            row[self._first + KEPT] = [kept if has_kept else own for has_kept in self._has_kept]
+        self._memory_at = buffer, scratch, scratch_step, kept
+
+    def _enter(self, run: BoundRun) -> None:
+        """Give the stages the arrays of a run, for steps that Python runs."""
+        memory, scratch = run.memory, run.memory.scratch[0]
+        for stage, kind, has_kept in zip(self._stages, self._kinds, self._has_kept, strict=True):
+            kept, table = memory.kept[0] if has_kept else scratch, run.prepared.tables[kind]
+            stage.enter(StageRun(run.plan, kind, memory.buffer, scratch, kept, table, run.randomness))
+
+
+def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:
+    """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of pieces."""
+    place = "int64" if run.plan.dest.itemsize == WORD else "int32"
+    return place, threads_now(), run.chooser.name, run.prepared.size_classes

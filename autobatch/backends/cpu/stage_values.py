@@ -1,0 +1,172 @@
+"""The arrays that the steps of a stage read and write: the memory of a run, and the values that all rows share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.interpreter.frame import RowRange
+from autobatch.backends.places import DATA, Place, StagePlaces
+from autobatch.backends.shared_values import SharedValues
+from autobatch.blas.product import readable
+from autobatch.compiler.lowered import Area
+from autobatch.compiler.numba.sources import StageSources
+from autobatch.compiler.numba.support import transpose
+from autobatch.compiler.view import View
+from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
+from autobatch.devices.store import HOST
+from autobatch.jit.addresses import LINE
+from autobatch.ops.randomness import Randomness
+from autobatch.plan.plan import Batch, Plan
+
+Array = NDArray[Any]
+
+
+class StageRun(NamedTuple):
+    """The arrays and numbers of a run that the steps of a stage read where Python runs them.
+
+    Attributes:
+        buffer, scratch, kept: the memory of the run; `kept` is the scratch memory of pieces if no steps run for all
+            rows of the type.
+        table: see `autobatch.compiler.piece_table`.
+        randomness: the randomness of the mini-batch.
+    """
+
+    plan: Plan
+    kind: int
+    buffer: Array
+    scratch: Array
+    kept: Array
+    table: Array
+    randomness: Randomness
+
+    def rows(self, k: int, n_column: int) -> RowRange:
+        """The rows of a piece."""
+        start = int(self.table[k, 0])
+        return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()), HOST)
+
+
+class StageValues:
+    """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
+
+    Attributes:
+        plan_slots: the slots for arrays of plans, by name.
+        version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
+        run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
+        turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
+            steps.
+    """
+
+    def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+        self.dtype, self.jitted, self.precision, stage = dtype, jitted, precision, sources.stage
+        self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
+        self.slots = sources.slots
+        used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
+        own = sorted(used - {*COMMON})
+        self.plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
+        self._shared_slots = {name: self.slots[name] for name in own if not _is_of_plan(name)}
+        self.version, self.n_moved, self._is_fresh = 0, 0, False
+        self.arrays: list[Array | int] = []
+        self.run: StageRun
+        self.packed = np.zeros(self.storage.shared_width, dtype)
+        self.shared, self._places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
+        self._matrices: dict[tuple[int, bool], Array] = {}
+        self._copies: list[tuple[Array, Array]] = []
+        self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
+
+    def refresh(self) -> None:
+        """Update the values that all rows share, and the copies of them that libraries read, if parameters changed."""
+        if not self.shared.has_changed() and self._is_fresh:
+            return
+        self._is_fresh, shared = False, self.shared.arrays  # an interrupt may come
+        if self.shared.update(lambda parameter: parameter.array):
+            self._matrices.clear()
+            self._copies.clear()
+            self.n_moved += 1
+        for value, first in self.storage.shared.items():
+            self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
+        for matrix, copy in self._copies:
+            transpose(np.ascontiguousarray(matrix.T), copy)
+        self.version += 1
+        self._is_fresh = True
+
+    def shared_arrays(self) -> dict[int, Array | int]:
+        """What the slots for shared values hold: arrays, or the row strides of tables in elements."""
+        return {slot: self._find_shared(name) for name, slot in self._shared_slots.items()}
+
+    def _find_shared(self, name: str) -> Array | int:
+        if name == "shared":
+            return self.packed
+        table: Array = self.shared.arrays[int(name.rsplit("_", 1)[1])]
+        return table.strides[1] // table.itemsize if is_step(name) else table
+
+    def plan_arrays(self, plan: Plan, kind: int, table: Array) -> dict[int, Array]:
+        """What the slots for a plan hold, of which this is the stage of a type."""
+        return {slot: _find_in(plan, kind, table, name) for name, slot in self.plan_slots.items()}
+
+    def matrix(self, value: int, transposed: bool) -> Array:
+        """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
+
+        A transpose is copied to contiguous rows, because libraries multiply by these up to 3 times faster. Copies, of
+        transposes or of views that libraries refuse, are made again in every run.
+        """
+        if (value, transposed) not in self._matrices:
+            whole = self.shared.arrays[value][0]
+            matrix: Array = whole.T if transposed else whole
+            is_right = matrix.flags.c_contiguous if transposed else readable(matrix) is matrix
+            if not is_right:
+                copy = np.empty(matrix.shape, matrix.dtype)
+                self._copies.append((matrix, copy))
+                transpose(np.ascontiguousarray(matrix.T), copy)
+                matrix = copy
+            self._matrices[value, transposed] = matrix
+        return self._matrices[value, transposed]
+
+    def place(self, view: View) -> tuple[int, int, int, int]:
+        """The slot of a view's array, the table column where rows begin, the bytes from there, and elements per row."""
+        place = self._places.place(view)
+        return self.slots[ARRAYS[place.area]], place.column, place.offset * self.dtype.itemsize, max(place.width, 1)
+
+    def view(self, view: View, k: int) -> Array:
+        """The elements of a view in all rows of a piece: `(rows, *shape)`."""
+        place, table = self._places.place(view), self.run.table
+        array, width, n_rows = self._array(place), place.width, int(table[k, place.rows])
+        size, first = array.itemsize, int(table[k, place.column])
+        if place.area in DATA:
+            first = self.run.rows(k, self.columns.index("rows_n")).of(place.domain)[0] * width
+        offset = (first + place.offset) * size if n_rows and all(place.shape) else 0
+        strides = (width * size, *(stride * size for stride in place.strides))
+        found: Array = np.ndarray((n_rows, *place.shape), array.dtype, array, offset, strides)
+        return found
+
+    def _array(self, place: Place) -> Array:
+        plan, area = self.run.plan, place.area
+        if area in DATA:
+            return plan.data(self.run.kind, place.domain)[area is Area.FLOATS].reshape(-1)
+        if area is Area.PERSISTENT:
+            return self.run.kept
+        return self.run.buffer if ARRAYS[area] == "buffer" else self.run.scratch
+
+
+def _is_of_plan(name: str) -> bool:
+    """Whether a slot is for an array of a plan; the others that types have of their own are for shared values."""
+    return name == "table" or name.partition("_")[0] in ("ints", "floats", "segments")
+
+
+def _find_in(plan: Plan, kind: int, table: Array, name: str) -> Array:
+    """The array of a plan that a slot is for."""
+    if name == "table":
+        return table
+    what, domain = split_name(name)
+    if what == "segments":
+        return plan.segments_of(kind, domain)
+    return plan.data(kind, domain)[what == "floats"]
+
+
+def flat(array: Array) -> Array:
+    """The memory from the first to the last element of an array, as a flat array for compiled code."""
+    reach = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
+    n = 1 + reach // array.itemsize if array.size else 0
+    return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))

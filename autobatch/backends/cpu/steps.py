@@ -1,0 +1,336 @@
+"""The steps of a compiled stage, and the compiled loop that calls them.
+
+A step runs for piece k of the batches of a type. A plan binds it (`autobatch.backends.cpu.compiled`): a compiled step
+then has three addresses, of its function, of the memory of its stage (the addresses of the arrays of a run), and of its
+own numbers. Any other step is a Python function. Plans with batches of about the same size share bound steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.cpu.stage_values import StageValues
+from autobatch.blas.calling import call_product
+from autobatch.blas.choosing import Chooser
+from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.packed import multiply_float32 as multiply_rows
+from autobatch.blas.own.packed import pack_float32, panel_words
+from autobatch.blas.product import describe_product, readable
+from autobatch.blas.provider import Provider
+from autobatch.blas.threads import threads_now
+from autobatch.compiler.numba.loading import load, load_plain
+from autobatch.compiler.numba.source import Source
+from autobatch.compiler.piece_table import letter_of
+from autobatch.compiler.statement import Interpreted, Product
+from autobatch.compiler.view import View
+from autobatch.compiler.writer import SLOTS
+from autobatch.ir.precision import rounded_args
+from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
+from autobatch.jit.addresses import address_of, aligned, array_at, call_at
+from autobatch.jit.bits import rounded
+from autobatch.jit.compiling import compiling
+from autobatch.jit.loops import by_address, compiled
+from autobatch.ops.define import run_kernel
+
+Array = NDArray[Any]
+LongArray = NDArray[np.int64]
+
+TABLE = list(SLOTS).index("table")
+ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
+B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
+"""The own numbers of a product. A and OUT each have four: the slot of the array, the column of the table that holds
+where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH is the place of rounded rows
+in scratch memory, see `autobatch.backends.cpu.rounding`."""
+
+
+@compiled
+def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
+    """Make the calls from `at` on; return the first call of a step that has no address, or `end`."""
+    while at < end:
+        step = calls[at, 0]
+        if addresses[step, 0] == 0:
+            return at
+        call_at(addresses[step, 0], addresses[step, 1], addresses[step, 2], calls[at, 1])
+        at += 1
+    return at
+
+
+def make_calls(addresses: Array, steps: Sequence[BoundStep], calls: Array, at: int, end: int) -> None:
+    """Make the calls at:end, of compiled steps and of others."""
+    while at < end:
+        at = call_steps(addresses, calls, at, end)
+        if at < end:
+            step, k = calls[at]
+            steps[step](int(k))
+            at += 1
+
+
+class Sizes(NamedTuple):
+    """What the choice of a step's function depends on.
+
+    Attributes:
+        place: the name of the type of destinations.
+        mean_rows: mean rows of pieces, per domain; see `autobatch.backends.piece_table`.
+        chooser: chooses the library for each product.
+    """
+
+    place: str
+    mean_rows: LongArray
+    chooser: Chooser
+
+
+class BoundStep(Protocol):
+    """A step of which a plan knows how it runs.
+
+    Attributes:
+        function: the address of the compiled function; 0 if Python runs the step.
+        own_address: that of the step's own numbers, which stay where they are.
+        calls_library: whether it may call a library of matrix products, whose threads are to be limited.
+    """
+
+    function: int
+    own_address: int
+    calls_library: bool
+
+    def refresh(self) -> None:
+        """Take the parameters as the stage has them now, if they changed."""
+
+    def __call__(self, k: int) -> None:
+        """Run for piece k in Python."""
+
+
+class KernelStep:
+    """A generated kernel."""
+
+    def __init__(self, stage: StageValues, source: Source) -> None:
+        self.stage, self.source = stage, source
+        self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
+        self._bound: dict[str, BoundKernel] = {}
+
+    def bind(self, sizes: Sizes) -> BoundKernel:
+        """Load the kernel for the type of a plan's destinations."""
+        if sizes.place not in self._bound:
+            self._bound[sizes.place] = BoundKernel(self, self._load(sizes.place))
+        return self._bound[sizes.place]
+
+    def _load(self, place: str) -> int:
+        if not self.stage.jitted:
+            return 0
+        lowered = self.stage.lowered
+        with compiling(f"cell {lowered.name!r} ({lowered.stage})", is_kernel=True):
+            address: int = load(self.source.text, self.stage.dtype.name, place).address
+        return address
+
+
+class BoundKernel:
+    """A kernel for a type of destinations; see `BoundStep`."""
+
+    calls_library = False
+
+    def __init__(self, step: KernelStep, function: int) -> None:
+        self._step, self.function, self.own_address = step, function, address_of(step.source.own)
+
+    def refresh(self) -> None:
+        """Do nothing: kernels read parameters by the memory of their stage."""
+
+    def __call__(self, k: int) -> None:
+        """Run as plain Python."""
+        assert self._step.function is not None, "compiled kernels are called by address"
+        self._step.function(self._step.stage.arrays, self._step.source.own, k)
+
+
+class ProductStep:
+    """A term of a product: rows times a matrix that all rows share, written to the target or added to it.
+
+    Attributes:
+        own: the numbers that do not depend on the library.
+        bound: the products that plans have bound, by the names of the library and of the way to use it.
+    """
+
+    def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
+        self.stage, self.term, self.once = stage, product.terms[number], once
+        self.accumulate = product.adds or number > 0
+        self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
+        self.own = np.zeros(SIZE, np.int64)
+        self.own[BETA], self.own[ITEMSIZE] = self.accumulate, stage.dtype.itemsize
+        self.domain, self.own[COLUMNS] = product.domain, len(stage.columns)
+        self.own[ROWS] = stage.columns.index(f"rows_{letter_of(product.domain)}")
+        self.own[A : A + 4] = stage.place(self.term.rows)
+        self.own[OUT : OUT + 4] = stage.place(self.out)
+        shape = stage.lowered.vars[self.term.weight].shape
+        self.inner, self.n = shape[::-1] if self.term.transposed else shape
+        self._chosen: dict[tuple[int, int, str], BoundProduct] = {}
+        self.bound: dict[tuple[str, ...], BoundProduct] = {}
+
+    def bind(self, sizes: Sizes) -> BoundProduct:
+        """Choose the library by the mean number of rows."""
+        of_piece, of_whole = sizes.mean_rows[self.domain - NODE].tolist()
+        n_rows = (self.once and of_whole) or of_piece
+        chosen_for = n_rows.bit_length(), threads_now(), sizes.chooser.name
+        if chosen_for not in self._chosen:
+            way = self._choose(max(n_rows, 1), sizes.chooser)
+            names = tuple(part if isinstance(part, str) else part.name for part in way)
+            if names not in self.bound:
+                self.bound[names] = self._make(*way)
+            self._chosen[chosen_for] = self.bound[names]
+        return self._chosen[chosen_for]
+
+    def _choose(self, n_rows: int, chooser: Chooser) -> tuple[Any, ...]:
+        """The library, by which this step is bound."""
+        return (chooser.choose(n_rows, self.n, self.inner, self.stage.dtype.name),)
+
+    def _make(self, provider: Provider) -> BoundProduct:
+        return BoundProduct(self, provider)
+
+
+class BoundProduct:
+    """A product by a library, with the matrix as that reads it; see `BoundStep`."""
+
+    def __init__(self, step: ProductStep, provider: Provider) -> None:
+        self.step, self.provider, self.own, self.function = step, provider, step.own.copy(), 0
+        self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
+        self._weight: Array | None = None
+        self._panels: Array = np.empty(0, np.uint32)
+        self._packing: tuple[int, ...] = ()
+        self._version = self._n_moved = -1
+
+    @property
+    def _is_compiled(self) -> bool:
+        return self.step.stage.jitted and self.step.inner > 0 and self.step.n > 0
+
+    def refresh(self) -> None:
+        """Take the matrix as the stage has it now."""
+        if self._version != self.step.stage.version:
+            self._refresh()
+            self._version = self.step.stage.version  # last, as compiling may be interrupted
+
+    def _refresh(self) -> None:
+        stage, term = self.step.stage, self.step.term
+        if self.provider.name == PACKED and self._is_compiled:
+            if self._packing and self._n_moved == stage.n_moved:
+                pack_float32(*self._packing)
+                return
+            whole = stage.shared.arrays[term.weight][0]
+            matrix = readable(whole)
+            packing = self._pack(matrix.T if term.transposed else matrix)
+            self._packing, self._n_moved = packing if matrix is whole else (), stage.n_moved
+            self.function = multiply_packed.address
+            return
+        weight = stage.matrix(term.weight, term.transposed)
+        if weight is not self._weight:
+            self._take(weight)
+            self.function = multiply.address if self.own[ROUTINE] and self._is_compiled else 0
+
+    def _take(self, weight: Array) -> None:
+        """Take a weight, and store its address for a library."""
+        self._weight = weight
+        if weight.size:
+            inner, n = weight.shape
+            rows = np.empty((2, inner + n), weight.dtype)
+            product = describe_product(rows[:1, :inner], weight, rows[:1, inner:])
+            self.own[N], self.own[INNER] = n, inner
+            self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
+        self.own[ROUTINE] = self.provider.addresses.get(self.step.stage.dtype.name, 0)
+
+    def _pack(self, weight: Array) -> tuple[int, ...]:
+        """Pack the weight for our own product; give the numbers by which it is packed again, where it is now."""
+        inner, n = weight.shape
+        self._make_panels(panel_words(inner, n, False))
+        self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self._panels)
+        row, column = (step // weight.itemsize for step in weight.strides)
+        packing = address_of(weight), row, column, inner, n, address_of(self._panels)
+        pack_float32(*packing)
+        return packing
+
+    def _make_panels(self, n_words: int) -> None:
+        """Make memory for a packed matrix."""
+        if self._panels.size < n_words:
+            self._panels = aligned(n_words, np.dtype(np.uint32))
+
+    def __call__(self, k: int) -> None:
+        """Multiply by the library's Python function."""
+        left, out = self.step.stage.view(self.step.term.rows, k), self.step.stage.view(self.step.out, k)
+        assert self._weight is not None, "steps are refreshed before they run"
+        if left.size:
+            self.provider.multiply(left, self._weight, out, accumulate=self.step.accumulate)
+        elif not self.step.accumulate:
+            out[...] = 0
+
+
+class InterpretedStep:
+    """An instruction that runs as in the reference backend; see `BoundStep`."""
+
+    def __init__(self, stage: StageValues, alone: Interpreted) -> None:
+        self.stage, self.alone, self.function, self.own_address = stage, alone, 0, 0
+        self.calls_library = True  # NumPy's
+
+    def bind(self, sizes: Sizes) -> InterpretedStep:
+        """Return itself: it runs alike in all plans."""
+        return self
+
+    def refresh(self) -> None:
+        """Do nothing: the instruction reads the values of its stage."""
+
+    def __call__(self, k: int) -> None:
+        """Run."""
+        lowered, run = self.stage.lowered, self.stage.run
+        var = lowered.vars[self.alone.target]
+        assert isinstance(var.source, Instruction)
+        rows = run.rows(k, self.stage.columns.index("rows_n"))
+        static = rows.static(lowered.vars, self.alone.target, run.randomness, self.stage.cell.type.owner)
+        args = [self._argument(arg, k) for arg in self.alone.args]
+        if self.stage.precision == "bf16":
+            for at in rounded_args(lowered.vars, self.alone.target):
+                args[at] = rounded(args[at])
+        run_kernel(var.source.op, np, args, self.stage.view(lowered.views[self.alone.target], k), static)
+
+    def _argument(self, arg: int, k: int) -> Any:
+        lowered = self.stage.lowered
+        if lowered.domains[arg] == SHARED:
+            return self.stage.shared.arrays[arg]
+        array = self.stage.view(lowered.views[arg], k)
+        source = lowered.vars[lowered.views[arg].value].source
+        return array.astype(self.stage.dtype) if isinstance(source, Attribute) and source.is_float else array
+
+
+Step = KernelStep | ProductStep | InterpretedStep
+
+
+@by_address
+def multiply(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a piece by a matrix, with a library."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    if row[numbers[ROWS]] > 0:
+        call_product(
+            numbers[ITEMSIZE], numbers[ROUTINE],
+            (
+                0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
+                address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
+                address_in(arrays, numbers, row, OUT), numbers[OUT + 3],
+            ),
+            numbers[BETA],
+        )  # fmt: skip
+
+
+@by_address
+def multiply_packed(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a piece by a packed matrix."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    if row[numbers[ROWS]] > 0:
+        multiply_rows(
+            row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
+            numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
+        )  # fmt: skip
+
+
+@compiled
+def address_in(arrays: Array, numbers: Array, row: Array, place: int) -> int:
+    """The address where the rows of an operand begin."""
+    first: int = arrays[numbers[place]] + numbers[place + 2] + row[numbers[place + 1]] * numbers[ITEMSIZE]
+    return first

@@ -1,0 +1,70 @@
+"""Run the steps of a stage on the device, and read from its clock when those of each batch were done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from autobatch.backends.cuda.stages import THREADS, KernelStep, StageRun
+from autobatch.backends.cuda.sweeps import ENDED, Sweep
+from autobatch.devices.device import Device, Launch
+
+PER_SECOND = 1e9  # what the clock counts
+
+
+class Launcher:
+    """Launches the steps of a stage of a run.
+
+    Args:
+        sweep: the steps, in parts; see `autobatch.backends.pieces.Calls`.
+        listed: where they are on the device: [1 + n, WORDS].
+        runs: the stage of each type, for steps that the host runs.
+        make_kernel: gives the compiled kernel that goes through steps.
+        n_blocks: that the device can run at the same time.
+
+    Attributes:
+        launches: what ran so far one after the other: launches, and steps of the host.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        sweep: Sweep,
+        listed: Any,
+        runs: Sequence[StageRun],
+        make_kernel: Callable[[], Any],
+        n_blocks: int,
+    ) -> None:
+        self._device, self._sweep, self._listed, self._make_kernel = device, sweep, listed, make_kernel
+        self._n_blocks = n_blocks
+        self._steps = [(run, step) for run in runs for step in run.stage.steps]
+        self.launches = 0
+
+    def run(self, first: int, end: int, timed: bool = False) -> None:
+        """Run parts first:end; if timed, which is for all parts, the device notes when each of them was done."""
+        for launched in self._sweep.launches(first, end, timed):
+            self.launches += 1
+            if launched.host is not None:
+                run, step = self._steps[launched.host[0]]
+                assert not isinstance(step, KernelStep), "the host runs no kernels"
+                step.run(run, launched.host[1])
+                if timed:
+                    self._launch(launched.first, launched.end, 1)  # there is nothing left to do but to note the time
+            elif launched.blocks:
+                self._launch(launched.first, launched.end, launched.blocks)
+
+    def ends(self) -> list[float]:
+        """Wait, and give the second of `time.perf_counter` at which each part was done, once all ran timed."""
+        self._device.synchronize()
+        now, noted = perf_counter(), self._device.get(self._listed[:, ENDED])
+        ended = np.maximum.accumulate(noted)[self._sweep.ends]
+        ends: list[float] = (now - (ended[-1] - ended) / PER_SECOND).tolist()
+        return ends
+
+    def _launch(self, first: int, end: int, blocks: int) -> None:
+        args = self._device.address(self._listed), first, end
+        blocks = min(blocks, self._n_blocks)
+        self._device.launch(self._make_kernel(), Launch(blocks, THREADS, self._sweep.shared_bytes, args))

@@ -1,0 +1,126 @@
+"""List the steps of a stage of a plan in the order in which the device runs them: one launch runs as many as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.cuda.stages import THREADS, WARP, DeviceStage, KernelStep, ProductStep, Step
+from autobatch.backends.cuda.sums import Sums
+from autobatch.backends.pieces import Calls
+from autobatch.compiler.cuda.support import ADD_UP, FIRST_KERNEL, MULTIPLY
+
+LongArray = NDArray[np.int64]
+
+WORDS = 8  # of `Step` in `sweep.cuh`
+FUNCTION, MEMORY, THEN, ENDED = 0, 1, 5, 7
+WAIT, NOTE = 1, 2  # of THEN
+ON_HOST = -1  # no function of the device
+
+
+class PlannedStage(NamedTuple):
+    """A stage of a type in a plan.
+
+    Attributes:
+        slots: the byte of the packed ints at which its slots begin.
+        table: the table of pieces.
+    """
+
+    stage: DeviceStage
+    slots: int
+    table: LongArray
+
+
+class Launched(NamedTuple):
+    """Steps first:end, which one launch runs; or one step that the host runs.
+
+    Attributes:
+        blocks: how many have work.
+        host: the number of the step among those of all types, and the piece; none if the device runs it.
+    """
+
+    first: int
+    end: int
+    blocks: int
+    host: tuple[int, int] | None
+
+
+class Sweep:
+    """The steps of a stage of a plan.
+
+    Attributes:
+        steps: [1 + n, WORDS] see `Step` in `sweep.cuh`; addresses of slots count from the beginning of the packed ints.
+            The first does nothing: a run whose batches are timed begins with it, to note when it began.
+        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.pieces.Calls`.
+        ends: [parts] the last step of each part, or of those before if it has none.
+        shared_bytes: shared memory per block.
+
+    Args:
+        kernels: the numbers of generated kernels, by name.
+        libraries: whether the host asks a library for products.
+        sums: what is added up after each batch, and the byte at which its slots begin; None for backward.
+    """
+
+    def __init__(
+        self, calls: Calls, stages: Sequence[PlannedStage], kernels: Mapping[str, int], libraries: bool,
+        sums: tuple[Sums, int] | None,
+    ) -> None:  # fmt: skip
+        own = [(step, planned) for planned in stages for step in planned.stage.steps]
+        waits = [wait for planned in stages for wait in planned.stage.waits]
+        self.shared_bytes = max((step.shared_bytes for step, _ in own), default=0)
+        known = [
+            (_function(step, kernels, libraries), planned.slots, step.own, 0, step.team, wait, 0, 0)
+            for (step, planned), wait in zip(own, waits, strict=True)
+        ]
+        blocks = [step.blocks(planned.table) for step, planned in own]
+        first = np.cumsum([0, *(array.size for array in blocks)])
+        number, piece = calls.calls.T
+        self.steps = np.array(known, np.int64).reshape(-1, WORDS)[number]
+        self.steps[:, 3] = piece
+        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + piece]
+        self._numbers = number
+        self.ptr = calls.piece_ptr[calls.ptr]
+        if sums is not None:
+            self._insert(*sums)
+        self._on_host = 1 + np.flatnonzero(self.steps[:, FUNCTION] == ON_HOST)
+        self.steps = np.insert(self.steps, 0, (ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), axis=0)
+        self._blocks, self._numbers = np.insert(self._blocks, 0, 1), np.insert(self._numbers, 0, ON_HOST)
+        self.ptr = self.ptr + 1
+        self.ends = self.ptr[1:] - 1
+
+    def launches(self, first_part: int, end_part: int, timed: bool = False) -> Iterator[Launched]:
+        """What runs one after the other for some parts; for all and the step that notes the start, if timed."""
+        at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
+        for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
+            if at < host:
+                yield Launched(at, host, int(self._blocks[at:host].max()), None)
+            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host, 3])))
+            at = host + 1
+        if at < end:
+            yield Launched(at, end, int(self._blocks[at:end].max()), None)
+
+    def _insert(self, sums: Sums, slots: int) -> None:
+        """Add up values after the batches that left some."""
+        counts = np.diff(sums.ptr)
+        batches = np.flatnonzero(counts)
+        added = np.zeros((batches.size, WORDS), np.int64)
+        added[:, :6] = ADD_UP, slots, 0, 0, WARP, 1
+        added[:, 3] = batches
+        places = self.ptr[batches + 2]  # the end of part batch + 1
+        self.steps = np.insert(self.steps, places, added, axis=0)
+        self._blocks = np.insert(self._blocks, places, -(-counts[batches] * WARP // THREADS))
+        self._numbers = np.insert(self._numbers, places, ON_HOST)
+        self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
+
+
+def _function(step: Step, kernels: Mapping[str, int], libraries: bool) -> int:
+    """The number of the function that runs a step."""
+    match step:
+        case KernelStep():
+            return FIRST_KERNEL + kernels[step.name]
+        case ProductStep() if not libraries:
+            return MULTIPLY
+    return ON_HOST

@@ -1,0 +1,283 @@
+"""Run the stages of cells op by op, in plain array code, on the arrays of any device.
+
+Each batch reads contiguous rows of its type's blocks and runs the cell's instructions on arrays `(rows, *shape)`; each
+result goes to its place if the layout gives it one. Outputs are then scattered to their destinations. Backward gathers
+the gradients of the outputs from the same destinations, and makes those of the ports in the mirrored rows, or copies
+them there. Gradients of parameters are computed once per type over all its rows; those of tables are the rows that were
+looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch.backends.interpreter.frame import Array, Env, Frame, RowRange, constant_row
+from autobatch.backends.interpreter.values import Values
+from autobatch.backends.options import Options
+from autobatch.ir.layout import Join
+from autobatch.ir.precision import rounded_args
+from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
+from autobatch.jit.bits import rounded
+from autobatch.ops.define import run_kernel
+from autobatch.ops.indexing import to_ids
+from autobatch.ops.randomness import Randomness
+from autobatch.ops.variadic import Segments, segment_sum
+from autobatch.params.sparse_rows import Rows
+from autobatch.plan.plan import Batch, PlannedCell
+
+
+class Interpreter:
+    """Interprets the cells of a run.
+
+    Args:
+        values: the values of the run.
+        randomness: the randomness of the whole mini-batch.
+        parameters: the arrays of parameters that are on the device already, by `id`; others are added.
+        data: gives the int and float data of a type and domain, as `Plan.data`, if they are on the device already.
+
+    Attributes:
+        launches: ops, scatters and gathers so far.
+        copied_bytes: bytes moved by launches that compute nothing.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        options: Options,
+        randomness: Randomness,
+        parameters: dict[int, Array] | None = None,
+        data: Callable[[int, int], tuple[Array, Array]] | None = None,
+    ) -> None:
+        self.values, self.options, self.randomness = values, options, randomness
+        self.plan, self.cells, self.store = values.plan, values.cells, values.store
+        self.launches = self.copied_bytes = 0
+        self._parameters = {} if parameters is None else parameters
+        self._data = data or values.plan.data
+
+    # Stages.
+
+    def forward_batch(self, batch: Batch) -> None:
+        """Compute the nodes of a batch."""
+        cell = self.cells.cells[batch.kind]
+        frame = self._frame(batch, cell.program.vars)
+        self.run(frame, cell.program.instructions)
+        for number, index in enumerate(cell.program.outputs):
+            self._scatter(frame, number, frame.env[index], cell.program.vars[index])
+
+    def backward_batch(self, batch: Batch, active: Array) -> None:
+        """Compute the gradients of the ports of a batch; zero in rows that are not active."""
+        cell = self.cells.cells[batch.kind]
+        derivative, layout = cell.derivative, cell.layout
+        assert derivative is not None, "backward follows a forward run in training"
+        rows = RowRange(self.plan, batch, self.store)
+        ports = self.values.port_gradients(rows)
+        if active.any() and (derivative.backward or derivative.parameters or derivative.tables or ports):
+            frame = self._frame(batch, derivative.vars, backward=True)
+            for number, index in enumerate(derivative.incoming):
+                frame.env[index] = self._gather(frame, number, index)
+            self.run(frame, derivative.backward)
+            for number, gradient in enumerate(derivative.ports):
+                if number not in layout.settled:
+                    self._write(ports[number], None if gradient is None else frame.env[gradient])
+        if not active.all():
+            self.values.clear_inactive(rows, active)
+
+    def weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Any]) -> None:
+        """Run the weight stage of a type over its active rows.
+
+        Args:
+            active: bool, for all rows of the type.
+            gradients: the array of the device, or `Rows`, that is added to, by `id` of the parameter.
+        """
+        derivative = self.cells.cells[kind].derivative
+        assert derivative is not None, "backward follows a forward run in training"
+        if not derivative.parameters and not derivative.tables:
+            return
+        batch = Batch(kind, 0, active.size, self.plan.type_bases[kind])
+        frame = self._frame(batch, derivative.vars, backward=True)
+        if not active.all():
+            domains = {i: derivative.vars[i].domain for i in frame.env}
+            for i, x in frame.env.items():
+                frame.env[i] = x if domains[i] == SHARED else x[frame.rows.select(active, domains[i])]
+        owners = {p: gradients[id(derivative.parameter(p))] for p, _ in derivative.parameters}
+        frame.targets = {g: owners[p][None] for p, g in derivative.parameters if g in derivative.accumulated}
+        self.run(frame, derivative.weights)
+        for p, g in derivative.parameters:
+            if g not in frame.targets:
+                owners[p] += frame.env[g][0]
+        for p, scatters in derivative.tables:
+            for scatter in scatters:
+                ids = self._ids(frame, scatter.ids, active)
+                self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
+
+    def _ids(self, frame: Frame, index: int, active: Array) -> Array:
+        """The ids that a type looked up in its active rows, on the host: known there, unless a cell computes them."""
+        var = frame.vars[index]
+        if isinstance(var.source, Constant):
+            return np.asarray(var.source.data)[None]
+        if not isinstance(var.source, Attribute):
+            return self.store.get(to_ids(frame.env[index]))
+        data, _ = self.plan.data(frame.rows.kind, var.domain)
+        ids = data[:, var.source.column : var.source.column + var.size].reshape(len(data), *var.shape)
+        return ids if active.all() else ids[self.store.get(frame.rows.select(active, var.domain))]
+
+    def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
+        """Add rows that a type looked up to the gradient of their table."""
+        flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
+        rows = self.store.xp.ascontiguousarray(values).reshape(-1)
+        if isinstance(gradient, Rows):
+            gradient.add(flat, rows if gradient.store is self.store else self.store.get(rows))
+        else:
+            Rows.summed(flat, rows.reshape(flat.size, *gradient.shape[1:]), gradient.shape, self.store).add_to(gradient)
+        self.launches += 1
+
+    # Frames and instructions.
+
+    def _frame(self, batch: Batch, vars: tuple[Var, ...], backward: bool = False) -> Frame:
+        """Set up a run of a cell over some rows: the known values, and the places of the results that have one."""
+        cell, rows = self.cells.cells[batch.kind], RowRange(self.plan, batch, self.store)
+        env = self._known(rows, cell, vars)
+        inner = {i: self.values.inputs(rows, place, vars[i]) for i, place in cell.layout.inner.items()}
+        residuals = self.values.residuals(rows, cell)
+        if not backward:
+            return Frame(rows, cell.layout, vars, env, residuals | inner)
+        places = cell.layout.gradients.items()
+        gradients = {i: self.values.inputs(rows, place, vars[i], self.plan.mirror) for i, place in places}
+        return Frame(rows, cell.layout, vars, env | residuals | inner, gradients | residuals)
+
+    def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
+        """The values that are known before any instruction runs: ports, attributes, parameters, constants."""
+        env: Env = {}
+        for index, var in enumerate(vars):
+            match var.source:
+                case Port(number=number):
+                    env[index] = self.values.inputs(rows, cell.layout.inputs[number], var)
+                case Attribute(is_float=is_float, column=column):
+                    data, (first, end) = self._data(rows.kind, var.domain)[is_float], rows.of(var.domain)
+                    part = data[first:end, column : column + var.size].reshape(end - first, *var.shape)
+                    env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
+                case Weight(parameter=parameter):
+                    if id(parameter) not in self._parameters:
+                        self._parameters[id(parameter)] = self.store.put(parameter.data)
+                    env[index] = self._parameters[id(parameter)][None]
+                case Constant(data=data):
+                    row = constant_row(data, self.options.dtype)
+                    env[index] = row if isinstance(row, (int, float)) else self.store.put(row)
+        return env
+
+    def run(self, frame: Frame, indices: Iterable[int]) -> None:
+        """Run instructions, each into its place if it has one, and add the results to `frame.env`."""
+        for index in indices:
+            var = frame.vars[index]
+            source = var.source
+            assert isinstance(source, Instruction)
+            op, args = source.op, [frame.env[a] for a in source.args]
+            if op.view:
+                frame.env[index] = op.kernel(self.store.xp, args[0], **source.static)
+                continue
+            out = frame.env[index] = self._out(frame, index)
+            if index in frame.layout.joins:
+                self._join(frame.layout.joins[index], args, out)
+                continue
+            owner = self.cells.cells[frame.rows.kind].type.owner
+            static = frame.rows.static(frame.vars, index, self.randomness, owner)
+            if self.options.precision == "bf16":
+                for at in rounded_args(frame.vars, index):
+                    args[at] = rounded(args[at], self.store.xp)
+            run_kernel(op, self.store.xp, args, out, static)
+            self.launches += 1
+
+    def _out(self, frame: Frame, index: int) -> Array:
+        """The memory in which a value is made: its own place, its part of a join, or new memory."""
+        if index in frame.layout.joins:
+            return self._whole(frame, index)
+        place = self._place(frame, index)
+        if place is not None:
+            return place
+        var, source, xp = frame.vars[index], frame.vars[index].source, self.store.xp
+        sums = isinstance(source, Instruction) and source.op.sums_rows
+        return (xp.zeros if sums else xp.empty)((frame.n_rows(var.domain), *var.shape), self.options.dtype)
+
+    def _place(self, frame: Frame, index: int) -> Array | None:
+        if index in frame.layout.within:
+            whole, part = frame.layout.within[index]
+            return self._whole(frame, whole)[(slice(None), *part)]
+        return frame.targets.get(index)
+
+    def _whole(self, frame: Frame, index: int) -> Array:
+        """The memory of a join, shared by its parts; zero where no part lies."""
+        if index not in frame.wholes:
+            var, place = frame.vars[index], self._place(frame, index)
+            shape = frame.n_rows(var.domain), *var.shape
+            whole = self.store.xp.empty(shape, self.options.dtype) if place is None else place
+            if not frame.layout.joins[index].covered:
+                whole[...] = 0
+                self.launches += 1
+            frame.wholes[index] = whole
+        return frame.wholes[index]
+
+    def _join(self, join: Join, parts: Sequence[Array], out: Array) -> None:
+        """Copy the parts of a join that were not made in place."""
+        for number in join.copied:
+            place = out[(slice(None), *join.indices[number])]
+            place[...] = parts[number]
+            self.copied_bytes += place.nbytes
+        self.launches += bool(join.copied)
+
+    # Moving values between nodes.
+
+    def _scatter(self, frame: Frame, number: int, value: Array, var: Var) -> None:
+        """Write an output of a batch to all its destinations."""
+        rows, put = frame.rows, self.store.put
+        ptr, dest, adds = rows.destinations(number)
+        if not dest.size:
+            return
+        counts = np.diff(ptr)
+        flat = self.store.xp.broadcast_to(value, (counts.size, *var.shape)).reshape(counts.size, var.size)
+        if not (counts == 1).all():
+            flat = flat[put(np.repeat(np.arange(counts.size), counts))]
+        window = self.values.window(var.size)
+        if adds.any():
+            stored, added = np.flatnonzero(~adds), np.flatnonzero(adds)
+            window[put(dest[stored])] = flat[put(stored)]
+            self._add_at(window, dest[added], flat[put(added)])
+        else:
+            window[put(dest)] = flat
+        self._moved(dest.size * var.size)
+
+    def _add_at(self, window: Array, places: Array, values: Array) -> None:
+        """Add values to rows of `window` in order; a row may occur several times."""
+        left = np.arange(places.size)
+        while left.size:
+            _, first = np.unique(places[left], return_index=True)
+            now = left[first]
+            window[self.store.put(places[now])] += values[self.store.put(now)]
+            left = np.delete(left, first)
+
+    def _gather(self, frame: Frame, number: int, index: int) -> Array:
+        """Sum the gradients at all destinations of an output of a batch."""
+        var, out = frame.vars[index], self._out(frame, index)
+        ptr, dest, _ = frame.rows.destinations(number)
+        if not dest.size:
+            out[...] = 0
+            return out
+        found = self.store.put(dest + self.plan.mirror)
+        parts = self.values.window(var.size)[found].reshape(dest.size, *var.shape)
+        if (np.diff(ptr) == 1).all():
+            out[...] = parts
+        else:
+            segment_sum(self.store.xp, parts, out, Segments(ptr - ptr[0], self.store.put))
+        self._moved(parts.size)
+        return out
+
+    def _write(self, place: Array, value: Array | None) -> None:
+        """Copy a value to its place; None writes zeros."""
+        place[...] = 0 if value is None else value
+        self._moved(place.size)
+
+    def _moved(self, elements: int) -> None:
+        self.launches += 1
+        self.copied_bytes += elements * self.options.dtype.itemsize

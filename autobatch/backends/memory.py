@@ -1,0 +1,77 @@
+"""The memory of runs: a buffer for the values of a plan, and the state of backward, kept from one run to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from autobatch.backends.activity import Activity
+from autobatch.devices.store import Store
+from autobatch.params.sparse_rows import Gradient
+from autobatch.params.stacks import Stack, Targets
+
+
+class Memory:
+    """The memory of one run.
+
+    Attributes:
+        buffer: the values of its plan, possibly with spare elements.
+        activity: the nodes that the loss depends on, during backward.
+        allocations: arrays that were allocated since the last count.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.activity, self.allocations = store, Activity(), 0
+        self.buffer: Any = store.empty(0, np.dtype(np.float32))
+        self._targets: Targets | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held."""
+        return int(self.buffer.nbytes)
+
+    def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
+        """Make room for `size` elements; a buffer that grows grows by at least a quarter, within the limit."""
+        is_right = self.buffer.dtype == dtype
+        held = self.buffer.size if is_right else 0
+        limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
+        if not is_right or not size <= held <= limit:
+            self.buffer = self.store.empty(0, dtype)  # the old one is freed before there is a new one
+            self.buffer = self.store.empty(max(size, min(held * 5 // 4, limit)), dtype)
+            self.allocations += 1
+
+    def targets(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> Targets:
+        """The targets that a run adds gradients to: those of the last run if they are for the same gradients."""
+        if self._targets is None or not self._targets.restart(gradients, stacks):
+            self._targets = Targets(gradients, stacks)
+        return self._targets
+
+    def take_allocations(self) -> int:
+        """Return the number of arrays allocated since the last call, and reset it."""
+        found, self.allocations = self.allocations, 0
+        return found
+
+
+M = TypeVar("M", bound=Memory)
+
+
+class MemoryPool(Generic[M]):
+    """Keeps the memory that no run uses, for later runs.
+
+    Args:
+        make: makes memory when none is left.
+    """
+
+    def __init__(self, make: Callable[[], M]) -> None:
+        self._make = make
+        self._free: list[M] = []
+
+    def take(self) -> M:
+        """Take the memory that was given back last, or make some."""
+        return self._free.pop() if self._free else self._make()
+
+    def give_back(self, memory: M) -> None:
+        """Return memory to the pool."""
+        self._free.append(memory)

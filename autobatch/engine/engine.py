@@ -1,0 +1,236 @@
+"""Record, plan and run the mini-batches of one function: what a `Batched` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+from autobatch.backends.base import Backend, Run, Timer
+from autobatch.backends.options import Options
+from autobatch.engine.counts import Clock, LastCall, Step
+from autobatch.engine.execution import Executor
+from autobatch.engine.losses import UnreadLoss
+from autobatch.engine.planning import Planning
+from autobatch.graph.graph import Graph
+from autobatch.ir.precision import check_precision
+from autobatch.params.module import Module
+from autobatch.plan.plan import Planner
+from autobatch.system.turns import run_lock
+from autobatch.trace.record import MiniBatch, Recorder
+from autobatch.trace.scanning import functions_in
+
+if TYPE_CHECKING:
+    from autobatch.engine.rounds import Rounds
+    from autobatch.engine.threads import ThreadChoice
+
+
+class Profiler(Timer, Protocol):
+    """Takes the times of calls; see `autobatch.inspect.profiling.Profile`."""
+
+    def begin(self) -> None:
+        """Drop the batches of a call that did not finish."""
+
+    def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
+        """Add a call that has just ended, whose numbers have `itemsize` bytes."""
+
+
+def _option(name: str) -> Any:
+    """A field of `Engine.options` as an attribute; assigning it replaces the record."""
+
+    def assign(engine: Engine, value: Any) -> None:
+        engine.options = engine.options._replace(**{name: value})
+
+    return property(lambda engine: getattr(engine.options, name), assign)
+
+
+class Engine:
+    """Records, plans and runs the mini-batches of one function.
+
+    A deep copy, or one through pickle, runs a copy of the model and has recorded nothing.
+
+    Args:
+        threads: the number of threads of a mini-batch, or "auto".
+        plan_cache: how many plans to keep.
+
+    Attributes:
+        last: counts and times of the last call, and of each round of an async function; None before the first.
+        step: counts the calls of value_and_grad; random numbers depend on it and on the seed.
+        options: how mini-batches are planned and run; `policy`, `rewrites`, `seed`, `max_bytes` and `precision` are
+            fields of it, and may be assigned.
+        recorder: records instances, and knows the types of their nodes.
+        planning: plans mini-batches.
+    """
+
+    policy, rewrites, seed = _option("policy"), _option("rewrites"), _option("seed")
+    max_bytes, precision = _option("max_bytes"), _option("precision")
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        module: Module | None,
+        planner: Planner,
+        backend: Backend,
+        options: Options,
+        threads: int | str,
+        plan_cache: int,
+    ) -> None:
+        self.options, self.step = options, 0
+        self.last: LastCall | None = None
+        self.recorder = Recorder(function, module)
+        self.planning = Planning(self.recorder, planner, backend, plan_cache)
+        self.threads = threads
+        self._profile: Profiler | None = None
+        self._executor = Executor(self.recorder)
+        self._unread: UnreadLoss | None = None
+
+    def __repr__(self) -> str:
+        function = self.recorder.function
+        runs: list[Any] = [*functions_in(function), type(function)]
+        return (
+            f"{type(self).__name__}({runs[0].__qualname__}, policy={self.policy.name!r}, backend={self.backend.name!r})"
+        )
+
+    def __copy__(self) -> Self:
+        """Another one that has all in common with this one but what is assigned to either afterwards."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
+        made = self.recorder.function, self.recorder.module, self.planner, self.backend, self.options, self.threads
+        return {"made": (*made, self.planning.cache.size), "step": self.step}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["made"])  # type: ignore[misc]
+        self.step = state["step"]
+
+    @property
+    def planner(self) -> Planner:
+        """What assigns memory; plans are made anew when it is assigned."""
+        return self.planning.planner
+
+    @planner.setter
+    def planner(self, planner: Planner) -> None:
+        self.planning = Planning(self.recorder, planner, self.backend, self.planning.cache.size)
+
+    @property
+    def backend(self) -> Backend:
+        """What executes; plans are made anew when it is assigned."""
+        return self.planning.backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        self.planning = Planning(self.recorder, self.planner, backend, self.planning.cache.size)
+
+    @property
+    def threads(self) -> int | str:
+        """The number of threads of a mini-batch; "auto" where they are measured."""
+        return self.options.threads if self._thread_choice is None else "auto"
+
+    @threads.setter
+    def threads(self, threads: int | str) -> None:
+        self._thread_choice: ThreadChoice | None = None
+        if isinstance(threads, str):
+            from autobatch.engine.threads import ThreadChoice
+
+            self._thread_choice, threads = ThreadChoice(), 1
+        self.options = self.options._replace(threads=int(threads))
+
+    @property
+    def settled(self) -> bool:
+        """Whether no number of threads is being measured now; a new size of mini-batches may begin it again."""
+        with run_lock():
+            return self._thread_choice is None or self._thread_choice.is_settled
+
+    def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
+        """Record a mini-batch, unless it was recorded before; beside what other threads run."""
+        clock = Clock(profiled=self._profile is not None)
+        return self.recorder.read(instances, inputs), clock
+
+    def _options_now(self, training: bool, has_aux: bool | None) -> Options:
+        """The options with the facts of a call: the parameters' type and device, and what they are run for."""
+        executor = self._executor
+        executor.refresh()
+        self.recorder.refresh(executor.dtype)
+        check_precision(self.options.precision, executor.dtype, self.backend.name)
+        return self.options._replace(
+            dtype=executor.dtype, store=executor.store, purpose=executor.purpose(training), has_aux=has_aux
+        )
+
+    def _prepare(
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True
+    ) -> Step:
+        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
+
+        With `measured`, the mini-batch may run with a number of threads that is being measured; its time then counts.
+        """
+        if minibatch.graph is not None:
+            clock.lap("record")  # and waiting for other threads
+        options = self._options_now(training, has_aux)
+        if self._thread_choice is None:
+            return self.planning.prepare(minibatch, options, clock)
+        size_class = self._thread_choice.of(minibatch, training)
+        n = size_class.next() if measured else size_class.threads
+        step = self.planning.prepare(minibatch, options._replace(threads=n), clock)
+        if measured:
+            step.on_end = lambda seconds: size_class.add(n, seconds)
+        return step
+
+    @contextmanager
+    def _planned(
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True
+    ) -> Iterator[tuple[Step, Rounds | None]]:
+        """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
+        if self._profile is not None:
+            self._profile.begin()
+        if not minibatch.has_programs:
+            yield self._prepare(minibatch, clock, training, has_aux, measured), None
+            return
+        rounds = self._rounds(clock)
+        if not training:
+            with rounds.run(minibatch.instances) as step:
+                yield step, rounds
+            return
+        graph = rounds.record(minibatch.instances, minibatch.inputs)
+        whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
+        yield self._prepare(whole, clock, training, has_aux, measured=False), rounds  # the clock has run for rounds too
+
+    def _rounds(self, clock: Clock) -> Rounds:
+        """What runs the rounds of a mini-batch."""
+        from autobatch.engine.rounds import Rounds
+
+        options = self._options_now(training=False, has_aux=False)
+        return Rounds(self.recorder, self.planning, self._executor, options, clock, self.step, self._profile)
+
+    def _record_rounds(self, instances: list[Any]) -> Graph:
+        """Run async programs, and give the graph of all that they recorded."""
+        with run_lock():
+            return self._rounds(Clock()).record(instances, with_awaited=True)
+
+    def _execute(self, step: Step, training: bool) -> None:
+        """Run all parts, and backward in training, for what is learned from that."""
+        for part, run in self._run(step):
+            if training:
+                seeds = {step.loss_slot: np.ones(part.stop - part.start, self._executor.dtype)}
+                self._executor.backward(step, run, seeds, None)
+
+    def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
+        """Keep what there is to say about a call."""
+        if rounds is not None:
+            step = rounds.joined(step)
+        self.last = step.finish()
+        if self._profile is not None:
+            self._profile.add(step, self._executor.dtype.itemsize, self.precision)
+
+    def _watch(self, profile: Profiler | None) -> Profiler | None:
+        """Take this profile from now on, or none; give the one that was taken."""
+        with run_lock():
+            before, self._profile = self._profile, profile
+        return before
+
+    def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
+        return self._executor.forward(step, self.seed, self.step, self._profile)

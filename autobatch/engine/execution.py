@@ -1,0 +1,188 @@
+"""Run planned mini-batches, part by part, with the parameters of the module; and differentiate them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.base import Run, Timer
+from autobatch.devices.store import HOST, Store
+from autobatch.engine.counts import Step
+from autobatch.engine.input_gradients import InputGradients
+from autobatch.engine.losses import check_finite
+from autobatch.ops.randomness import Randomness
+from autobatch.params.gradients import GradientBuffers, Gradients
+from autobatch.params.module import shared_store
+from autobatch.params.parameter import Parameter
+from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.plan.budget import Part
+from autobatch.trace.record import Recorder
+
+Array = NDArray[Any]
+
+
+class _Own(threading.local):
+    """Gradient buffers per thread: the gradients that a thread receives stay valid until its own next step."""
+
+    def __init__(self) -> None:
+        self.gradients = GradientBuffers()
+
+
+class Executor:
+    """Runs the mini-batches of one function; each thread reuses its gradient buffers.
+
+    Args:
+        recorder: the function's recorder.
+
+    Attributes:
+        dtype: float type of all values: that of the module's parameters; float32 without a module.
+        store: the memory of the device on which the parameters are.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._own = _Own()
+        self._parameters: dict[str, Parameter] = {}
+        self._arrays: list[Any] = []
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.store: Store = HOST
+
+    def refresh(self) -> None:
+        """Look up the parameters of the module; once per call."""
+        known = self._recorder.known
+        if known is None:
+            return
+        self._parameters = known.parameters()
+        arrays = [p.array for p in self._parameters.values()]
+        if arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays)):
+            return  # so that they are of the same type, on the same device
+        dtypes = {p.dtype for p in self._parameters.values()}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
+        stores = {id(p.store): p.store for p in self._parameters.values()}
+        self.store = stores.popitem()[1] if len(stores) == 1 else shared_store(known.module)
+        self._arrays = arrays
+
+    def trainable(self) -> dict[str, Parameter]:
+        """The parameters that have gradients, by name."""
+        return {name: p for name, p in self._parameters.items() if p.trainable}
+
+    def can_be_late(self, out: Mapping[str, Gradient] | None) -> bool:
+        """Whether losses may be read after the gradients: on a device, where `Gradients` say whether all is finite."""
+        return self.store is not HOST and (out is None or isinstance(out, Gradients))
+
+    def purpose(self, training: bool) -> frozenset[str] | None:
+        """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
+        return frozenset(self.trainable()) if training else None
+
+    def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
+        """Run the parts; yield the instances and the open run of each, and close it before the next one.
+
+        Args:
+            seed, number: the seed and the number of the step; random numbers depend on both.
+            timer: is called when each batch is done.
+        """
+        for part, instances in self.parts(step):
+            with closing(self.start(step, part, instances, (seed, number), timer)) as run:
+                yield instances, run
+                step.counts.append(run.counts())
+
+    def parts(self, step: Step) -> Iterator[tuple[Part, slice]]:
+        """The parts, and the instances of each."""
+        self._recorder.check_parameters(self._parameters)
+        first = 0
+        for part in step.parts:
+            end = first + part.graph.n_instances
+            yield part, slice(first, end)
+            first = end
+
+    def start(
+        self,
+        step: Step,
+        part: Part,
+        instances: slice,
+        draw: tuple[int, int],
+        timer: Timer | None = None,
+        copies: bool = True,
+    ) -> Run:
+        """Run a part; the run is the caller's to close.
+
+        Args:
+            draw: the seed and the number of the step.
+            copies: whether the outputs are copied to the host.
+        """
+        module = self._recorder.module
+        random = Randomness(*draw, step.graph.keys[instances], module is None or module.training)
+        run: Run = part.executable.forward(random, timer, copies)
+        step.clock.lap("forward")
+        return run
+
+    def train(
+        self,
+        step: Step,
+        runs: Iterable[tuple[slice, Run]],
+        slot: int,
+        weights: Array,
+        grads: dict[str, Gradient] | None,
+        inputs: InputGradients,
+        late: bool,
+    ) -> tuple[list[Run], dict[str, Gradient]]:
+        """Differentiate the runs of all parts.
+
+        Args:
+            runs: from `forward`.
+            slot: that of the losses.
+            weights: of the losses, per instance.
+            grads: gradients to add to; None for this thread's buffers, set to zero.
+            inputs: the gradients of the inputs, which are added to.
+            late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
+
+        Returns:
+            The run of each part, whose outputs can be read; and the gradients.
+
+        Raises:
+            NumericError: a loss is not finite; not if `late`.
+        """
+        found, finite = [], None
+        for part, (instances, run) in zip(step.parts, runs, strict=True):
+            if late:
+                finite = self._all_finite(run.on_device(slot), finite)
+            else:
+                check_finite(run.outputs[slot], instances.start)
+            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
+            inputs.add(part.plan, run)
+            found.append(run)
+        assert grads is not None, "there are instances, and so parts"
+        if isinstance(grads, Gradients) and late:
+            grads.finite = finite if grads.finite is None else grads.finite & finite
+        return found, grads
+
+    def _all_finite(self, losses: Array, others: Array | None) -> Array:
+        """Whether losses, and others before them, are finite: an array of one bool, on the device."""
+        finite: Array = self.store.xp.isfinite(losses).all().reshape(1)
+        return finite if others is None else finite & others
+
+    def backward(
+        self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
+    ) -> dict[str, Gradient]:
+        """Differentiate the run of a part.
+
+        Args:
+            seeds: per slot, the gradient of its rows.
+            out: gradients to add to; None for this thread's buffers, set to zero.
+        """
+        trainable = self.trainable()
+        if out is None:
+            out = self._own.gradients.zeros(trainable, step.cells.row_parameters)
+        else:
+            for name, parameter in trainable.items():
+                if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
+                    out[name] = parameter.store.put(np.asarray(out[name]))
+        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        step.clock.lap("backward")
+        return out

@@ -1,0 +1,188 @@
+"""Check losses and gradient buffers for training: one finite scalar per instance, its weight, and buffers that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.base import Run
+from autobatch.devices.store import HOST, Store
+from autobatch.errors import DataError, GraphError, NumericError, ShapeError
+from autobatch.graph.graph import Graph
+from autobatch.ir.arguments import Key
+from autobatch.params.parameter import Parameter
+from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.trace.results import Slot, SlotTable
+
+Array = NDArray[Any]
+
+
+def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
+    """The factor of each instance's loss, float64 (B,)."""
+    if isinstance(reduce, str):
+        if reduce not in ("mean", "sum"):
+            raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.")
+        return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
+    try:
+        weights = np.asarray(reduce, np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.") from None
+    if weights.shape != (n_instances,):
+        raise ShapeError(
+            f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
+        )
+    if not np.isfinite(weights).all():
+        raise DataError(f"reduce= has weights that are not finite: {weights}; give a number for each instance.")
+    return weights
+
+
+def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
+    """The slot of the loss; GraphError if the function did not return one scalar value per instance.
+
+    Raises:
+        DataError: there are no instances.
+    """
+    if not graph.n_instances:
+        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
+    for number, structure in enumerate(graph.structures):
+        if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
+            raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")
+        loss = structure.children[0] if has_aux else structure
+        if not isinstance(loss, Slot) or slots.shapes[loss.number] != ():
+            what = f"a value of shape {slots.shapes[loss.number]}" if isinstance(loss, Slot) else "no single value"
+            if isinstance(loss, Key) and loss.kind == "tuple" and not has_aux:
+                raise GraphError(
+                    f"value_and_grad needs a scalar loss; for instance {number} the function returned a tuple of "
+                    f"{len(loss.children)}. Where it returns (loss, aux), pass has_aux=True."
+                )
+            raise GraphError(
+                f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum what the "
+                f"loss is made of; where there is nothing to compute, return np.zeros(())."
+            )
+    first = graph.structures[0]
+    return int((first.children[0] if has_aux else first).number)
+
+
+def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter], apart: bool) -> dict[str, Gradient]:
+    """Check the gradients that are added to, and return them: `out` itself, or copies that are put there in the end.
+
+    Args:
+        apart: whether to copy all arrays, because a later loss may be refused. Arrays that do not lie in memory row by
+            row are always copied: kernels that add to them know only addresses.
+
+    Raises:
+        DataError: `out` is no dict, or an array cannot be written.
+        ShapeError: `out` does not hold an array or `Rows`, of its shape and type, for each trainable parameter.
+    """
+    _check_gradients(out, trainable)
+    if not apart and all(_lies_in_rows(out[name], parameter.store) for name, parameter in trainable.items()):
+        return out
+    return {name: gradient.copy() for name, gradient in out.items()}
+
+
+def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
+    advice = "give gradients as an earlier call returned them."
+    if not isinstance(out, MutableMapping):
+        raise DataError(f"out= is a {type(out).__name__} and no dict of gradients by the names of parameters; {advice}")
+    stores = {name: parameter.store for name, parameter in trainable.items()}
+    given = {name: _describe(gradient, stores.get(name, HOST)) for name, gradient in out.items()}
+    wanted = {name: f"{p.dtype} of shape {p.shape}" for name, p in trainable.items()}
+    if given != wanted:
+        name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
+        what = [x.get(name, "nothing") for x in (given, wanted)]
+        raise ShapeError(f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; {advice}")
+    for name, gradient in out.items():
+        if isinstance(gradient, np.ndarray) and not gradient.flags.writeable:
+            raise DataError(f"out= has an array for parameter {name!r} that is read-only; {advice}")
+
+
+def _describe(gradient: Any, store: Store) -> str:
+    is_there = gradient.store is store if isinstance(gradient, Rows) else _is_array(gradient, store)
+    return f"{gradient.dtype} of shape {gradient.shape}" if is_there else f"a {type(gradient).__name__}"
+
+
+def _is_array(gradient: Any, store: Store) -> bool:
+    """Whether a gradient is an array of a device."""
+    return isinstance(gradient, np.ndarray) if store is HOST else store.adopt(gradient) is gradient
+
+
+def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
+    """Whether a gradient is `Rows`, or an array that backends add to where it lies: on the host, of contiguous rows."""
+    if isinstance(gradient, Rows) or store is not HOST:
+        return True
+    if gradient.flags.c_contiguous or not gradient.size:
+        return gradient.flags.aligned
+    row, step = gradient[0], gradient.strides[0]
+    fits = len(gradient) == 1 or (step >= row.nbytes and step % gradient.itemsize == 0)
+    return fits and row.flags.c_contiguous and gradient.flags.aligned
+
+
+def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
+    """Write `gradients` to `out` and return it: arrays in place, others by replacing them. None returns `gradients`."""
+    if out is None or out is gradients:
+        return gradients
+    for name, gradient in gradients.items():
+        place = out[name]
+        if not isinstance(place, Rows) and not isinstance(gradient, Rows):
+            place[...] = gradient
+        else:
+            out[name] = gradient
+    return out
+
+
+class UnreadLoss:
+    """Reads the weighted sum of the losses of a mini-batch, when it is called.
+
+    Args:
+        runs: of the parts of the mini-batch; their outputs are read.
+        slot: that of the losses.
+        weights: of the losses, per instance.
+    """
+
+    def __init__(self, runs: Sequence[Run], slot: int, weights: Array) -> None:
+        self._runs, self._slot, self._weights = list(runs), slot, weights
+        self._is_read = False
+
+    def __call__(self) -> np.generic:
+        """The weighted sum.
+
+        Raises:
+            NumericError: a loss is not finite.
+        """
+        self._is_read = True
+        losses = self._losses
+        check_finite(losses)
+        return weighted_sum(losses, self._weights)
+
+    def check(self) -> None:
+        """Raise the NumericError of a loss that is not finite, if nobody has read them."""
+        if not self._is_read:
+            self()
+
+    @cached_property
+    def _losses(self) -> Array:
+        losses = np.concatenate([run.outputs[self._slot] for run in self._runs])
+        self._runs.clear()
+        return losses
+
+
+def weighted_sum(losses: Array, weights: Array) -> np.generic:
+    """The weighted sum of losses, in their dtype."""
+    found: np.generic = (weights * losses).sum().astype(losses.dtype)
+    return found
+
+
+def check_finite(losses: Array, first: int = 0) -> None:
+    """Raise if a loss is NaN or infinite; `first` is the number of the first instance."""
+    finite = np.isfinite(losses)
+    if not finite.all():
+        wrong = np.flatnonzero(~finite)
+        raise NumericError(
+            f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "
+            f"{losses[wrong[0]]}); no gradient of theirs is used. Lower the learning rate, clip gradients, or call the "
+            f"function directly on that instance to see where the number comes from."
+        )

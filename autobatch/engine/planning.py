@@ -1,0 +1,169 @@
+"""Turn mini-batches into plans: record or merge, rewrite, schedule and place; or find the plan in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from autobatch.backends.base import Backend
+from autobatch.backends.options import Options
+from autobatch.engine.counts import Clock, Step
+from autobatch.engine.losses import loss_slot
+from autobatch.graph.graph import Graph
+from autobatch.graph.rewrite.passes import rewrite
+from autobatch.ir.typetable import NodeType
+from autobatch.plan.budget import Part, fit_parts
+from autobatch.plan.plan import PlannedCell, PlannedTypes, Planner
+from autobatch.plan.plan_cache import PlanCache, Planned
+from autobatch.plan.plan_check import check_made, check_plan
+from autobatch.plan.stopping import Stopping
+from autobatch.schedule.make import make_schedule, repeat_schedule
+from autobatch.schedule.schedule import Schedule, revision_of
+from autobatch.system.trust import checking, is_trusted
+from autobatch.trace.record import MiniBatch, Recorder
+
+MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as when layers are unfrozen one after the other
+MOST_LAYOUTS = 16  # per type, over its traces and purposes
+
+
+class Planning:
+    """Plans the mini-batches of one function, and caches layouts and plans.
+
+    Args:
+        recorder: the function's recorder.
+        planner: lays out the types and places the mini-batches.
+        backend: prepares plans to run.
+        cache_size: how many plans to keep.
+    """
+
+    def __init__(self, recorder: Recorder, planner: Planner, backend: Backend, cache_size: int) -> None:
+        self.cache, self.planner, self.backend = PlanCache(cache_size), planner, backend
+        self._recorder = recorder
+        self._stopping = Stopping(recorder.types)
+        self._cells: dict[frozenset[str] | None, tuple[Any, PlannedTypes]] = {}
+        self._planned: dict[tuple[frozenset[str] | None, int], PlannedCell] = {}
+
+    def prepare(self, minibatch: MiniBatch, options: Options, clock: Clock) -> Step:
+        """Plan a mini-batch, in parts if the whole does not fit, or find its plan in the cache.
+
+        Raises:
+            GraphError: in training, the function did not return one scalar loss for each instance.
+            DataError: in training, there are no instances.
+            PlanError: an instance needs more than `max_bytes` alone.
+        """
+        known = self._cells.get(options.purpose)
+        cells = self.cells(options.purpose)  # covers all its types, even if other types are recorded later
+        if known is None or cells is not known[1]:
+            clock.lap("layout")
+        key = self._key(minibatch, options, cells)
+        found = self.cache.find(key, options.policy) if key is not None else None
+        if found is not None:
+            graph = found.graph.of_instances(minibatch.instances)
+            self._recorder.types.check(graph.type_id)
+            for scheduled in found.scheduled:
+                repeat_schedule(options.policy, *scheduled)
+            clock.lap("lookup")
+            return self._step(graph, found, options, cells, clock, self._loss_slot(graph, options), plan_hit=True)
+        if key is not None:
+            clock.lap("lookup")
+        graph = self._recorder.to_graph(minibatch)
+        if minibatch.graph is None:
+            clock.lap("merge")
+        slot = self._loss_slot(graph, options)
+        if slot >= 0:
+            graph, cells = self._stop(graph, slot, options, cells, clock)
+        planned = self._plan(graph, options, cells, clock)
+        if key is not None:
+            self.cache.keep(self._key(minibatch, options, cells) or key, planned)
+        return self._step(graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
+
+    def _loss_slot(self, graph: Graph, options: Options) -> int:
+        """The slot of the losses in training; -1 where there is no single loss."""
+        if options.purpose is None or options.has_aux is None:
+            return -1
+        return loss_slot(graph, self._recorder.slots, options.has_aux)
+
+    def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
+        """The layouts of all types met so far, from their current traces; cached per purpose."""
+        types, shapes = self._recorder.types, self._recorder.slots.shapes
+        state = types.state, len(shapes)
+        known = self._cells.pop(purpose, None)
+        if known is None or known[0] != state:
+            cells = [self._cell(node_type, purpose) for node_type in types.types]
+            self._forget(len(types))
+            known = state, PlannedTypes(cells, list(shapes), purpose is not None)
+        self._cells[purpose] = known
+        if len(self._cells) > MOST_PURPOSES:
+            del self._cells[next(iter(self._cells))]
+        return known[1]
+
+    def _cell(self, node_type: NodeType, purpose: frozenset[str] | None) -> PlannedCell:
+        """The layout of one trace of a type."""
+        key = purpose, node_type.trace
+        known = self._planned.pop(key, None) or self.planner.plan_cell(node_type, training=purpose is not None)
+        self._planned[key] = known
+        return known
+
+    def _forget(self, n_types: int) -> None:
+        """Drop the least recently used layouts; they pile up if cells are traced again and again."""
+        for key in list(self._planned)[: -MOST_LAYOUTS * n_types]:
+            del self._planned[key]
+
+    def _stop(
+        self, graph: Graph, slot: int, options: Options, cells: PlannedTypes, clock: Clock
+    ) -> tuple[Graph, PlannedTypes]:
+        """Stop gradients at outputs that the loss does not depend on, where they may not be finite."""
+        stopped = self._stopping.stop(graph, cells.flows, len(self._recorder.slots.shapes), slot)
+        if stopped is not graph:
+            cells = self.cells(options.purpose)
+            clock.lap("layout")
+        return stopped, cells
+
+    def _key(self, minibatch: MiniBatch, options: Options, cells: PlannedTypes) -> Hashable | None:
+        """The cache key of a mini-batch: all that its plan depends on; None if the cache is not used for it."""
+        graphs, types, policy = minibatch.instances, self._recorder.types, options.policy
+        if not self.cache.size or not graphs or minibatch.graph is not None:
+            return None
+        if not all(graph.types is types for graph in graphs):
+            return None
+        return (
+            tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
+            revision_of(policy), options.purpose, options.dtype, options.rewrites, options.max_bytes,
+            options.precision, options.n_threads, options.has_aux, options.store,
+        )  # fmt: skip
+
+    def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> Planned:
+        """Rewrite, schedule and place, in parts if the whole does not fit."""
+        scheduled: list[tuple[Graph, Schedule]] = []
+        run_options = options._replace(threads=options.n_threads)
+
+        def plan_part(graph: Graph) -> Part:
+            rewritten, rewrites = rewrite(graph, options.rewrites)
+            clock.lap("rewrite")
+            schedule = make_schedule(rewritten, options.policy)
+            scheduled.append((rewritten, schedule))
+            clock.lap("schedule")
+            plan = self.planner.place(rewritten, schedule, cells)
+            if not is_trusted(self.planner):
+                check_made(plan, rewritten, schedule, cells, self.planner)
+            elif checking():
+                check_plan(plan, cells)
+            clock.lap("place")
+            unseen_share = getattr(options.policy, "unseen_share", None)
+            executable = self.backend.prepare(plan, cells, run_options)
+            return Part(graph, rewrites, plan, executable, unseen_share)
+
+        def plan_again(graph: Graph) -> Part:
+            clock.lap("merge")
+            return plan_part(graph)
+
+        whole = plan_part(graph)
+        parts = fit_parts(whole, plan_again, options.max_bytes)
+        return Planned(graph, tuple(parts), whole.n_bytes, tuple(scheduled))
+
+    def _step(
+        self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,
+        plan_hit: bool | None,
+    ) -> Step:  # fmt: skip
+        rate = self.cache.hit_rate
+        return Step(graph, planned.whole_bytes, options.max_bytes, planned.parts, cells, clock, plan_hit, rate, slot)

@@ -1,0 +1,177 @@
+"""Rounds: run a mini-batch of async programs; each round computes what the programs wait for.
+
+    programs run until all wait or have ended -> choose the nodes that they wait for -> plan -> run -> answer -> ...
+
+What nobody waits for is held back, and runs in one last step with the results. Training lets the rounds find the
+numbers that programs wait for, and then trains the graph of all that the losses depend on, in which these numbers are
+constants: see `docs/decisions/training-runs-the-whole.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from autobatch.backends.base import Timer
+from autobatch.backends.options import Options
+from autobatch.engine.counts import Clock, Step, join_steps
+from autobatch.engine.execution import Executor
+from autobatch.engine.kept_values import Done, KeptValues
+from autobatch.engine.planning import Planning
+from autobatch.errors import GraphError
+from autobatch.graph.graph import Graph
+from autobatch.graph.growth import NOWHERE
+from autobatch.jit.arrays import IntArray
+from autobatch.trace.inputs import Inputs
+from autobatch.trace.phases import Phases, record_in_phases
+from autobatch.trace.record import MiniBatch, Recorder, note_instance
+
+
+class Rounds:
+    """Runs the rounds of one mini-batch.
+
+    Args:
+        options: of the call, for inference.
+        step: the number of the step, on which random numbers depend.
+        timer: is told of every batch.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        planning: Planning,
+        executor: Executor,
+        options: Options,
+        clock: Clock,
+        step: int,
+        timer: Timer | None,
+    ) -> None:
+        self._recorder, self._planning, self._executor, self._options = recorder, planning, executor, options
+        self._clock, self._draw, self._timer = clock, (options.seed, step), timer
+        self._steps: list[Step] = []
+        self._waited: list[tuple[int, ...]] = []
+        self._n_sources = 0
+        self._phases: Phases
+        self._kept: KeptValues
+
+    @contextmanager
+    def run(self, instances: Sequence[Any]) -> Iterator[Step]:
+        """Run all rounds; within the context the last step, which gives the results, is ready to run.
+
+        Raises:
+            GraphError: more rounds than are allowed; names an instance, and where it waits. Where errors are returned,
+                it is the result of each instance that waits.
+            Whatever a program raises, with a note that names its instance; the other programs are ended.
+        """
+        with self._all(instances, None, raises=self._options.on_error == "raise"):
+            yield self._plan_last()
+
+    def record(self, instances: Sequence[Any], inputs: Inputs | None = None, with_awaited: bool = False) -> Graph:
+        """Run all rounds, and give the graph of all that the results depend on.
+
+        Args:
+            inputs: as for `Recorder.record`.
+            with_awaited: whether the graph also has the nodes that only awaited numbers depend on.
+
+        Raises:
+            As for `run`.
+        """
+        with self._all(instances, inputs, raises=True):
+            return self._phases.whole(with_awaited)
+
+    def joined(self, last: Step) -> Step:
+        """All rounds and the last step as one step."""
+        return join_steps([*self._steps, last], self._waited, self._n_sources)
+
+    @contextmanager
+    def _all(self, instances: Sequence[Any], inputs: Inputs | None, raises: bool) -> Iterator[None]:
+        """Within the context, all programs have ended; with `raises`, the first error of one is raised."""
+        with record_in_phases(self._recorder, instances, inputs) as phases:
+            self._phases, self._kept = phases, KeptValues(phases.graph, phases.table_of, self._options.dtype)
+            try:
+                while self._advance(raises):
+                    pass
+                yield
+            finally:
+                self._kept.close()
+
+    def _advance(self, raises: bool) -> bool:
+        """Let all programs go on, and run the round that they wait for; False if all have ended."""
+        phases = self._phases
+        wanted = phases.advance()
+        self._clock.lap("record")
+        if raises:
+            self._raise_first()
+        if phases.is_over:
+            return False
+        n, most = len(self._steps), self._options.max_rounds
+        if n == most:
+            if raises:
+                raise self._too_long(phases.waiting[0])
+            phases.give_up(self._too_long)
+            return False
+        with phases.graph.holding(wanted):
+            self._round(wanted)
+            numbers = self._kept.read(wanted, phases.int_slots)
+        phases.answer(numbers)
+        return True
+
+    def _too_long(self, instance: int) -> GraphError:
+        """The error of an instance that still waits after the last round."""
+        programs = self._phases.programs
+        return GraphError(
+            f"instance {instance} of {len(programs)} still waits after max_rounds={len(self._steps)} rounds, "
+            f"{programs[instance].where()}; allow more, or end the program earlier."
+        )
+
+    def _round(self, wanted: IntArray) -> None:
+        """Run the nodes that wanted values depend on, if there are any."""
+        phases, kept, types = self._phases, self._kept, self._recorder.types
+        chosen = phases.graph.choose(wanted, phases.kinds.slot, kept.next_run, types)
+        if not chosen.nodes.size:
+            return
+        phases.sources_known(chosen.sources)
+        kept.settle()
+        graph = phases.graph.emit(chosen, phases.kinds.source, types)
+        step = self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
+        self._start(step, chosen.kept.values)
+        self._steps.append(step)
+        self._waited.append(tuple(phases.waiting))
+        self._n_sources += chosen.sources.size
+
+    def _start(self, step: Step, values: IntArray) -> None:
+        """Run a round, and keep these values of it: they stay where they are, or are copied if there are parts."""
+        copies: list[list[Any]] = []
+        slots = range(len(step.cells.slot_shapes))
+        for part, instances in self._executor.parts(step):
+            run = self._executor.start(step, part, instances, self._draw, self._timer, copies=False)
+            step.counts.append(run.counts())
+            store = run.store
+            if len(step.parts) == 1:
+                self._kept.add(Done(run.on_device, values, run.close), store)
+                return
+            copies.append([store.xp.array(run.on_device(slot)) for slot in slots])
+            run.close()
+        columns = [store.xp.concatenate(parts) for parts in zip(*copies, strict=True)]
+        self._kept.add(Done(columns.__getitem__, values, lambda: None), store)
+
+    def _plan_last(self) -> Step:
+        """Plan the step that computes the results."""
+        phases, types = self._phases, self._recorder.types
+        results, structures = phases.results()
+        chosen = phases.graph.choose(results.values, phases.kinds.slot, NOWHERE, types)
+        phases.sources_known(chosen.sources)
+        self._kept.settle()
+        self._n_sources += chosen.sources.size
+        graph = phases.graph.emit(chosen, phases.kinds.source, types, results, structures)
+        return self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
+
+    def _raise_first(self) -> None:
+        """Raise the first error of a program."""
+        for i, program in enumerate(self._phases.programs):
+            if program.error is not None:
+                error = self._recorder.explain(program.error)
+                n = len(self._steps)
+                note_instance(error, i, f", after {n} round{'s' * (n != 1)}")
+                raise error

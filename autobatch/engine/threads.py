@@ -1,0 +1,143 @@
+"""Choose the number of threads by measurement, for `threads="auto"`; return to one thread on a busy machine.
+
+A class is the mini-batches of one mode whose sizes have the same next power of two. The first of a class runs with one
+thread. Then one, two, four, ... threads take turns on the following mini-batches, each of which runs once: the first
+run of each number does not count, because it compiles, and rounds in different orders follow. A number replaces one
+thread if its median time per node is lower by a margin and it was faster in most rounds. From then on it is watched: if
+another process takes a core, all threads wait for the interrupted one. Results differ in rounding only.
+"""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections import deque
+
+from autobatch.blas.threads import most_threads
+from autobatch.trace.record import MiniBatch
+
+ROUNDS, WON = 7, 6  # rounds that count, and how many of them a number must win
+MARGIN = 0.03  # of time that a number must save
+MUCH_WORSE = 1.5  # times what one thread took: dropped after two rounds, or given up when it is watched
+WINDOW, ENOUGH = 9, 5  # mini-batches that are watched, and the fewest to judge by
+PAUSE, MOST_DOUBLED = 200, 6  # mini-batches from giving up to the next trial; doubled each time, at most this often
+
+
+class SizeClass:
+    """The mini-batches of one mode and of about one size.
+
+    Attributes:
+        threads, why: the number of threads that was chosen, and the reason as text.
+    """
+
+    def __init__(self) -> None:
+        self.threads, self.why = 1, "nothing is measured yet"
+        self._turns: list[int] = []  # the numbers of threads of the next mini-batches, while there is a trial
+        self._seconds: dict[int, list[float]] = {}  # per node, of the rounds of the trial
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._pause, self._n_pauses = 1, 0  # mini-batches until the next trial; 0 for never
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is being measured."""
+        return not self._turns and bool(self._seconds)
+
+    def next(self) -> int:
+        """The number of threads of the next mini-batch; the same until its time is added."""
+        return self._turns[0] if self._turns else self.threads
+
+    def add(self, threads: int, seconds: float) -> None:
+        """Add the time of a mini-batch, per node; it counts if it was the turn of this number of threads."""
+        if self._turns:
+            if threads == self._turns[0]:
+                self._count(seconds)
+        elif self.threads > 1:
+            self._watch(seconds)
+        elif self._pause:
+            self._pause -= 1
+            if not self._pause:
+                self._begin()
+
+    def _begin(self) -> None:
+        """Begin a trial, if there are threads to try."""
+        most = most_threads()
+        numbers = sorted({2**k for k in range(most.bit_length())} | {most})
+        self._seconds = {n: [] for n in numbers}
+        orders = [numbers[k % len(numbers) :] + numbers[: k % len(numbers)] for k in range(ROUNDS + 1)]
+        self._turns = [n for order in orders for n in order] if most > 1 else []
+        self.why = (
+            f"being compared with {', '.join(map(str, numbers[1:]))} threads" if most > 1 else "all that there is"
+        )
+
+    def _count(self, seconds: float) -> None:
+        """Add the time of the number whose turn it is; at the end of a round, drop numbers that are much slower."""
+        n, n_left = self._turns.pop(0), len(self._seconds)
+        if len(self._turns) >= ROUNDS * n_left:
+            return  # the first run
+        self._seconds[n].append(seconds)
+        one = self._seconds[1]
+        hopeless = {
+            n for n, times in self._seconds.items()
+            if len(times) > 1 and len(times) == len(one) and min(times) > MUCH_WORSE * statistics.median(one)
+        }  # fmt: skip
+        self._turns = [n for n in self._turns if n not in hopeless]
+        if not self._turns:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Choose the fastest of the numbers that are clearly faster than one thread."""
+        one, medians = self._seconds[1], {n: statistics.median(times) for n, times in self._seconds.items()}
+
+        def is_faster(n: int) -> bool:
+            n_won = sum(map(operator.lt, self._seconds[n], one))
+            return n_won >= WON and medians[n] < (1 - MARGIN) * medians[1]
+
+        self.threads = min(filter(is_faster, medians), key=medians.__getitem__, default=1)
+        self.why = "ns per node: " + ", ".join(f"{n} thread{'s' * (n > 1)} {1e9 * s:.0f}" for n, s in medians.items())
+        if self.threads == 1 and max(medians.values()) > MUCH_WORSE * medians[1]:
+            self._wait()  # the machine may be busy
+
+    def _watch(self, seconds: float) -> None:
+        """Return to one thread if the last mini-batches took much longer than with one when that was measured."""
+        self._recent.append(seconds)
+        ratio = statistics.median(self._recent) / statistics.median(self._seconds[1])
+        if len(self._recent) >= ENOUGH and ratio > MUCH_WORSE:
+            self.why = (
+                f"back to one thread: the last mini-batches took {ratio:.1f} times as long with {self.threads} as with "
+                f"one when that was measured, as on a busy machine"
+            )
+            self.threads = 1
+            self._recent.clear()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Set the pause until the next trial; longer each time."""
+        self._pause, self._n_pauses = PAUSE << min(self._n_pauses, MOST_DOUBLED), self._n_pauses + 1
+
+
+class ThreadChoice:
+    """Chooses the number of threads for the mini-batches of one function."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, SizeClass] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is being measured for the classes met so far."""
+        return all(one.is_settled for one in self._classes.values())
+
+    def of(self, minibatch: MiniBatch, training: bool) -> SizeClass:
+        """The class of a mini-batch."""
+        return self._classes.setdefault(_label(minibatch, training), SizeClass())
+
+    def describe(self, minibatch: MiniBatch, training: bool) -> str:
+        """How many threads mini-batches like this one have, and why."""
+        found = self.of(minibatch, training)
+        return f"{_label(minibatch, training)}: {found.threads} thread{'s' * (found.threads > 1)} ({found.why})"
+
+
+def _label(minibatch: MiniBatch, training: bool) -> str:
+    """The mode and the size of a mini-batch: of nodes, or of instances that are not recorded yet."""
+    listed, recorded = minibatch.instances, minibatch.graph is None
+    size, unit = (sum(graph.n_nodes for graph in listed), "nodes") if recorded else (len(listed), "instances")
+    return f"{'train' if training else 'infer'} up to {1 << max(size - 1, 0).bit_length()} {unit}"

@@ -1,0 +1,277 @@
+"""Parameters that are on the device: runs read them there, and gradients are added there."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends import shared_values
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.interpreter.reference import Reference
+from autobatch.devices.host import HostArray, HostDevice
+from autobatch.devices.late import Late
+from autobatch.errors import BackendError
+from autobatch.params.module import shared_store
+from autobatch.params.stacks import make_stack
+from parity import assert_equal
+from random_programs import draw_instances, draw_model
+from refusals import refused
+from twin_cases import CASES, Case
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def to_host(grads: dict[str, Any], device: HostDevice) -> dict[str, Any]:
+    """Gradients as arrays of NumPy, after checking that they are on the device."""
+    assert all(g.store is device if isinstance(g, ab.Rows) else type(g) is HostArray for g in grads.values())
+    return {name: np.array(g) if isinstance(g, ab.Rows) else device.get(g) for name, g in grads.items()}
+
+
+class Scale(ab.Module):
+    """sum(log(w * x)); not finite for x = 0."""
+
+    def __init__(self) -> None:
+        self.w = ab.Parameter([1.0, 2.0])
+
+    def loss(self, x: Any) -> Any:
+        return ab.sum(ab.log(self.w * x))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models_run_where_their_parameters_are(case: Case) -> None:
+    """Twice, in inference too; and back on the host as before."""
+    model, instances = case.draw(seed=3, n_instances=5, dim=5)
+    model.astype("float64")
+    reference = ab.batched(model.loss, backend=Reference(poison=True))
+    start = model.state_dict()
+    wanted, gradients = reference.value_and_grad(instances)
+    gradients = {name: np.array(gradient) for name, gradient in gradients.items()}
+    values, device = reference(instances), HostDevice(5)
+    model.to(device)
+    assert shared_store(model) is device
+    for backend in (Cuda(poison=True, device=device), Reference(poison=True, store=device)):
+        loss = ab.batched(model.loss, backend=backend)
+        for _ in range(2):
+            value, grads = loss.value_and_grad(instances)
+            assert_equal(float(value), float(wanted))
+            assert_equal(to_host(grads, device), gradients)
+        assert_equal(loss(instances), values)
+    model.to("cpu")
+    assert_equal(model.state_dict(), start, 0.0)
+    assert_equal(reference.value_and_grad(instances)[0], wanted, 0.0)
+
+
+def test_a_training_step_waits_for_nothing() -> None:
+    """Uploads: the ints of the mini-batch, the seeds, and how to sort the ids of each table that a type looks up."""
+    model, instances = CASES[0].draw(seed=3, n_instances=8, dim=5)
+    device = HostDevice()
+    loss = ab.batched(model.to(device).loss, backend=Cuda(device=device))
+    graphs = loss.record_all(instances)
+    loss.value_and_grad(graphs)
+    loss.value_and_grad(graphs)[0].get()
+    before = copy.copy(device.traffic)
+    value, _ = loss.value_and_grad(graphs)
+    assert isinstance(value, Late)
+    after = copy.copy(device.traffic)
+    assert (after.uploads - before.uploads, after.downloads - before.downloads) == (4, 1)
+    assert after.downloaded_bytes - before.downloaded_bytes == model.dtype.itemsize * len(instances)
+    assert after.waits == before.waits
+    assert after.launches - before.launches == 2
+    assert np.isfinite(float(value))
+    assert device.traffic.waits == before.waits + 1
+    assert float(value) == value.get()
+    assert device.traffic.waits == before.waits + 1
+
+
+def test_a_loss_that_is_not_finite_is_told_when_it_is_read_or_by_the_next_call() -> None:
+    device = HostDevice()
+    loss = ab.batched(Scale().to(device).loss, backend=Cuda(device=device))
+    good, bad = [np.ones(2)], [np.ones(2), np.zeros(2)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, grads = loss.value_and_grad(bad)
+        for same in (grads, grads.copy(), grads | {"w": grads["w"]}):
+            assert not device.get(same.finite).any()
+        with refused(ab.NumericError, "1 of 2 instances", "instance 1"):
+            float(value)
+        value, grads = loss.value_and_grad(good)
+        assert device.get(grads.finite).all()
+        loss.value_and_grad(bad)
+        with refused(ab.NumericError, "1 of 2 instances"):
+            loss.value_and_grad(good)
+        assert np.isfinite(float(value))
+        assert np.isfinite(float(loss.value_and_grad(good)[0]))
+        with refused(ab.NumericError, "1 of 2 instances"):
+            loss.value_and_grad(bad, out={"w": device.put(np.zeros(2, np.float32))})
+
+
+def test_gradients_of_several_calls_are_added_up_on_the_device() -> None:
+    for case in (CASES[0], CASES[4]):
+        model, instances = case.draw(seed=3, n_instances=6, dim=4)
+        model.astype("float64")
+        _, wanted = ab.batched(model.loss, backend=Reference()).value_and_grad(instances, reduce="sum")
+        wanted = {name: np.array(gradient) for name, gradient in wanted.items()}
+        device = HostDevice()
+        model.to(device)
+        for limit in (None, 40_000):
+            loss = ab.batched(model.loss, backend=Cuda(device=device), max_bytes=limit)
+            out = None
+            for part in (instances[:2], instances[2:3], instances[3:]):
+                _, grads = loss.value_and_grad(part, reduce="sum", out=out)
+                out = {name: g.copy() for name, g in grads.items()} if out is None else grads
+            assert_equal(to_host(grads, device), wanted)
+
+
+def test_a_table_that_is_also_read_otherwise_has_an_array() -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.table = ab.Parameter(np.arange(12.0).reshape(4, 3))
+
+        @ab.cell
+        def read(self, i: int, j: int) -> Any:
+            return ab.sum(ab.lookup(self.table, i) * ab.lookup(self.table, j)) + ab.sum(self.table[1])
+
+        def loss(self, ids: Any) -> Any:
+            return self.read(*ids)
+
+    model, ids = Model().astype("float64"), [(0, 1), (3, 3), (1, 0)]
+    wanted = {k: np.array(g) for k, g in ab.batched(model.loss, backend=Reference()).value_and_grad(ids)[1].items()}
+    device = HostDevice()
+    _, grads = ab.batched(model.to(device).loss, backend=Cuda(device=device)).value_and_grad(ids)
+    assert_equal(to_host(grads, device), wanted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs(seed: int) -> None:
+    rng, device = np.random.default_rng(70 + seed), HostDevice(seed)
+    model = draw_model(rng, smooth=True)
+    instances = draw_instances(rng, model, n=4)
+    value, wanted = ab.batched(model.loss, backend=Reference()).value_and_grad(instances)
+    wanted = {name: np.array(gradient) for name, gradient in wanted.items()}
+    loss = ab.batched(model.to(device).loss, backend=Cuda(poison=True, device=device))
+    found, grads = loss.value_and_grad(instances)
+    assert_equal(float(found), float(value))
+    assert_equal(to_host(grads, device), wanted)
+
+
+def test_copies_and_pickles() -> None:
+    """A deep copy is on the same device, a pickle on the host; both have arrays of their own."""
+    device = HostDevice()
+    model, instances = CASES[0].draw(seed=3, n_instances=3, dim=4)
+    model.to(device)
+    value, _ = ab.batched(model.loss, backend=Cuda(device=device)).value_and_grad(instances)
+    twin, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert shared_store(twin) is device
+    assert shared_store(loaded).kind == "cpu"
+    for other, backend in ((twin, Cuda(device=device)), (loaded, Cuda(device=device))):
+        found, _ = ab.batched(other.loss, backend=backend).value_and_grad(instances)
+        assert_equal(float(found), float(value), 1e-6)
+    before = model.state_dict()
+    for parameter in twin.parameters().values():
+        parameter.data = np.zeros(parameter.shape)
+    assert_equal(model.state_dict(), before, 0.0)
+
+
+def test_arrays_of_the_device_are_taken_and_given() -> None:
+    import torch
+
+    device = HostDevice()
+    parameter = ab.Parameter([1.0, 2.0, 3.0]).to(device)
+    tensor = torch.from_dlpack(parameter.data)  # type: ignore[attr-defined]
+    tensor += 1
+    np.testing.assert_array_equal(device.get(parameter.data), [2, 3, 4])
+    uploads = device.traffic.uploads
+    parameter.data = parameter.data * 2
+    assert device.traffic.uploads == uploads
+    np.testing.assert_array_equal(device.get(parameter.data), [4, 6, 8])
+    parameter.data = [1, 2, 3]
+    parameter.astype("float64")
+    np.testing.assert_array_equal(device.get(parameter.data), [1, 2, 3])
+    assert type(parameter.data) is HostArray
+    with refused(ab.ShapeError, "shape (2,)", "shape (3,)"):
+        parameter.data = parameter.data[:2]
+
+
+def test_auto_is_the_backend_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reference", ""):
+        monkeypatch.setenv("AUTOBATCH_BACKEND", name)
+        model, device = Scale(), HostDevice()
+        assert ab.batched(model.loss).backend.name == (name or "cpu")
+        loss = ab.batched(model.to(device).loss)
+        assert (loss.backend.name, loss.backend.device) == ("cuda", device)  # type: ignore[attr-defined]
+        assert_equal(loss([np.ones(2)]), np.log(np.array([2.0], np.float32)), 1e-6)
+
+
+def test_what_is_on_the_wrong_device_is_refused() -> None:
+    device = HostDevice()
+    model = Scale()
+    instances = [np.ones(2)]
+    model.to(device)
+    for backend in ("cpu", "reference", Cuda(device=HostDevice())):
+        with refused(ab.BackendError, "the parameters are on cuda", 'to("cpu")'):
+            ab.batched(model.loss, backend=backend)(instances)
+    with refused(ab.GraphError, "shape (2,)", "on cuda", 'to("cpu")'):
+        model.loss(instances[0])
+    loss = ab.batched(model.loss, backend=Cuda(device=device))
+    with refused(ab.ShapeError, "ndarray for parameter 'w'"):
+        loss.value_and_grad(instances, out={"w": np.zeros(2, np.float32)})
+    with refused(ab.ShapeError, "Rows for parameter 'w'"):
+        loss.value_and_grad(instances, out={"w": ab.Rows.zeros((2,))})
+    with refused(ab.BackendError, "no device 'gpu'", "cpu and cuda"):
+        model.to("gpu")
+    other = ab.Parameter([[1.0, 2.0]])
+    model.other = other  # type: ignore[attr-defined]
+    with refused(ab.GraphError, "'w' on cuda", "'other' on cpu", "to()"):
+        loss.value_and_grad(instances)
+    with refused(ab.GraphError, "differ in device", "to()"):
+        _ = make_stack([ab.Parameter([[3.0, 4.0]]).to(device), other]).data
+
+
+def test_no_room_on_the_device_names_the_plan_and_the_limit() -> None:
+    model, instances = CASES[0].draw(seed=3, n_instances=8, dim=16)
+    for limit, text in ((None, "max_bytes is not set"), (200_000, "max_bytes is 200000")):
+        loss = ab.batched(model.loss, backend=Cuda(device=HostDevice(most_bytes=8_000)), max_bytes=limit)
+        n_bytes = loss.prepare(instances, training=True).parts[0].n_bytes
+        with refused(ab.BackendError, f"takes {n_bytes} bytes", text, "give ab.batched a lower max_bytes"):
+            loss.value_and_grad(instances)
+
+
+class Sums(ab.Module):
+    """w * v, which is computed once per run."""
+
+    def __init__(self) -> None:
+        self.w, self.v = ab.Parameter([1.0, 2.0]), ab.Parameter([3.0, 4.0])
+
+    @ab.cell
+    def step(self, x: Any) -> Any:
+        """A number."""
+        return ab.sum(self.w * self.v * x)
+
+    def loss(self, x: Any) -> Any:
+        """A number."""
+        return self.step(x)
+
+
+def test_what_parameters_determine_is_computed_again_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = HostDevice()
+    model = Sums().to(device)
+    loss = ab.batched(model.loss, backend=Cuda(device=device))
+    graphs = loss.record_all([np.ones(2)])
+    assert loss(graphs).tolist() == [11.0]
+    model.w.data = [0.0, 1.0]
+    assert loss(graphs).tolist() == [4.0]
+    model.w.data = [2.0, 2.0]
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_values, "run_kernel", fail)
+        with refused(BackendError, "has no room"):
+            loss(graphs)
+    assert loss(graphs).tolist() == [14.0]

@@ -1,0 +1,113 @@
+"""The cpu backend gives what the reference backend gives: models and random programs, outputs and gradients.
+
+Generated source runs here as plain Python, but for one model: compiling every random cell would take a second each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.blas.own.tiles import can_tile
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from parity import TOLERANCES, compare, compare_gradients
+from random_programs import draw_instances, draw_model
+from twin_cases import CASES, Case
+
+N_SEEDS, N_SLOW_SEEDS = 20, 300
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models(case: Case) -> None:
+    model, instances = case.draw(seed=3, n_instances=6, dim=5)
+    cpu = compare(model.loss, instances)
+    compare_gradients(model.loss, instances, cpu)
+    compare(model.scores, instances)
+
+
+def seeds() -> list[Any]:
+    """A few seeds, and many more that are slow."""
+    return [*range(N_SEEDS), *(pytest.param(s, marks=pytest.mark.slow) for s in range(N_SEEDS, N_SLOW_SEEDS))]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_random_programs(seed: int) -> None:
+    """Each in one of three ways; `tests/whole/test_fuzz.py` has many more of both."""
+    policy, rewrites = (("agenda", PASSES), ("depth", DEFAULT), ("agenda", ()))[seed % 3]
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    instances = draw_instances(rng, model, n=5)
+    cpu = compare(model.everything, instances, policy=policy, rewrites=rewrites)
+    compare_gradients(model.everything, instances, cpu, has_aux=True, policy=policy, rewrites=rewrites)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "provider"),
+    [
+        ("float32", None),
+        pytest.param("float32", "packed", marks=pytest.mark.skipif(not can_tile(), reason="needs AVX-512")),
+        ("float64", None),
+    ],
+)
+@pytest.mark.parametrize("case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])])
+def test_compiled_kernels(case: Case, dtype: str, provider: str | None) -> None:
+    """The same for compiled kernels, in both types, and with our own product."""
+    model, instances = case.draw(seed=1, n_instances=6, dim=20)
+    model.astype(dtype)
+    cpu = Cpu(poison=True, jitted=True, provider=provider)
+    compare_gradients(model.loss, instances, cpu, TOLERANCES[dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_compiled_random_programs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    cpu = Cpu(poison=True, jitted=True)
+    compare_gradients(model.everything, draw_instances(rng, model, n=5), cpu, has_aux=True, rewrites=PASSES)
+
+
+def test_backward_skips_what_no_loss_reads() -> None:
+    """Rows that the loss does not depend on get no gradient, even where it would be infinite."""
+    weight = ab.Parameter(np.array([2.0, 3.0]))
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.weight = weight
+
+        @ab.cell
+        def root(self, x: Any) -> Any:
+            return ab.sqrt(x * self.weight)
+
+        def loss(self, numbers: Any) -> Any:
+            first, second = self.root(numbers[0]), self.root(numbers[1])
+            return ab.sum(first), second
+
+    model = Model().astype("float64")
+    instances = [np.array([[1.0, 4.0], [0.0, 0.0]]), np.array([[9.0, 1.0], [0.0, 1.0]])]
+    cpu = Cpu(poison=True, jitted=False)
+    compare_gradients(model.loss, instances, cpu, has_aux=True)
+    found = ab.batched(model.loss, backend=cpu).value_and_grad(instances, reduce="sum", has_aux=True)[1]
+    np.testing.assert_allclose(
+        found["weight"], [0.5 * np.sqrt(1 / 2) + 0.5 * np.sqrt(9 / 2), 0.5 * np.sqrt(4 / 3) + 0.5 * np.sqrt(1 / 3)]
+    )
+
+
+def test_a_table_may_be_read_by_rows_and_as_a_whole() -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.table = ab.Parameter(np.arange(12.0).reshape(4, 3) / 7)
+
+        @ab.cell
+        def both(self, row: int, x: Any) -> Any:
+            return ab.sum(ab.lookup(self.table, row) * x) + ab.sum(self.table * x)
+
+        def loss(self, row: int) -> Any:
+            return self.both(row, np.array([1.0, 2.0, row]))
+
+    model = Model().astype("float64")
+    compare_gradients(model.loss, [2, 0, 3, 2], compare(model.loss, [2, 0, 3, 2]))

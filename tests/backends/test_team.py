@@ -1,0 +1,114 @@
+"""Threads that make the calls of a stage together: each call once, pieces in order, one part after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.backends.cpu.atomic import fetch_add
+from autobatch.backends.cpu.team import Helper, Sweeps
+from autobatch.backends.pieces import Calls
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import by_address
+
+N_RUNS = 60
+
+
+@by_address
+def note(memory: int, own: int, k: int) -> None:
+    """Write the time of call k, and how often it was made; work a little."""
+    now = fetch_add(memory, 1)
+    notes = array_at(own, np.int64)
+    notes[2 * k] = now
+    fetch_add(own + 8 * (2 * k + 1), 1)
+    for i in range(50):
+        notes[2 * k] = max(notes[2 * k], now - i)
+
+
+def draw_calls(rng: np.random.Generator) -> Calls:
+    """Draw parts of pieces of calls; call k is the k-th."""
+    sizes = rng.integers(0, 6, rng.integers(1, 30))
+    lengths = rng.integers(1, 4, sizes.sum())
+    n = int(lengths.sum())
+    calls = np.stack([np.zeros(n, np.int64), np.arange(n)], axis=1)
+    alone = rng.random(max(len(sizes) - 2, 0)) < 0.3
+    return Calls(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), alone)
+
+
+def assert_in_order(calls: Calls, times: Any) -> None:
+    """Calls of a piece, and parts, one after the other; pieces of parts that are for one thread as well."""
+    _, piece_ptr, ptr, alone = calls
+    before = -1
+    for part in range(len(ptr) - 1):
+        found = [times[piece_ptr[p] : piece_ptr[p + 1]] for p in range(ptr[part], ptr[part + 1])]
+        for one in found:
+            assert np.all(np.diff(one) > 0)
+            assert one[0] > before
+        if 0 < part <= len(alone) and alone[part - 1] and found:
+            assert np.all(np.diff(np.concatenate(found)) > 0)
+        before = max((int(one[-1]) for one in found), default=before)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 4])
+def test_calls_are_made_once_and_in_order(n_threads: int) -> None:
+    rng = np.random.default_rng(n_threads)
+    sweeps = Sweeps()
+    for _ in range(N_RUNS):
+        calls, clock = draw_calls(rng), np.zeros(1, np.int64)
+        notes = np.zeros((len(calls.calls), 2), np.int64)
+        addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * n_threads)
+        sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+        assert notes[:, 1].tolist() == [1] * len(notes)
+        assert_in_order(calls, notes[:, 0])
+
+
+def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before it has begun itself, a sweep waits for those who have, and makes no more calls afterwards."""
+    sweeps, start = Sweeps(), Helper.start
+    calls, clock = draw_calls(np.random.default_rng(5)), np.zeros(1, np.int64)
+    notes = np.zeros((len(calls.calls), 2), np.int64)
+    addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * 3)
+
+    def start_first(helper: Helper, work: tuple[Any, ...]) -> None:
+        start(helper, work)
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Helper, "start", start_first)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+    made = notes[:, 1].copy()
+    assert made.max() <= 1
+    time.sleep(0.05)
+    np.testing.assert_array_equal(notes[:, 1], made)
+    monkeypatch.undo()
+    sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+    np.testing.assert_array_equal(notes[:, 1], made + 1)
+
+
+def test_several_at_once() -> None:
+    """Sweeps of several Python threads do not touch each other's calls."""
+    failed: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        rng, sweeps = np.random.default_rng(seed), Sweeps()
+        try:
+            for _ in range(N_RUNS):
+                calls, clock = draw_calls(rng), np.zeros(1, np.int64)
+                notes = np.zeros((len(calls.calls), 2), np.int64)
+                addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * 3)
+                sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+                assert notes[:, 1].tolist() == [1] * len(notes)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -1,0 +1,204 @@
+"""The prepared weight stage gives what the interpreted one gives, into the same arrays, and allocates none."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cpu.weights import sum_rows
+from autobatch.backends.interpreter.reference import Reference
+from autobatch.ops.randomness import Randomness
+from ways import each
+
+V, DIM = 11, 5
+RNG = np.random.default_rng(0)
+SENTENCES = [RNG.integers(0, V, RNG.integers(1, 9)).tolist() for _ in range(7)]
+TOLERANCE = 1e-12
+
+
+class Chain(ab.Module):
+    """A recurrent network whose weights lie side by side, with two biases, and a layer on top."""
+
+    def __init__(self, dim: int = DIM, n_words: int = V) -> None:
+        rng = np.random.default_rng(1)
+        self.table = ab.Parameter(rng.standard_normal((n_words, dim)))
+        self.read, self.carry = ab.Linear(dim, dim, rng=rng), ab.Linear(dim, dim, rng=rng)
+        self.head = ab.Linear(dim, 1, rng=rng)
+        self.start = ab.Parameter(rng.standard_normal(dim))
+        self.astype("float64")
+
+    @ab.cell
+    def step(self, h: Any, word: int) -> Any:
+        return ab.tanh(self.read(ab.lookup(self.table, word)) + self.carry(h))
+
+    @ab.cell
+    def score(self, h: Any) -> Any:
+        return ab.sum(self.head(h) * 0.5)
+
+    @ab.cell
+    def curved(self, h: Any) -> Any:
+        return ab.sum(ab.tanh(h * self.start) * self.start)
+
+    def loss(self, words: list[int]) -> Any:
+        h = self.start
+        for word in words:
+            h = self.step(h, word)
+        return self.score(h)
+
+    def partly(self, words: list[int]) -> Any:
+        """With nodes that the loss does not depend on, in batches with others."""
+        self.score(self.step(self.start, words[-1]))
+        return self.loss(words), self.step(self.start, words[0])
+
+    def mixed(self, words: list[int]) -> Any:
+        """With a gradient that is no product and no sum of what is kept."""
+        return self.loss(words) + self.curved(self.step(self.start, words[0]))
+
+
+def direct_stages(loss: Any, has_aux: bool) -> dict[str, bool]:
+    """Of each cell whether its weight stage runs directly."""
+    (part,) = loss.prepare(SENTENCES, training=True, has_aux=has_aux).parts
+    return {cell.cell.program.name: cell.weights.is_direct for cell in part.executable.types.cells.values()}
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("function", ["loss", "mixed", "partly"])
+def test_gradients_are_those_of_the_interpreter(function: str, has_aux: bool) -> None:
+    if (function == "partly") != has_aux:
+        pytest.skip("only one of them returns something beside the loss")
+    model = Chain()
+    ours, theirs = (
+        ab.batched(getattr(model, function), module=model, backend=backend)
+        for backend in (Cpu(poison=True), Reference(poison=True))
+    )
+    found, expected = (loss.value_and_grad(SENTENCES, has_aux=has_aux) for loss in (ours, theirs))
+    for name, gradient in expected[1].items():
+        np.testing.assert_allclose(found[1][name], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+    is_direct = direct_stages(ours, has_aux)
+    assert is_direct["step"]
+    assert is_direct["score"]
+    assert is_direct.get("curved", False) is False
+
+
+@pytest.mark.parametrize("order", ["as returned", "apart", "transposed", "parts of wider arrays"])
+def test_gradients_are_added_wherever_they_are(order: str) -> None:
+    """Three times the same mini-batch, in other arrays each time."""
+    model = Chain()
+    loss = ab.batched(model.loss, backend=Cpu())
+    expected = {name: 3.0 * np.asarray(gradient) for name, gradient in loss.value_and_grad(SENTENCES)[1].items()}
+    _, out = loss.value_and_grad(SENTENCES)
+    for _ in range(2):
+        if order != "as returned":
+            out = {name: np.array(gradient) for name, gradient in out.items()}
+        if order == "transposed":
+            out = {name: gradient.T.copy().T for name, gradient in out.items()}
+        if order == "parts of wider arrays":
+            for name, gradient in out.items():
+                wide = np.zeros((*gradient.shape[:-1], 2 * gradient.shape[-1]))
+                wide[..., : gradient.shape[-1]] = gradient
+                out[name] = wide[..., : gradient.shape[-1]]
+        loss.value_and_grad(SENTENCES, out=out)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(out[name], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+def test_a_warm_weight_stage_allocates_no_array() -> None:
+    """With gradients of 96 kB, of which 48 kB are rows of a table; for mini-batches that take turns."""
+    model = Chain(dim=64, n_words=2000)
+    model.astype("float32")
+    cpu = Cpu()
+    loss = ab.batched(model.loss, backend=cpu)
+    batches = [[RNG.integers(0, 2000, 8).tolist() for _ in range(n)] for n in (24, 20)]
+    for words in (*batches, *batches):
+        _, grads = loss.value_and_grad(words)
+    (part,) = loss.prepare(batches[1], training=True).parts
+    types, plan = part.executable.types.cells, part.plan
+    kind, stage = next((k, cell.weights) for k, cell in types.items() if cell.cell.program.name == "step")
+    run = part.executable.forward(Randomness(key=np.arange(20)))
+    owners = {id(p): grads[name] for name, p in model.parameters().items()}
+    run.backward({0: np.ones(20, np.float32)}, owners)
+    targets = run.memory.targets(owners, part.executable.cells.stacks)
+    for gradient in grads.values():
+        if isinstance(gradient, ab.Rows):
+            gradient.clear()
+    tracemalloc.start()
+    try:
+        assert stage.run(plan, kind, run.memory.buffer, cpu.chooser, targets.arrays)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000
+    assert sum(np.asarray(gradient).nbytes for name, gradient in grads.items() if name != "table") > 30_000
+
+
+def test_gradients_of_warm_steps_are_the_same_arrays() -> None:
+    """Also after a step into other arrays; not after the model was cast."""
+    model = Chain()
+    loss = ab.batched(model.loss, backend=Cpu())
+    _, first = loss.value_and_grad(SENTENCES)
+    loss.value_and_grad(SENTENCES, out={name: np.array(gradient) for name, gradient in first.items()})
+    del first["head.bias"]
+    _, second = loss.value_and_grad(SENTENCES[:2])
+    assert all(second[name] is gradient for name, gradient in first.items())
+    assert len(second) == len(first) + 1
+    model.astype("float32")
+    _, third = loss.value_and_grad(SENTENCES[:2])
+    for name, gradient in third.items():
+        assert gradient.dtype == np.float32
+        np.testing.assert_allclose(gradient, second[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 3, 4, 9, 1250])
+def test_sums_of_rows_are_the_sums(n_rows: int) -> None:
+    """Of whole numbers, so that no order matters; columns 3 to 10 of rows of 13, from the third number on."""
+    buffer = np.random.default_rng(0).integers(-9, 9, 3 + 13 * n_rows).astype(np.float64)
+    total = np.full(7, np.nan)
+    sum_rows(buffer, 3 + 3, 13, n_rows, total)
+    np.testing.assert_array_equal(total, buffer[3:].reshape(n_rows, 13)[:, 3:10].sum(axis=0))
+
+
+def test_a_refused_gradient_is_refused_again() -> None:
+    """One whose rows and columns both lie apart cannot be added to by address: nothing of the run before is used."""
+    model = Chain()
+    loss = ab.batched(model.loss, backend=Cpu())
+    (part,) = loss.prepare(SENTENCES, training=True).parts
+    wide = {id(p): np.zeros([2 * size for size in p.shape]) for p in model.parameters().values()}
+    apart = {key: array[tuple(slice(None, None, 2) for _ in array.shape)] for key, array in wide.items()}
+    right = {id(p): np.zeros(p.shape) for p in model.parameters().values()}
+    for into in (right, apart, apart):
+        with closing(part.executable.forward(Randomness(key=np.arange(len(SENTENCES))))) as run:
+            seeds = {0: np.ones(len(SENTENCES))}
+            if into is right:
+                run.backward(seeds, into)
+            else:
+                before = {key: array.copy() for key, array in right.items()}
+                with pytest.raises(ab.ShapeError, match="the gradient of a matrix"):
+                    run.backward(seeds, into)
+                for key, array in before.items():
+                    np.testing.assert_array_equal(right[key], array)
+
+
+class OfInts(ab.Module):
+    """A matrix times ints of the data."""
+
+    def __init__(self) -> None:
+        self.linear = ab.Linear(2, 3, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def loss(self, flags: Any) -> Any:
+        """Sum the products with an array of ints."""
+        return ab.sum(self.linear(flags))
+
+
+@each("backend", ("reference", "cpu"))
+def test_ints_of_the_data_are_multiplied_as_floats(backend: str) -> None:
+    model, flags = OfInts(), [np.array([1, 0]), np.array([2, 3])]
+    _, gradients = ab.batched(model.loss, backend=backend).value_and_grad(flags)
+    np.testing.assert_allclose(gradients["linear.weight"], np.tile(np.mean(flags, axis=0), (3, 1)))
+    np.testing.assert_allclose(gradients["linear.bias"], np.ones(3))

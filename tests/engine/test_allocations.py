@@ -1,0 +1,84 @@
+"""A warm step of training on the cpu backend allocates nothing that grows with model or trees; processes do not grow.
+
+Counted are the arrays of NumPy, while a mini-batch runs whose plan is known: forward, backward, and the optimizer.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.models.data.tree import Tree
+from autobatch.models.tree_lstm import TreeLSTM
+from counting_arrays import counting
+
+BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and what they are weighted by, a few times; single numbers
+
+
+WARM_UP = 10  # steps, of which `auto` looks at the first eight
+
+
+def make_step(dim: int, depth: int, n_instances: int, backend: Any, **options: Any) -> Callable[[], None]:
+    """A training step of a Tree-LSTM on full trees, on the same recorded graphs each time."""
+
+    def draw(height: int) -> Tree[int]:
+        if height == 0:
+            return Tree.leaf(int(rng.integers(3)), int(rng.integers(9)))
+        return Tree.inner(int(rng.integers(3)), draw(height - 1), draw(height - 1))
+
+    rng = np.random.default_rng(0)
+    model = TreeLSTM(9, dim, 3, rng)
+    loss = ab.batched(model.loss, backend=backend, **options)
+    graphs = loss.record_all([draw(depth) for _ in range(n_instances)])
+    optimizer = ab.optim.Adam(model, lr=1e-3)
+
+    def step() -> None:
+        _, grads = loss.value_and_grad(graphs)
+        optimizer.step(grads)
+
+    return step
+
+
+def test_the_counter_counts() -> None:
+    with counting() as sizes:
+        kept = [np.empty(100), np.zeros(7, np.float32)]
+    assert sizes[:2] == [800, 28]
+    del kept
+
+
+def test_a_warm_step_allocates_what_it_returns_and_no_more() -> None:
+    found = {}
+    for dim, depth, n_instances in ((8, 2, 16), (40, 5, 16), (8, 2, 64)):
+        step = make_step(dim, depth, n_instances, Cpu(jitted=True, provider="numpy"))
+        for _ in range(WARM_UP):
+            step()
+        with counting() as sizes:
+            step()
+        found[dim, depth, n_instances] = len(sizes), sum(sizes)
+    assert found[8, 2, 16] == found[40, 5, 16]
+    assert found[8, 2, 16][0] == found[8, 2, 64][0]
+    for (_, __, n_instances), (_, n_bytes) in found.items():
+        assert n_bytes <= BYTES_PER_INSTANCE * n_instances + BYTES_BESIDE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan_cache", [0, 4], ids=["planned anew", "cached plan"])
+def test_ten_thousand_steps_do_not_grow_the_process(plan_cache: int) -> None:
+    step = make_step(8, 2, 4, Cpu(jitted=True), plan_cache=plan_cache)
+    for _ in range(1000):
+        step()
+    gc.collect()
+    objects = len(gc.get_objects())  # a list of all of them, which takes memory itself
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(10_000):
+        step()
+    gc.collect()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before <= 1024
+    assert len(gc.get_objects()) - objects <= 100
