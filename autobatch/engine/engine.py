@@ -18,6 +18,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
 from autobatch.plan.plan import Planner
+from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.trace.scanning import functions_in
@@ -64,8 +65,11 @@ class Engine:
         planning: plans mini-batches.
     """
 
-    policy, rewrites, seed = _option("policy"), _option("rewrites"), _option("seed")
-    max_bytes, precision = _option("max_bytes"), _option("precision")
+    policy: Policy = _option("policy")
+    rewrites: tuple[str, ...] = _option("rewrites")
+    seed: int = _option("seed")
+    max_bytes: int | None = _option("max_bytes")
+    precision: str = _option("precision")
 
     def __init__(
         self,
