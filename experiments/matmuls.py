@@ -195,8 +195,7 @@ def list_matmuls(
     yield from lister.stage("forward", plan.batches)
     if not cells.training:
         return
-    activity = Activity()
-    activity.mark(plan, cells, range(len(cells.slot_shapes)))
+    activity = Activity(plan, cells, range(len(cells.slot_shapes)))
     in_use = [batch for batch in plan.batches if activity.rows(batch.kind, batch.start, batch.end).any()]
     yield from lister.stage("backward", in_use[::-1])
     targets = Targets(gradients, cells.stacks).arrays
@@ -212,7 +211,7 @@ class _Lister:
         self.plan, self.cells, self.chooser = executable.plan, executable.cells, executable.backend.chooser
         self.stages, self.memory = stages, memory
         plan, first = self.plan, self.cells.tables.block_ptr[:-1]
-        self._mean_rows = executable.prepared.mean_rows[first]
+        self._mean_rows = executable.tables.mean_rows[first]
         self.buffer = memory.take("buffer", plan.size)
         kinds = plan.schedule.batch_type
         self._kinds = np.unique(kinds).tolist()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autobatch.backends.activity import Activity
+from autobatch.backends.options import Options
 from autobatch.devices.store import Store
-from autobatch.params.sparse_rows import Gradient
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import Stack, Targets
 
 
@@ -18,19 +19,20 @@ class Memory:
 
     Attributes:
         buffer: the values of its plan, possibly with spare elements.
-        activity: the nodes that the loss depends on, during backward.
+        gradients: of parameters that are on the host, while the values are on a device.
         allocations: arrays that were allocated since the last count.
     """
 
     def __init__(self, store: Store) -> None:
-        self.store, self.activity, self.allocations = store, Activity(), 0
+        self.store, self.allocations = store, 0
         self.buffer: Any = store.empty(0, np.dtype(np.float32))
+        self.gradients = self.buffer
         self._targets: Targets | None = None
 
     @property
     def n_bytes(self) -> int:
         """Bytes held."""
-        return int(self.buffer.nbytes)
+        return int(self.buffer.nbytes) + int(self.gradients.nbytes)
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
         """Make room for `size` elements; a buffer that grows grows by at least a quarter, within the limit."""
@@ -47,6 +49,37 @@ class Memory:
         if self._targets is None or not self._targets.restart(gradients, stacks):
             self._targets = Targets(gradients, stacks)
         return self._targets
+
+    @contextmanager
+    def on_device(self, targets: Mapping[int, Gradient], options: Options) -> Iterator[Mapping[int, Gradient]]:
+        """Give the targets themselves where they are on the device of the values; else arrays there, which are added.
+
+        These arrays lie one after the other in `gradients`, zero at first; at the end of the context one copy brings
+        them to the host. `Rows` stay as they are.
+        """
+        if options.store is self.store:
+            yield targets
+            return
+        arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
+        size = sum(array.size for array in arrays.values())
+        self.gradients = self._reserved(self.gradients, size, options.dtype)
+        zeros, found, first = self.gradients[:size], dict(targets), 0
+        zeros[...] = 0
+        for key, array in arrays.items():
+            found[key] = zeros[first : first + array.size].reshape(array.shape)
+            first += array.size
+        yield found
+        added, first = self.store.get(zeros), 0
+        for array in arrays.values():
+            array += added[first : first + array.size].reshape(array.shape)
+            first += array.size
+
+    def _reserved(self, array: Any, size: int, dtype: np.dtype[Any]) -> Any:
+        """The array if it is large enough, else a new one."""
+        if array.dtype == dtype and array.size >= size:
+            return array
+        self.allocations += 1
+        return self.store.empty(size * 5 // 4, dtype)
 
     def take_allocations(self) -> int:
         """Return the number of arrays allocated since the last call, and reset it."""

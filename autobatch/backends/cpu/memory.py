@@ -50,8 +50,8 @@ class CpuMemory(Memory):
             self.scratch = self.kept = np.empty((1, 0), dtype)  # free the memory of a larger mini-batch first
         needed = max(self.scratch.size, turns) + max(self.kept.size, kept)
         self.reserve(size, dtype, None if limit is None else (limit - needed) * dtype.itemsize)
-        self.scratch = self._reserved(self.scratch, n_threads, prepared.scratch_size, dtype)
-        self.kept = self._reserved(self.kept, 1, prepared.kept_size, dtype)
+        self.scratch = self._rows(self.scratch, n_threads, prepared.scratch_size, dtype)
+        self.kept = self._rows(self.kept, 1, prepared.kept_size, dtype)
         if any(map(is_not, before, (self.buffer, self.scratch, self.kept))):
             scratch = address_of(self.scratch), self.scratch.strides[0]
             self.addresses = (address_of(self.buffer), *scratch, address_of(self.kept))
@@ -62,7 +62,7 @@ class CpuMemory(Memory):
         for array in (self.buffer, self.scratch, self.kept):
             array.fill(np.nan)
 
-    def _reserved(self, array: Array, n_rows: int, size: int, dtype: np.dtype[Any]) -> Array:
+    def _rows(self, array: Array, n_rows: int, size: int, dtype: np.dtype[Any]) -> Array:
         """The array if it is large enough, else a new one."""
         if array.dtype == dtype and len(array) == n_rows and array.shape[1] >= size:
             return array

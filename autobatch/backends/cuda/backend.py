@@ -9,15 +9,14 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.activity import Activity
 from autobatch.backends.base import Counts, Timer
 from autobatch.backends.cuda.launching import Launcher
 from autobatch.backends.cuda.memory import DeviceMemory
@@ -25,13 +24,11 @@ from autobatch.backends.cuda.packing import Packing
 from autobatch.backends.cuda.stages import DeviceCell, StageRun
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
-from autobatch.backends.interpreter.frame import RowRange
+from autobatch.backends.driver import PlanRun, PreparedPlan
 from autobatch.backends.interpreter.interpreter import Interpreter
-from autobatch.backends.interpreter.values import Values
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.preparing import PreparedTypes
-from autobatch.backends.run import PooledRun
 from autobatch.compiler.cuda.support import module_text
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.writer import data_name
@@ -43,8 +40,7 @@ from autobatch.ir.program import NODE, Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
-from autobatch.params.sparse_rows import Gradient, Rows
-from autobatch.params.stacks import refresh
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
@@ -109,7 +105,7 @@ class Cuda:
         return self._modules[key]
 
 
-class DevicePlan:
+class DevicePlan(PreparedPlan):
     """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
@@ -125,9 +121,10 @@ class DevicePlan:
     """
 
     def __init__(self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: Options) -> None:
-        self.backend, self.plan, self.cells, self.options = backend, plan, cells, options
+        super().__init__(plan, cells, options)
+        self.backend = backend
         self.types = backend.prepared_types(cells, options)
-        self.prepared = self.types.prepare(plan, partial(backend.device_cell, cells, options), 1)
+        self.tables = self.types.prepare(plan, partial(backend.device_cell, cells, options), 1)
         self.sums = find_sums(plan, cells)
         self.packing = Packing()
         self.places: dict[tuple[int, str], int] = {}
@@ -136,18 +133,18 @@ class DevicePlan:
         self.kernels = {name: self._kernels(name) for name in self.types.stages}
         self.sweeps = {name: self._sweep(name) for name in self.types.stages}
         self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
-        stages = [self.types.cells[kind].stage(name) for name in self.types.stages for kind in self.prepared.tables]
+        stages = [self.types.cells[kind].stage(name) for name in self.types.stages for kind in self.tables.tables]
         rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
-        self.sizes = plan.size + self.sums.size, self.prepared.scratch_size, self.prepared.kept_size, rows_size
+        self.sizes = plan.size + self.sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
         self.n_ints = self.packing.n_bytes
-        read = {id(p): p for kind in self.prepared.tables for p in parameters_of(cells.cells[kind])}
+        read = {id(p): p for kind in self.tables.tables for p in parameters_of(cells.cells[kind])}
         self.parameters = list(read.values())
         self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
 
     def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> DeviceRun:
         """Compute all values; see `Executable`."""
-        return DeviceRun(self, randomness, timer, copies)
+        return DeviceRun(self, self.backend.pool, self.backend.device, randomness, timer, copies)
 
     def _pack(self) -> None:
         plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
@@ -157,7 +154,7 @@ class DevicePlan:
         for name, array in (("sums", sums.table), ("parts", sums.parts), ("sum_ptr", sums.ptr)):
             places[-1, name] = packing.add(array)
         self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
-        for kind, table in self.prepared.tables.items():
+        for kind, table in self.tables.tables.items():
             places[kind, "table"] = packing.add(table)
             for domain in range(NODE, NODE + len(self.cells.cells[kind].layout.input_width)):
                 ints, floats = plan.data(kind, domain)
@@ -180,127 +177,88 @@ class DevicePlan:
         return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
 
     def _sweep(self, name: str) -> Sweep:
-        calls = self.prepared.forward if name == "forward" else self.prepared.backward
+        calls = self.tables.forward if name == "forward" else self.tables.backward
         stages = [
             PlannedStage(self.types.cells[kind].stage(name), self.slots[name, kind], table)
-            for kind, table in self.prepared.tables.items()
+            for kind, table in self.tables.tables.items()
         ]
         numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
         sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
         return Sweep(calls, stages, numbers, self.options.precision != "float32", sums)
 
 
-class DeviceRun(PooledRun[DeviceMemory]):
+class DeviceRun(PlanRun[DeviceMemory]):
     """A run on a device."""
 
-    def __init__(self, executable: DevicePlan, randomness: Randomness, timer: Timer | None, copies: bool) -> None:
-        self._executable, self._randomness = executable, randomness
-        self.store = self._device = executable.backend.device
-        super().__init__(executable.backend.pool, timer, copies)
+    prepared: DevicePlan
 
-    def _forward(self) -> Values:
-        with self._in_memory():
-            return self._compute()
+    def _reserve(self) -> None:
+        prepared, options = self.prepared, self.options
+        self.memory.reserve_all(prepared.sizes, prepared.packing.n_bytes, options.dtype, options.max_bytes)
+        if prepared.backend.poison:
+            self.memory.poison()
 
-    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        with self._in_memory():
-            self._differentiate(seeds, into)
+    @cached_property
+    def interpreter(self) -> Interpreter:
+        """What runs instructions that have no step, on the parameters and data that are on the device already."""
+        return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
 
     @contextmanager
-    def _in_memory(self) -> Iterator[None]:
+    def _silent(self) -> Iterator[None]:
         """Raise a BackendError with the bytes of the plan where the device has no room."""
+        device = self.prepared.backend.device
         try:
-            yield
-        except self._device.out_of_memory as error:
-            limit = self._executable.options.max_bytes
+            with super()._silent():
+                yield
+        except device.out_of_memory as error:
+            limit = self.options.max_bytes
             allowed = "max_bytes is not set" if limit is None else f"max_bytes is {limit}"
             raise BackendError(
-                f"{self._device.name} has no room for a mini-batch whose plan takes {self._executable.n_bytes} bytes, "
+                f"{device.name} has no room for a mini-batch whose plan takes {self.prepared.n_bytes} bytes, "
                 f"and {allowed}: give ab.batched a lower max_bytes, which runs it in parts, or smaller "
                 f"mini-batches ({error})."
             ) from error
 
-    def _compute(self) -> Values:
-        executable = self._executable
-        plan, options = executable.plan, executable.options
-        self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
-        if executable.backend.poison:
-            self.memory.poison()
-        self._allocations = self.memory.take_allocations()
-        self._values = Values(plan, executable.cells, self.memory.buffer, self._device)
-        self._copied_bytes = refresh(executable.cells.stacks)
-        self._parameters: dict[int, Any] = {}
-        self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters, self._data)
-        self._launchers = self._upload()
-        self._sweep("forward", None)
-        return self._values
+    def _bound(self, stage: str) -> AbstractContextManager[Any]:
+        if stage == "forward":
+            self._parameters: dict[int, Any] = {}
+            self._launchers = self._upload()
+        return nullcontext()
 
-    def _differentiate(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity
-        activity.mark(plan, cells, seeds)
-        targets = self.memory.targets(into, cells.stacks)
-        gradients, added = self._targets_on_device(targets.arrays)
-        for slot in range(len(cells.slot_shapes)):
-            self._values.slot(slot, plan.mirror)[...] = self._device.put(seeds[slot]) if slot in seeds else 0
-        self._sweep("backward", None if activity.is_whole else activity)
-        self._lap("backward", None)
-        ends = plan.type_ptr.tolist()
-        for kind in range(len(ends) - 1):
-            n_rows = ends[kind + 1] - ends[kind]
-            active = activity.rows(kind, 0, n_rows)
-            if active.any():
-                self._interpreter.weight_gradients(kind, active, gradients)
-                self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
-        if added:
-            self._add_on_host(targets.arrays, added)
-        self._copied_bytes += targets.finish()
+    def _call(self, stage: str, first: int, last: int) -> None:
+        self._launchers[stage].run(first, last)
 
-    def _targets_on_device(self, targets: Mapping[int, Gradient]) -> tuple[dict[int, Gradient], dict[int, Any]]:
-        """What gradients are added to: the targets, with zeros for those that are arrays on the host; and these zeros.
+    def _call_timed(self, stage: str, batches: list[Batch]) -> None:
+        """Run all parts in as few launches as without a timer: the device notes when each part is done."""
+        launcher = self._launchers[stage]
+        launcher.run(0, len(batches) + 2, timed=True)
+        for batch, end in zip([None, *batches], launcher.ends()[:-1], strict=True):
+            self._lap(stage, batch, end)
 
-        The zeros lie one after the other in `memory.gradients`.
-        """
-        if self._executable.options.store is self._device:
-            return dict(targets), {}
-        arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
-        zeros = self.memory.zero_gradients(sum(a.size for a in arrays.values()), self._executable.options.dtype)
-        added, first = {}, 0
-        for key, target in arrays.items():
-            added[key] = zeros[first : first + target.size].reshape(target.shape)
-            first += target.size
-        return {**targets, **added}, added
+    def _weigh(self, kind: int, active: Any | None, gradients: Mapping[int, Gradient]) -> None:
+        self.interpreter.weight_gradients(kind, active, gradients)
 
-    def _add_on_host(self, targets: Mapping[int, Gradient], added: Mapping[int, Any]) -> None:
-        """Add what was added to zeros on the device to the targets on the host."""
-        found, first = self._device.get(self.memory.gradients[: sum(a.size for a in added.values())]), 0
-        for key, array in added.items():
-            target = targets[key]
-            target += found[first : first + array.size].reshape(array.shape)
-            first += array.size
-
-    def on_device(self, slot: int) -> Any:
-        """The values of a slot on the device; see `Run`."""
-        return self._values.slot(slot)
-
-    def _gradients(self, kind: int) -> Any:
-        return self._values.output_gradients(kind, self.memory.activity)
+    def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+        if self.timer is not None:
+            self.prepared.backend.device.synchronize()
+            super()._lap(stage, batch, end)
 
     def counts(self) -> Counts:
         """The work of the run so far."""
-        launches = sum(one.launches for one in self._launchers.values()) + self._interpreter.launches
-        copied_bytes = self._copied_bytes + self._interpreter.copied_bytes
-        return Counts(launches, copied_bytes, self._allocations, self.memory.n_bytes)
+        self.launches = sum(one.launches for one in self._launchers.values())
+        return super().counts()
 
-    def _forget(self) -> None:
-        for name in ("_values", "_interpreter", "_launchers", "_parameters"):
+    def close(self) -> None:
+        """Give the memory back to the pool; see `Run`."""
+        super().close()
+        for name in ("_launchers", "_parameters"):
             vars(self).pop(name, None)
-        del self.memory
 
     # The mini-batch on the device.
 
     def _upload(self) -> dict[str, Launcher]:
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
-        executable, device, memory = self._executable, self._device, self.memory
+        executable, device, memory = self.prepared, self.prepared.backend.device, self.memory
         packing, places = executable.packing, executable.places
         self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
         for parameter, first in executable.uploaded:
@@ -316,11 +274,11 @@ class DeviceRun(PooledRun[DeviceMemory]):
         launchers = {}
         for name in executable.types.stages:
             runs = []
-            for kind, table in executable.prepared.tables.items():
+            for kind, table in executable.tables.tables.items():
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                run = StageRun(stage, executable.plan, kind, common | self._flat_data(kind), table, self._randomness)
+                run = StageRun(stage, executable.plan, kind, common | self._flat_data(kind), table, self.randomness)
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
@@ -334,7 +292,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
             )
             ours[...] = sweep.steps
             ours[:, MEMORY] += base
-            if self._timer is not None:
+            if self.timer is not None:
                 ours[sweep.ends, THEN] |= NOTE
             make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
             launchers[name] = Launcher(device, sweep, theirs, runs, make_kernel, n_blocks)
@@ -347,18 +305,18 @@ class DeviceRun(PooledRun[DeviceMemory]):
 
     def _slot(self, run: StageRun, name: str) -> int:
         if name == "rows":
-            return self._device.address(self.memory.rows) if run.stage.rows_size else 0
+            return self.prepared.backend.device.address(self.memory.rows) if run.stage.rows_size else 0
         return run.slot(name)
 
     def _data(self, kind: int, domain: int) -> tuple[Any, Any]:
         """The int and float data of the rows of a domain of a type, in the packed ints."""
-        ints, floats = self._executable.plan.data(kind, domain)
+        ints, floats = self.prepared.plan.data(kind, domain)
         names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
         return self._packed(kind, names[0], ints), self._packed(kind, names[1], floats)
 
     def _flat_data(self, kind: int) -> dict[str, Any]:
         """The data of all domains of a type, by the names that steps know."""
-        domains = range(NODE, NODE + len(self._executable.cells.cells[kind].layout.input_width))
+        domains = range(NODE, NODE + len(self.prepared.cells.cells[kind].layout.input_width))
         return {
             data_name(area, domain): data.reshape(-1)
             for domain in domains
@@ -367,38 +325,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
 
     def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
         """An array that was packed, on the device."""
-        first = self._executable.places[kind, name]
+        first = self.prepared.places[kind, name]
         return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
-
-    # Batches.
-
-    def _sweep(self, name: str, activity: Activity | None) -> None:
-        """Run all steps of a stage; in as few launches as possible if all nodes are active."""
-        plan, launcher = self._executable.plan, self._launchers[name]
-        n_parts = plan.schedule.n_batches + 2  # beside the batches the prologue, which is part 0, and the epilogue
-        batches = plan.batches if name == "forward" else plan.batches[::-1]
-        if activity is None:
-            launcher.run(0, n_parts, timed=self._timer is not None)
-            if self._timer is not None:
-                for batch, end in zip([None, *batches], launcher.ends()[:-1], strict=True):
-                    self.lap(name, batch, end)
-            return
-        launcher.run(0, 1)
-        self._lap(name, None)
-        for at, batch in enumerate(batches, start=1):
-            rows = activity.rows(batch.kind, batch.start, batch.end)
-            if rows.any():
-                launcher.run(at, at + 1)
-            if not rows.all():
-                self._values.clear_inactive(RowRange(plan, batch, self._device), rows)
-            self._lap(name, batch)
-        launcher.run(n_parts - 1, n_parts)
-
-    def _lap(self, name: str, batch: Batch | None) -> None:
-        """Tell the timer, if there is one, that a batch is done."""
-        if self._timer is not None:
-            self._device.synchronize()
-            self.lap(name, batch)
 
 
 def parameters_of(cell: PlannedCell) -> list[Parameter]:

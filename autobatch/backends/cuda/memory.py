@@ -18,20 +18,18 @@ class DeviceMemory(Memory):
         scratch: values of a batch.
         kept: values of all rows of types.
         rows: rows of kernels that do not fit in shared memory.
-        gradients: of parameters.
         staging: ints of the plan, and parameters that are on the host.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self._device = device
-        self.scratch = self.kept = self.rows = self.gradients = self.buffer
+        self.scratch = self.kept = self.rows = self.buffer
         self.staging = Staging(device)
 
     @property
     def n_bytes(self) -> int:
         """Bytes held on the device."""
-        arrays = self.scratch, self.kept, self.rows, self.gradients
+        arrays = self.scratch, self.kept, self.rows
         return super().n_bytes + self.staging.n_bytes + sum(int(array.nbytes) for array in arrays)
 
     def reserve_all(
@@ -44,21 +42,7 @@ class DeviceMemory(Memory):
             setattr(self, name, self._reserved(getattr(self, name), size, dtype))
         self.allocations += self.staging.turn(n_packed)
 
-    def zero_gradients(self, size: int, dtype: np.dtype[Any]) -> Any:
-        """A flat array of zeros."""
-        self.gradients = self._reserved(self.gradients, size, dtype)
-        found = self.gradients[:size]
-        found[...] = 0
-        return found
-
     def poison(self) -> None:
         """Fill all memory with NaN."""
         for array in (self.buffer, self.scratch, self.kept, self.rows):
             array.fill(np.nan)
-
-    def _reserved(self, array: Any, size: int, dtype: np.dtype[Any]) -> Any:
-        """The array if it is large enough, else a new one."""
-        if array.dtype == dtype and array.size >= size:
-            return array
-        self.allocations += 1
-        return self._device.empty(size * 5 // 4, dtype)

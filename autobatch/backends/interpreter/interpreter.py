@@ -67,14 +67,13 @@ class Interpreter:
         for number, index in enumerate(cell.program.outputs):
             self._scatter(frame, number, frame.env[index], cell.program.vars[index])
 
-    def backward_batch(self, batch: Batch, active: Array) -> None:
-        """Compute the gradients of the ports of a batch; zero in rows that are not active."""
+    def backward_batch(self, batch: Batch) -> None:
+        """Compute the gradients of the ports of a batch."""
         cell = self.cells.cells[batch.kind]
         derivative, layout = cell.derivative, cell.layout
         assert derivative is not None, "backward follows a forward run in training"
-        rows = RowRange(self.plan, batch, self.store)
-        ports = self.values.port_gradients(rows)
-        if active.any() and (derivative.backward or derivative.parameters or derivative.tables or ports):
+        ports = self.values.port_gradients(RowRange(self.plan, batch, self.store))
+        if derivative.backward or derivative.parameters or derivative.tables or ports:
             frame = self._frame(batch, derivative.vars, backward=True)
             for number, index in enumerate(derivative.incoming):
                 frame.env[index] = self._gather(frame, number, index)
@@ -82,23 +81,22 @@ class Interpreter:
             for number, gradient in enumerate(derivative.ports):
                 if number not in layout.settled:
                     self._write(ports[number], None if gradient is None else frame.env[gradient])
-        if not active.all():
-            self.values.clear_inactive(rows, active)
 
-    def weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Any]) -> None:
+    def weight_gradients(self, kind: int, active: Array | None, gradients: Mapping[int, Any]) -> None:
         """Run the weight stage of a type over its active rows.
 
         Args:
-            active: bool, for all rows of the type.
+            active: bool, for all rows of the type; None if all are active.
             gradients: the array of the device, or `Rows`, that is added to, by `id` of the parameter.
         """
         derivative = self.cells.cells[kind].derivative
         assert derivative is not None, "backward follows a forward run in training"
         if not derivative.parameters and not derivative.tables:
             return
-        batch = Batch(kind, 0, active.size, self.plan.type_bases[kind])
+        n_rows = int(self.plan.type_ptr[kind + 1] - self.plan.type_ptr[kind])
+        batch = Batch(kind, 0, n_rows, self.plan.type_bases[kind])
         frame = self._frame(batch, derivative.vars, backward=True)
-        if not active.all():
+        if active is not None:
             domains = {i: derivative.vars[i].domain for i in frame.env}
             for i, x in frame.env.items():
                 frame.env[i] = x if domains[i] == SHARED else x[frame.rows.select(active, domains[i])]
@@ -113,7 +111,7 @@ class Interpreter:
                 ids = self._ids(frame, scatter.ids, active)
                 self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
 
-    def _ids(self, frame: Frame, index: int, active: Array) -> Array:
+    def _ids(self, frame: Frame, index: int, active: Array | None) -> Array:
         """The ids that a type looked up in its active rows, on the host: known there, unless a cell computes them."""
         var = frame.vars[index]
         if isinstance(var.source, Constant):
@@ -122,7 +120,7 @@ class Interpreter:
             return self.store.get(to_ids(frame.env[index]))
         data, _ = self.plan.data(frame.rows.kind, var.domain)
         ids = data[:, var.source.column : var.source.column + var.size].reshape(len(data), *var.shape)
-        return ids if active.all() else ids[self.store.get(frame.rows.select(active, var.domain))]
+        return ids if active is None else ids[self.store.get(frame.rows.select(active, var.domain))]
 
     def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
         """Add rows that a type looked up to the gradient of their table."""

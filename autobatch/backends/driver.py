@@ -1,0 +1,230 @@
+"""The driver of all backends: runs a plan forward, backward, and for the gradients of parameters, once each.
+
+    forward     prologue, batch 1 ... batch B, epilogue
+    backward    prologue, batch B ... batch 1, epilogue
+    weights     type 1 ... type T, each over all its rows
+
+A backend says how memory is taken (`_begin`), what a stage is bound to (`_bound`), how the calls of some parts of a
+stage are made (`_call`), and how the gradients of a type's parameters are added up (`_weigh`). Everything else is here:
+which rows a loss depends on, seeds, gradients on another device than the parameters', times and the order of it all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from autobatch.backends.activity import Activity
+from autobatch.backends.base import Counts, Timer
+from autobatch.backends.interpreter.frame import RowRange
+from autobatch.backends.interpreter.interpreter import Interpreter
+from autobatch.backends.interpreter.values import Values
+from autobatch.backends.memory import Memory, MemoryPool
+from autobatch.backends.options import Options
+from autobatch.devices.store import Store
+from autobatch.errors import BackendError
+from autobatch.ops.randomness import Randomness
+from autobatch.params.sparse_rows import Gradient
+from autobatch.params.stacks import refresh
+from autobatch.plan.plan import Batch, Plan, PlannedTypes
+
+M = TypeVar("M", bound=Memory)
+
+
+class PreparedPlan:
+    """A plan with all that a run needs except memory; see `autobatch.backends.base.Executable`.
+
+    Attributes:
+        n_bytes: bytes of memory that a run takes.
+    """
+
+    n_bytes: int
+
+    def __init__(self, plan: Plan, cells: PlannedTypes, options: Options) -> None:
+        self.plan, self.cells, self.options = plan, cells, options
+        self._activities: dict[frozenset[int], Activity] = {}
+
+    def activity(self, slots: frozenset[int]) -> Activity:
+        """The nodes that a loss in these slots depends on."""
+        if slots not in self._activities:
+            self._activities[slots] = Activity(self.plan, self.cells, slots)
+        return self._activities[slots]
+
+
+class PlanRun(ABC, Generic[M]):
+    """A run of a plan in memory from a pool; see `autobatch.backends.base.Run`.
+
+    Args:
+        pool: the pool that memory is taken from.
+        store: the memory of the device.
+        timer: is called when each batch is done.
+        copies: whether outputs are copied to the host; if not, only `on_device` gives them.
+
+    Attributes:
+        memory: the memory of the run, until it is closed.
+        values: the values in it.
+        launches, copied_bytes: the work so far, see `Counts`, beside that of the interpreter.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedPlan,
+        pool: MemoryPool[M],
+        store: Store,
+        randomness: Randomness,
+        timer: Timer | None,
+        copies: bool,
+    ) -> None:
+        self.prepared, self.plan, self.cells, self.options = prepared, prepared.plan, prepared.cells, prepared.options
+        self.store, self.randomness, self.timer = store, randomness, timer
+        self._pool, self._ended, self.launches = pool, "", 0
+        self.memory = pool.take()
+        try:
+            with self._silent():
+                self._reserve()
+                self._allocations = self.memory.take_allocations()
+                self.values = Values(self.plan, self.cells, self.memory.buffer, store)
+                self.copied_bytes = refresh(self.cells.stacks)
+                self._sweep("forward", None)
+                self._read = self.values.outputs() if copies else None
+        except BaseException:
+            self.close()
+            raise
+
+    # What backends define.
+
+    @abstractmethod
+    def _reserve(self) -> None:
+        """Make room in `memory` for the plan."""
+
+    @abstractmethod
+    def _bound(self, stage: str) -> AbstractContextManager[Any]:
+        """Within the context, the steps of "forward", "backward" or "weights" know the memory of this run."""
+
+    @abstractmethod
+    def _call(self, stage: str, first: int, last: int) -> None:
+        """Run parts first:last of "forward" or "backward": 0 is the prologue, 1 to B are the batches in order."""
+
+    @abstractmethod
+    def _weigh(self, kind: int, active: Any | None, gradients: Mapping[int, Gradient]) -> None:
+        """Add to the gradients of the parameters of a type: bool[rows] the active ones, None for all.
+
+        Args:
+            gradients: by `id` of the parameter or stack, on the device.
+        """
+
+    def _call_timed(self, stage: str, batches: list[Batch]) -> None:
+        """Run all parts of a stage, and tell the timer when each is done."""
+        self._call(stage, 0, 1)
+        self._lap(stage, None)
+        for part, batch in enumerate(batches, start=1):
+            self._call(stage, part, part + 1)
+            self._lap(stage, batch)
+        self._call(stage, len(batches) + 1, len(batches) + 2)
+
+    @cached_property
+    def interpreter(self) -> Interpreter:
+        """What runs instructions that have no step."""
+        return Interpreter(self.values, self.options, self.randomness)
+
+    # Running.
+
+    def _sweep(self, stage: str, activity: Activity | None) -> None:
+        """Run "forward" or "backward": all nodes, or those that are active."""
+        batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
+        with self._bound(stage):
+            if activity is not None:
+                self._call_active(stage, batches, activity)
+            elif self.timer is not None:
+                self._call_timed(stage, batches)
+            else:
+                self._call(stage, 0, len(batches) + 2)
+
+    def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
+        """Run the batches that have active nodes, and clear the gradients of the others."""
+        self._call(stage, 0, 1)
+        self._lap(stage, None)
+        for part, batch in enumerate(batches, start=1):
+            rows = activity.rows(batch.kind, batch.start, batch.end)
+            if rows.any():
+                self._call(stage, part, part + 1)
+            if not rows.all():
+                self.values.clear_inactive(RowRange(self.plan, batch, self.store), rows)
+            self._lap(stage, batch)
+        self._call(stage, len(batches) + 1, len(batches) + 2)
+
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        """Differentiate the run; see `Run`."""
+        if self._ended:
+            raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
+        self._ended, self._seeded = "differentiated", frozenset(seeds)
+        with self._silent():
+            activity = self.prepared.activity(self._seeded)
+            targets = self.memory.targets(into, self.cells.stacks)
+            with self.memory.on_device(targets.arrays, self.options) as gradients:
+                for slot in range(len(self.cells.slot_shapes)):
+                    place = self.values.slot(slot, self.plan.mirror)
+                    place[...] = self.store.put(seeds[slot]) if slot in seeds else 0
+                self._sweep("backward", None if activity.is_whole else activity)
+                self._lap("backward", None)  # work after the last batch counts as backward, not as weights
+                with self._bound("weights"):
+                    self._weigh_all(activity, gradients)
+            self.copied_bytes += targets.finish()
+
+    def _weigh_all(self, activity: Activity, gradients: Mapping[int, Gradient]) -> None:
+        ends = self.plan.type_ptr.tolist()
+        for kind in range(len(ends) - 1):
+            n_rows = ends[kind + 1] - ends[kind]
+            active = None if activity.is_whole else activity.rows(kind, 0, n_rows)
+            if n_rows and (active is None or active.any()):
+                self._weigh(kind, None if active is None or active.all() else active, gradients)
+                self._lap("weights", Batch(kind, 0, n_rows, self.plan.type_bases[kind]))
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        """Silence NumPy's floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            yield
+
+    def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+        """Tell the timer, if there is one, that a batch is done; see `Timer`."""
+        if self.timer is not None:
+            self.timer.lap(stage, batch, end)
+
+    # Results.
+
+    @cached_property
+    def outputs(self) -> list[Any]:
+        """The values that the user asked for; see `Run`."""
+        if self._read is None:
+            raise BackendError("reading the outputs of a run that does not copy them to the host.")
+        return self._read()
+
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot on the device; see `Run`."""
+        return self.values.slot(slot)
+
+    def gradients(self, kind: int) -> Any:
+        """The gradients of the first output of all nodes of a type; see `Run`."""
+        if self._ended != "differentiated":
+            raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
+        return self.values.output_gradients(kind, self.prepared.activity(self._seeded))
+
+    def counts(self) -> Counts:
+        """The work of the run so far."""
+        inner = vars(self).get("interpreter")
+        launches, copied = (0, 0) if inner is None else (inner.launches, inner.copied_bytes)
+        return Counts(self.launches + launches, self.copied_bytes + copied, self._allocations, self.memory.n_bytes)
+
+    def close(self) -> None:
+        """Give the memory back to the pool; see `Run`."""
+        if self._ended != "closed":
+            self._ended = "closed"
+            self._pool.give_back(self.memory)
+            for name in ("memory", "values", "interpreter"):
+                vars(self).pop(name, None)
