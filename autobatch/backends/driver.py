@@ -4,9 +4,9 @@
     backward    prologue, batch B ... batch 1, epilogue
     weights     type 1 ... type T, each over all its rows
 
-A backend says how memory is taken (`_begin`), what a stage is bound to (`_bound`), how the calls of some parts of a
-stage are made (`_call`), and how the gradients of a type's parameters are added up (`_weigh`). Everything else is here:
-which rows a loss depends on, seeds, gradients on another device than the parameters', times and the order of it all.
+A backend says how memory is taken (`_reserve`), what a stage is bound to (`_bound`), and how the calls of some parts of
+a stage are made (`_call`). Everything else is here: which rows a loss depends on, seeds, gradients on another device
+than the parameters', times, and the order of it all.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class PlanRun(ABC, Generic[M]):
     Attributes:
         memory: the memory of the run, until it is closed.
         values: the values in it.
+        targets: the gradients that the weight stage adds to, by `id` of the parameter or stack, on the device.
         launches, copied_bytes: the work so far, see `Counts`, beside that of the interpreter.
     """
 
@@ -83,6 +84,7 @@ class PlanRun(ABC, Generic[M]):
         self.prepared, self.plan, self.cells, self.options = prepared, prepared.plan, prepared.cells, prepared.options
         self.store, self.randomness, self.timer = store, randomness, timer
         self._pool, self._ended, self.launches = pool, "", 0
+        self.targets: Mapping[int, Gradient] = {}
         self.memory = pool.take()
         try:
             with self._silent():
@@ -108,14 +110,10 @@ class PlanRun(ABC, Generic[M]):
 
     @abstractmethod
     def _call(self, stage: str, first: int, last: int) -> None:
-        """Run parts first:last of "forward" or "backward": 0 is the prologue, 1 to B are the batches in order."""
+        """Run parts first:last of a stage.
 
-    @abstractmethod
-    def _weigh(self, kind: int, active: Any | None, gradients: Mapping[int, Gradient]) -> None:
-        """Add to the gradients of the parameters of a type: bool[rows] the active ones, None for all.
-
-        Args:
-            gradients: by `id` of the parameter or stack, on the device.
+        Of "forward" and "backward" 0 is the prologue, 1 to B are the batches in order, and B + 1 is the epilogue; of
+        "weights", parts are the types, which add to `targets`.
         """
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
@@ -172,18 +170,25 @@ class PlanRun(ABC, Generic[M]):
                     place[...] = self.store.put(seeds[slot]) if slot in seeds else 0
                 self._sweep("backward", None if activity.is_whole else activity)
                 self._lap("backward", None)  # work after the last batch counts as backward, not as weights
+                self.targets = gradients
                 with self._bound("weights"):
-                    self._weigh_all(activity, gradients)
+                    self._weigh(activity)
             self.copied_bytes += targets.finish()
 
-    def _weigh_all(self, activity: Activity, gradients: Mapping[int, Gradient]) -> None:
+    def _weigh(self, activity: Activity) -> None:
+        """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
         ends = self.plan.type_ptr.tolist()
+        if activity.is_whole and self.timer is None:
+            self._call("weights", 0, len(ends) - 1)
+            return
         for kind in range(len(ends) - 1):
-            n_rows = ends[kind + 1] - ends[kind]
-            active = None if activity.is_whole else activity.rows(kind, 0, n_rows)
-            if n_rows and (active is None or active.any()):
-                self._weigh(kind, None if active is None or active.all() else active, gradients)
-                self._lap("weights", Batch(kind, 0, n_rows, self.plan.type_bases[kind]))
+            active = activity.rows(kind, 0, ends[kind + 1] - ends[kind])
+            if active.any():
+                if active.all():
+                    self._call("weights", kind, kind + 1)
+                else:
+                    self.interpreter.weight_gradients(kind, self.targets, active)
+                self._lap("weights", Batch(kind, 0, active.size, self.plan.type_bases[kind]))
 
     @contextmanager
     def _silent(self) -> Iterator[None]:
@@ -225,6 +230,7 @@ class PlanRun(ABC, Generic[M]):
         """Give the memory back to the pool; see `Run`."""
         if self._ended != "closed":
             self._ended = "closed"
+            self.targets = {}
             self._pool.give_back(self.memory)
             for name in ("memory", "values", "interpreter"):
                 vars(self).pop(name, None)

@@ -2,7 +2,7 @@
 
 Batches are cut into pieces (`autobatch.backends.pieces`). The table of a type has a row of ints per piece, which
 compiled steps read (`autobatch.compiler.piece_table`): first the pieces of its batches in order, then the pieces of all
-rows of the type.
+rows of the type; and in training all rows once more for each thread, which computes a strip of the gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.pieces import BatchList, count_pieces, rows_of_piece
+from autobatch.backends.pieces import WHOLE, BatchList, count_pieces, rows_of_piece
 from autobatch.compiler.piece_table import columns_of
 from autobatch.jit.addresses import array_at
 from autobatch.jit.arrays import IntArray
@@ -32,7 +32,8 @@ class Widths(NamedTuple):
         columns: [T] columns of the tables.
         turns, kept: [T] elements of scratch memory per piece, whatever its rows; and per row of nodes.
         most_rows: [T] the largest number of rows of a piece.
-        steps: [stages, T, 3] how many steps run once before all batches, per batch, and once after them.
+        steps: [stages, T, 3] how many steps run once before all batches, per batch, and once after them; of the weight
+            stage how many are compiled, and how many Python runs.
     """
 
     block_ptr: IntArray
@@ -95,12 +96,13 @@ def make_tables(places: Places, widths: Widths, n_threads: int) -> Tables:
     for kind in range(n_types):
         if 0 < n_rows[kind] < n_batches[kind] * most[kind]:
             pieces[kind, 1] = count_pieces(n_rows[kind], most[kind], n_threads)
-        ptr[kind + 1] = ptr[kind] + pieces[kind].sum() * columns[kind]
+        n_strips = n_threads if n_rows[kind] and widths.scratch.shape[0] > 1 else 0
+        ptr[kind + 1] = ptr[kind] + (pieces[kind].sum() + n_strips) * columns[kind]
     flat, mean_rows = np.empty(ptr[n_types], np.int64), np.zeros((places.edges.size, 2), np.int64)
     kept = by_turns = 0
     for kind in range(n_types):
         if n_batches[kind]:
-            table = flat[ptr[kind] : ptr[kind + 1]].reshape((pieces[kind].sum(), columns[kind]))
+            table = flat[ptr[kind] : ptr[kind + 1]].reshape((-1, columns[kind]))
             by_turns = max(by_turns, fill_table(table, kind, places, widths, kept, pieces[kind, 1], n_threads))
             for block in range(block_ptr[kind], block_ptr[kind + 1]):
                 is_node = block == block_ptr[kind]
@@ -134,18 +136,19 @@ def fill_table(
     at = columns_of(n_domains)
     k = start = needed = 0
     first = batch_type.size
-    for number in range(batch_type.size + (1 if n_whole else 0)):
-        is_batch = number < batch_type.size
-        if is_batch and batch_type[number] != kind:
+    n_strips = n_threads if scratch_width.shape[0] > 1 else 0
+    for number in range(batch_type.size + 1 + n_strips):
+        is_batch, strip = number < batch_type.size, number - batch_type.size - 1
+        if (is_batch and batch_type[number] != kind) or (number == batch_type.size and not n_whole):
             continue
         first = min(first, number)
         batch, begin = (number, start) if is_batch else (first, 0)
         end = begin + batch_ptr[number + 1] - batch_ptr[number] if is_batch else start
-        at_once = rows_of_piece(end - begin, widths.most_rows[kind], n_threads)
+        at_once = rows_of_piece(end - begin, widths.most_rows[kind] if strip < 0 else WHOLE, n_threads)
         for start in range(begin, end, at_once):
             n_rows = min(at_once, end - start)
             row = table[k]
-            row[at.start], row[at.shift] = start, mirror
+            row[at.start], row[at.shift], row[-1] = start, mirror, max(strip, 0)
             for domain in range(n_domains):
                 own, before, n = start, start - begin, n_rows
                 if domain > 0:
@@ -158,7 +161,7 @@ def fill_table(
                 row[at.saved + domain] = own * saved_width[domain]
                 if mirror:
                     row[at.saved + domain] += saved_base[domain]
-            for stage in range(scratch_width.shape[0]):
+            for stage in range(scratch_width.shape[0] if strip < 0 else 0):
                 free = widths.turns[kind]
                 for domain in range(n_domains):
                     row[(at.backward if stage else at.forward) + domain] = free

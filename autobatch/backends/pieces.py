@@ -61,7 +61,7 @@ class AllPieces(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """The calls of a stage, in order.
+    """The calls of a stage, in order; see `list_weight_calls` for the parts of the weight stage.
 
     Attributes:
         calls: [n, 2] the number of a step, and the number of a piece among those of its type.
@@ -153,6 +153,42 @@ def list_calls(
                 piece_ptr[piece] = at
     ptr[n_batches + 2] = piece
     return Calls(calls, piece_ptr[: piece + 1], ptr, alone)
+
+
+@compiled
+def list_weight_calls(n_pieces: LongArray, steps: LongArray, n_threads: int) -> Calls:
+    """List the calls for the gradients of parameters: two parts for each type, compiled steps and those of Python.
+
+    Args:
+        n_pieces: [T, 2] as in `AllPieces`; behind these pieces each thread has one of all rows.
+        steps: [T, 3] the numbers of compiled steps and of steps of Python.
+    """
+    n_types = len(n_pieces)
+    n_calls = n_steps = piece = at = 0
+    for kind in range(n_types):
+        if n_pieces[kind, 0]:
+            n_calls += steps[kind, 0] * n_threads + steps[kind, 1]
+    calls = np.empty((n_calls, 2), np.int64)
+    piece_ptr = np.zeros(n_types * (n_threads + 1) + 1, np.int64)
+    ptr = np.empty(2 * n_types + 1, np.int64)
+    for kind in range(n_types):
+        first, after = n_steps, n_steps
+        if n_pieces[kind, 0]:
+            first, after = n_steps, n_steps + steps[kind, 0]
+            n_steps = after + steps[kind, 1]
+        for part in range(2):
+            ptr[2 * kind + part] = piece
+            begin, end = (after, n_steps) if part else (first, after)
+            if begin == end:
+                continue
+            for strip in range(1 if part else n_threads):
+                for step in range(begin, end):
+                    calls[at, 0], calls[at, 1] = step, n_pieces[kind].sum() + strip
+                    at += 1
+                piece += 1
+                piece_ptr[piece] = at
+    ptr[2 * n_types] = piece
+    return Calls(calls, piece_ptr[: piece + 1], ptr, np.zeros(0, np.bool_))
 
 
 @compiled

@@ -11,9 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.piece_table import Places, Tables, Widths, make_tables
-from autobatch.backends.pieces import WHOLE, AllPieces, BatchList, Calls, OutputRows, find_alone, list_calls
+from autobatch.backends.pieces import (
+    WHOLE,
+    AllPieces,
+    BatchList,
+    Calls,
+    OutputRows,
+    find_alone,
+    list_calls,
+    list_weight_calls,
+)
 from autobatch.compiler.assignment import Storage
-from autobatch.compiler.piece_table import STAGES
+from autobatch.compiler.piece_table import STAGES, WEIGHTS
 from autobatch.compiler.writer import split_name
 from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.arrays import FloatArray, IntArray
@@ -31,7 +40,8 @@ class StageSteps(Protocol):
     Attributes:
         columns: the columns of the table of pieces.
         turn_width: elements of scratch memory per piece that do not depend on its rows.
-        n_before, n_per_batch, n_after: how many steps run once before all batches, per batch, and once after them.
+        n_before, n_per_batch, n_after: how many steps run once before all batches, per batch, and once after them; of
+            the weight stage how many are compiled, none, and how many Python runs.
     """
 
     columns: tuple[str, ...]
@@ -48,7 +58,7 @@ class CellStages(Protocol):
     cell: PlannedCell
 
     def stage(self, name: str) -> StageSteps:
-        """The stage "forward" or "backward"."""
+        """The stage "forward", "backward" or "weights"."""
 
 
 C = TypeVar("C", bound=CellStages)
@@ -77,19 +87,20 @@ class Prepared:
         kinds: the numbers of the plan's types.
         made: all tables of pieces.
         mean_rows, kept_size, scratch_size: see `autobatch.backends.piece_table.Tables`.
-        forward, backward: the calls of a stage; none in backward for inference.
+        calls: of each stage, by name; none in inference but those of forward.
         addresses: of `dest_ptr`, `dest` and `adds`; per type of the table; and per block of the ints, of the floats, of
             the segments, as `place_of` numbers them.
         size_classes: the classes of mean rows between which the choice of a product may differ, as bytes.
+        block_rows: rows of each block, as in `autobatch.plan.plan.Plan`.
     """
 
     kinds: tuple[int, ...]
     made: Tables
     columns: LongArray
-    forward: Calls
-    backward: Calls
+    calls: dict[str, Calls]
     addresses: LongArray
     size_classes: bytes
+    block_rows: LongArray
 
     @property
     def mean_rows(self) -> LongArray:
@@ -102,6 +113,11 @@ class Prepared:
     @property
     def scratch_size(self) -> int:
         return self.made.scratch_size
+
+    @cached_property
+    def row_classes(self) -> bytes:
+        """As `size_classes`, of the rows of types."""
+        return bytes(n.bit_length() for n in self.block_rows.tolist())
 
     @cached_property
     def tables(self) -> dict[int, LongArray]:
@@ -129,7 +145,7 @@ class PreparedTypes(Generic[C]):
         self.cells: dict[int, C] = {}
         scratch = np.zeros((len(self.stages), tables.block_width.size), np.int64)
         columns, turns, kept, most = np.zeros((4, n_types), np.int64)
-        steps = np.zeros((len(STAGES), n_types, 3), np.int64)
+        steps = np.zeros((len(STAGES) + 1, n_types, 3), np.int64)
         self.widths = Widths(
             tables.block_ptr, tables.out_ptr, tables.out_block, tables.block_width, types.saved_width, scratch,
             columns, turns, kept, most, steps,
@@ -152,8 +168,9 @@ class PreparedTypes(Generic[C]):
             plan.dest_ptr, plan.dest, plan.adds, plan.segments, plan.segment_base, plan.ints, plan.floats,
             plan.block_rows, plan.tables.block_ints, plan.tables.block_floats,
         )  # fmt: skip
-        made, forward, backward, addresses, classes = prepare_all(places, self.widths, arrays, n_threads)
-        return Prepared(kinds, made, self.widths.columns, forward, backward, addresses, classes.tobytes())
+        made, *calls, addresses, classes = prepare_all(places, self.widths, arrays, n_threads)
+        by_name = dict(zip((*STAGES, WEIGHTS), calls, strict=True))
+        return Prepared(kinds, made, self.widths.columns, by_name, addresses, classes.tobytes(), plan.block_rows)
 
     def _add(self, kind: int, cell: C) -> None:
         """Add a type."""
@@ -167,6 +184,10 @@ class PreparedTypes(Generic[C]):
             for domain in range(NODE, NODE + len(cell.cell.layout.input_width)):
                 widths.scratch[number, blocks.start + domain - NODE] = stage.storage.batch_width[domain]
             widths.steps[number, kind] = stage.n_before, stage.n_per_batch, stage.n_after
+        if len(self.stages) > 1:
+            weights = cell.stage(WEIGHTS)
+            widths.turns[kind] = max(widths.turns[kind], weights.turn_width)
+            widths.steps[-1, kind] = weights.n_before, weights.n_after, 0
         width = widths.inputs[blocks] + widths.saved[blocks] + widths.scratch[:, blocks].max(0)
         row_bytes = (int(width.sum()) + int(widths.kept[kind])) * self.dtype.itemsize
         sources = [var.source for var in cell.cell.program.vars]
@@ -178,7 +199,7 @@ class PreparedTypes(Generic[C]):
 @compiled
 def prepare_all(
     places: Places, widths: Widths, arrays: PlanArrays, n_threads: int
-) -> tuple[Tables, Calls, Calls, LongArray, NDArray[np.uint8]]:
+) -> tuple[Tables, Calls, Calls, Calls, LongArray, NDArray[np.uint8]]:
     """Make the tables and the calls of a plan, list its addresses, and class the mean rows."""
     n_types, edges = widths.columns.size, places.edges
     for block in range(edges.size):
@@ -193,6 +214,7 @@ def prepare_all(
     pieces = AllPieces(made.pieces, widths.most_rows, n_threads)
     forward = list_calls(places.batches, pieces, widths.steps[0], adds_alone, False)
     backward = list_calls(places.batches, pieces, widths.steps[1], nowhere, True)
+    weights = list_weight_calls(made.pieces, widths.steps[2], n_threads)
     addresses = np.empty(N_DESTINATIONS + n_types + 3 * edges.size, np.int64)
     addresses[0], addresses[1] = arrays.dest_ptr.ctypes.data, arrays.dest.ctypes.data
     addresses[2] = arrays.adds.ctypes.data
@@ -211,7 +233,7 @@ def prepare_all(
             while rows:
                 rows >>= 1
                 classes[block, moment] += 1
-    return made, forward, backward, addresses, classes
+    return made, forward, backward, weights, addresses, classes
 
 
 def place_of(name: str, kind: int, block: int, n_types: int, n_blocks: int) -> int:

@@ -13,6 +13,7 @@ from autobatch.ir.program import NODE
 from autobatch.jit.loops import compiled
 
 STAGES = ("forward", "backward")  # each has its own scratch memory
+WEIGHTS = "weights"  # the stage after these
 
 
 class Columns(NamedTuple):
@@ -26,7 +27,8 @@ class Columns(NamedTuple):
             and of residuals begins.
         forward, backward: per domain, the element of the stage's scratch memory where the first row begins.
         kept: the element of persistent scratch where the first row begins.
-        outputs: per output, the number of its first node's pointer into the destinations.
+        outputs: per output, the number of its first node's pointer into the destinations; behind them, in the last
+            column, is the number of the strip of gradients that a call for all rows computes.
     """
 
     start: int
@@ -66,6 +68,7 @@ def name_columns(n_domains: int, n_outputs: int) -> tuple[str, ...]:
         for domain in range(n_domains):
             names[getattr(columns, area) + domain] = f"{area}_{letter_of(NODE + domain)}"
     names |= {columns.outputs + number: f"output_{number}" for number in range(n_outputs)}
+    names[len(names)] = "strip"
     return tuple(names[column] for column in range(len(names)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from autobatch.compiler.neighbours import Neighbours, show_apart
 from autobatch.compiler.piece_table import name_columns
 from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.splitting import split_loops
+from autobatch.compiler.statement import WeightStep
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 
@@ -34,7 +35,7 @@ class StageProgram:
 
     cell: PlannedCell
     lowered: Lowered
-    steps: list[Step]
+    steps: Sequence[Step | WeightStep]
     storage: Storage
     columns: tuple[str, ...]
     n_before: int

@@ -1,4 +1,4 @@
-"""The statements of a lowered stage: loops over elements, products with shared matrices, and interpreted ops."""
+"""The statements of a lowered stage: loops over elements, products with shared matrices, interpreted ops, and sums."""
 
 from __future__ import annotations
 
@@ -130,7 +130,44 @@ class Interpreted:
     why: Reason
 
 
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """left' @ right over all rows of a type, added to the gradient of a parameter."""
+
+    domain: int
+    left: View
+    right: View
+    parameter: int
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum:
+    """The sum of all rows of a type, added to the gradients of parameters."""
+
+    domain: int
+    rows: View
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """All rows of a type, added to the rows of a table's gradient that `ids` name."""
+
+    domain: int
+    rows: View
+    ids: View
+    parameter: int
+
+
+@dataclass(frozen=True, eq=False)
+class Remainder:
+    """The gradients of the remaining parameters, which the interpreter computes."""
+
+    parameters: tuple[int, ...]
+
+
 Statement: TypeAlias = Loop | Product | Interpreted
+WeightStep: TypeAlias = Outer | RowSum | Scatter | Remainder
 
 
 def collapse(shape: Shape, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -61,6 +61,15 @@ class Derivative:
         return frozenset(
             g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows
         )
+
+    def needed(self, roots: Iterable[int]) -> list[int]:
+        """The instructions of the weight stage that some of its values depend on, in order."""
+        wanted = set(roots)
+        for index in reversed(self.weights):
+            source = self.vars[index].source
+            if index in wanted and isinstance(source, Instruction):
+                wanted.update(source.args)
+        return [index for index in self.weights if index in wanted]
 
     @property
     def roots(self) -> Iterator[int]:

@@ -9,17 +9,15 @@ all rows of a type, and that of a bias is one pass over them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autobatch.backends.base import Timer
 from autobatch.backends.cpu.compiled import BoundRun, CompiledTypes
 from autobatch.backends.cpu.memory import CpuMemory
-from autobatch.backends.cpu.products import FastProducts
-from autobatch.backends.cpu.rounding import Outers
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.driver import PlanRun, PreparedPlan
 from autobatch.backends.memory import MemoryPool
@@ -27,9 +25,9 @@ from autobatch.backends.options import Options
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.numba.loading import is_jitted
+from autobatch.compiler.piece_table import WEIGHTS
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
-from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Plan, PlannedTypes
 
 
@@ -48,7 +46,7 @@ class Cpu:
 
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
-        self.chooser, self.pool, self.outers = Chooser(provider), MemoryPool(CpuMemory), Outers()
+        self.chooser, self.pool = Chooser(provider), MemoryPool(CpuMemory)
         self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], CompiledTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
@@ -112,24 +110,16 @@ class CompiledRun(PlanRun[CpuMemory]):
         if prepared.backend.poison:
             self.memory.poison()
 
-    @cached_property
-    def interpreter(self) -> FastProducts:
-        """What runs instructions that have no step."""
-        backend = self.prepared.backend
-        return FastProducts(self.values, self.options, self.randomness, backend.chooser, backend.jitted)
-
     @contextmanager
     def _bound(self, stage: str) -> Iterator[None]:
         """Bind the steps of all types, and limit each library call to one thread while several threads run pieces."""
-        prepared, tables = self.prepared, self.prepared.tables
+        prepared = self.prepared
+        bound = self._stages = prepared.types.bound(stage, prepared.tables.kinds, prepared.n_threads)
+        run = BoundRun(
+            self.plan, prepared.tables, stage, prepared.backend.chooser, self.memory, self.randomness, self.targets,
+            self._interpret,
+        )  # fmt: skip
         limited = limit_threads(1 if prepared.n_threads > 1 else self.options.threads)
-        if stage == "weights":
-            with limited:
-                yield
-            return
-        bound = self._stages = prepared.types.bound(stage, tables.kinds, prepared.n_threads)
-        calls = tables.forward if stage == "forward" else tables.backward
-        run = BoundRun(self.plan, tables, stage, calls, prepared.backend.chooser, self.memory, self.randomness)
         with limited if bound.may_call_library(run) else nullcontext():
             try:
                 bound.bind(run)
@@ -138,15 +128,10 @@ class CompiledRun(PlanRun[CpuMemory]):
                 bound.release()
 
     def _call(self, stage: str, first: int, last: int) -> None:
+        if stage == WEIGHTS:
+            first, last = 2 * first, 2 * last  # compiled steps of a type are a part, those of Python another
         self.launches += self._stages.call(first, last)
 
-    def _weigh(self, kind: int, active: Any | None, gradients: Mapping[int, Gradient]) -> None:
-        """Run the weight stage of a type: directly by addresses if it can be, else by the interpreter."""
-        prepared, backend = self.prepared, self.prepared.backend
-        stage = prepared.types.cells[kind].weights
-        outers = backend.outers if self.options.precision == "bf16" else None
-        about = self.plan, kind, self.memory.buffer, backend.chooser, gradients, outers, prepared.n_threads
-        if stage.is_direct and backend.jitted and active is None and stage.run(*about):
-            self.launches += stage.n_launches
-        else:
-            self.interpreter.weight_gradients(kind, active, gradients)
+    def _interpret(self, kind: int, parameters: tuple[int, ...]) -> None:
+        """Add to the gradients of some parameters that a type reads."""
+        self.interpreter.weight_gradients(kind, self.targets, only=parameters)

@@ -7,7 +7,8 @@ another plan ran last, the memory of the run if that grew, and the values that p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +19,17 @@ from autobatch.backends.cpu.stage_values import StageRun
 from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
 from autobatch.backends.cpu.steps import BoundStep, Sizes, make_calls
 from autobatch.backends.cpu.team import Sweeps
+from autobatch.backends.cpu.weights import slots_of
 from autobatch.backends.pieces import Calls, most_rows
 from autobatch.backends.preparing import N_DESTINATIONS, WORD, Prepared, PreparedTypes, place_of
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.threads import threads_now
+from autobatch.compiler.piece_table import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.jit.addresses import address_of
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.randomness import Randomness
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Plan, PlannedTypes
 
 LongArray = NDArray[np.int64]
@@ -58,17 +62,19 @@ class BoundRun(NamedTuple):
 
     Attributes:
         prepared: of the plan, and of no other one.
-        name: of the stage, "forward" or "backward"; calls: those of the stage, in `prepared`.
+        name: of the stage.
         chooser: chooses the library for each product.
+        gradients, interpret: see `StageRun`.
     """
 
     plan: Plan
     prepared: Prepared
     name: str
-    calls: Calls
     chooser: Chooser
     memory: CpuMemory
     randomness: Randomness
+    gradients: Mapping[int, Gradient]
+    interpret: Callable[[int, tuple[int, ...]], None]
 
 
 class BoundStages:
@@ -101,6 +107,7 @@ class BoundStages:
         self._n_moved: list[int] = []
         self._has_kept: list[bool] = []
         self._memory_at: tuple[int, ...] = ()
+        self._gradients: list[Gradient] = []
         self._is_compiled = self._calls_library = True
         self._calls: Calls
         self._sweeps = Sweeps()
@@ -128,7 +135,7 @@ class BoundStages:
         chosen_for = _choice_of(run)
         is_chosen = before is not None and chosen_for == self._chosen_for
         if not is_chosen:
-            self._choose_steps(chosen_for[0], prepared, run.chooser)
+            self._choose_steps(chosen_for[0], run)
             self._chosen_for = chosen_for
         versions = [stage.version for stage in self._stages]
         if not is_chosen or versions != self._versions:
@@ -140,7 +147,9 @@ class BoundStages:
             self._take_memory(*run.memory.addresses)
         if before is not prepared:
             self._memory[:, self._slots] = prepared.addresses[self._places]
-        self._prepared, self._calls = prepared, run.calls
+        if run.gradients:
+            self._take_gradients(run.gradients)
+        self._prepared, self._calls = prepared, prepared.calls[run.name]
         if not self._is_compiled:
             self._enter(run)
 
@@ -155,17 +164,22 @@ class BoundStages:
         calls, piece_ptr, ptr, _ = self._calls
         pieces, end_piece = ptr[first], ptr[last]
         start, end = int(piece_ptr[pieces]), int(piece_ptr[end_piece])
-        if self._is_compiled and len(self._addresses) > 1 and end_piece - pieces > last - first:
+        if len(self._addresses) == 1 or end_piece - pieces <= last - first:
+            make_calls(self._of_one_thread, self._steps, calls, start, end)
+        elif self._is_compiled or all(self._steps[step].function for step in set(calls[start:end, 0].tolist())):
             self._sweeps.run(self._addresses, self._calls, first, last)
+        elif last - first > 1:
+            return sum(self.call(part, part + 1) for part in range(first, last))
         else:
             make_calls(self._of_one_thread, self._steps, calls, start, end)
         return end - start
 
-    def _choose_steps(self, place: str, prepared: Prepared, chooser: Chooser) -> None:
+    def _choose_steps(self, place: str, run: BoundRun) -> None:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
-        self._steps = []
+        self._steps, prepared = [], run.prepared
         for stage, blocks in zip(self._stages, self._blocks, strict=True):
-            sizes = Sizes(place, prepared.mean_rows[blocks], chooser)
+            rows = prepared.mean_rows[blocks], run.plan.block_rows[blocks]
+            sizes = Sizes(place, *rows, len(self._addresses), run.chooser)
             self._steps += [step.bind(sizes) for step in stage.steps]
         self._calls_library = any(step.calls_library for step in self._steps) or any(
             stage.shared.multiplies for stage in self._stages
@@ -197,15 +211,29 @@ class BoundStages:
             row[self._first + KEPT] = [kept if has_kept else own for has_kept in self._has_kept]
         self._memory_at = buffer, scratch, scratch_step, kept
 
+    def _take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
+        """Store the addresses of the gradients that steps write, unless they are those of the last run."""
+        places = [(stage.key(p), first + slot) for stage, first in zip(self._stages, self._first.tolist(), strict=True)
+                  for p, slot in stage.gradients.items()]  # fmt: skip
+        found = [gradients[key] for key, _ in places]
+        if len(found) == len(self._gradients) and all(map(is_, found, self._gradients)):
+            return
+        self._gradients = []  # until all are stored: an array may be refused
+        for gradient, (_, slot) in zip(found, places, strict=True):
+            self._memory[:, slot : slot + 3] = slots_of(gradient)
+        self._gradients = found
+
     def _enter(self, run: BoundRun) -> None:
         """Give the stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
         for stage, kind, has_kept in zip(self._stages, self._kinds, self._has_kept, strict=True):
             kept, table = memory.kept[0] if has_kept else scratch, run.prepared.tables[kind]
-            stage.enter(StageRun(run.plan, kind, memory.buffer, scratch, kept, table, run.randomness))
+            of_weights = run.gradients, run.interpret
+            stage.enter(StageRun(run.plan, kind, memory.buffer, scratch, kept, table, run.randomness, *of_weights))
 
 
 def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:
     """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of pieces."""
     place = "int64" if run.plan.dest.itemsize == WORD else "int32"
-    return place, threads_now(), run.chooser.name, run.prepared.size_classes
+    classes = run.prepared.row_classes if run.name == WEIGHTS else run.prepared.size_classes
+    return place, threads_now(), run.chooser.name, classes

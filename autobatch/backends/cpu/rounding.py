@@ -40,10 +40,8 @@ from autobatch.blas.choosing import FLOAT32, Chooser
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import (
     ROWS_AT_ONCE,
-    add_outer_bf16,
     multiply_bf16,
     multiply_float32,
-    outer_words,
     pack_bf16,
     panel_words,
     round_to_float32,
@@ -55,12 +53,10 @@ from autobatch.compiler.statement import Product
 from autobatch.compiler.writer import SLOTS
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.bits import rounded
-from autobatch.jit.loops import by_address, compiled
+from autobatch.jit.loops import by_address
 
 Array = NDArray[Any]
 MEMORY = list(SLOTS).index("scratch")
-OUTER_ROWS = 256  # rows of both factors of a gradient that are rounded at once
-OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as in `autobatch.backends.cpu.weights`
 
 
 class RoundedStep(ProductStep):
@@ -170,62 +166,3 @@ def multiply_in_float32(memory: int, own: int, k: int) -> None:
             multiply_float32(
                 n_rows, numbers[N], inner, (scratch, inner), numbers[B], (out, numbers[OUT + 3]), numbers[BETA]
             )
-
-
-class Outers:
-    """Adds gradients of matrices in bf16, by compiled code; reuses its memory."""
-
-    def __init__(self) -> None:
-        self._scratch = np.zeros(0, np.uint32)
-
-    def add_all(self, numbers: Array) -> None:
-        """Add several products x' @ y, both factors rounded, to their targets.
-
-        Args:
-            numbers: one row per product, as in `autobatch.backends.cpu.weights`: a float32 routine, or 0 for our own
-                bf16 product; m, n, rows; and for x, y and out the address and the elements from row to row.
-        """
-        needed = 0
-        for routine, m, n in numbers[:, :OUTER_K].tolist():
-            needed = max(needed, OUTER_ROWS * (m + n) if routine else outer_words(m, n))
-        if self._scratch.size < needed:
-            self._scratch = np.zeros(needed, np.uint32)
-        add_outers(numbers, address_of(self._scratch))
-
-
-@compiled
-def add_outers(numbers: Array, scratch: int) -> None:
-    """Add products x' @ y to their targets, in order; each has a row of numbers."""
-    for at in range(len(numbers)):
-        one = numbers[at]
-        if not (one[OUTER_M] and one[OUTER_N] and one[OUTER_K]):
-            continue
-        if one[ROUTINE]:
-            add_outer_in_float32(one, scratch)
-        else:
-            add_outer_bf16(
-                one[OUTER_K], one[OUTER_M], one[OUTER_N], (one[OUTER_X], one[OUTER_X + 1]),
-                (one[OUTER_Y], one[OUTER_Y + 1]), (one[OUTER_OUT], one[OUTER_OUT + 1]), scratch,
-            )  # fmt: skip
-
-
-@compiled
-def add_outer_in_float32(one: Array, scratch: int) -> None:
-    """Add a product x' @ y with a float32 library routine, after rounding some rows at a time."""
-    m, n = one[OUTER_M], one[OUTER_N]
-    right = scratch + WORD * OUTER_ROWS * m
-    for first in range(0, one[OUTER_K], OUTER_ROWS):
-        n_rows = min(OUTER_ROWS, one[OUTER_K] - first)
-        round_to_float32(one[OUTER_X] + WORD * first * one[OUTER_X + 1], one[OUTER_X + 1], n_rows, m, scratch)
-        round_to_float32(one[OUTER_Y] + WORD * first * one[OUTER_Y + 1], one[OUTER_Y + 1], n_rows, n, right)
-        call_product(
-            WORD, one[ROUTINE], (1, 0, m, n, n_rows, scratch, m, right, n, one[OUTER_OUT], one[OUTER_OUT + 1]), 1.0
-        )
-
-
-def add_outer(x: Array, y: Array, out: Array, way: str, provider: Provider) -> None:
-    """Add x' @ y, both rounded, to `out` with a library: MKL if `way` is "mkl", else the provider."""
-    if way == "mkl":
-        find_bf16().multiply(round_to_bf16(x.T), round_to_bf16(y), out, True)
-    else:
-        provider.multiply(rounded(x.T), rounded(y), out, True)

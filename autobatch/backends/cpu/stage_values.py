@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
 from autobatch.devices.store import HOST
 from autobatch.jit.addresses import LINE
 from autobatch.ops.randomness import Randomness
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan
 
 Array = NDArray[Any]
@@ -32,6 +34,8 @@ class StageRun(NamedTuple):
             rows of the type.
         table: see `autobatch.compiler.piece_table`.
         randomness: the randomness of the mini-batch.
+        gradients: in the weight stage, by `id` of the parameter or stack.
+        interpret: computes gradients of parameters of a type, given by the numbers of their values.
     """
 
     plan: Plan
@@ -41,6 +45,8 @@ class StageRun(NamedTuple):
     kept: Array
     table: Array
     randomness: Randomness
+    gradients: Mapping[int, Gradient]
+    interpret: Callable[[int, tuple[int, ...]], None]
 
     def rows(self, k: int, n_column: int) -> RowRange:
         """The rows of a piece."""
@@ -53,6 +59,7 @@ class StageValues:
 
     Attributes:
         plan_slots: the slots for arrays of plans, by name.
+        gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
         version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
         run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
         turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
@@ -60,7 +67,7 @@ class StageValues:
     """
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
-        self.dtype, self.jitted, self.precision, stage = dtype, jitted, precision, sources.stage
+        self.dtype, self.jitted, self.precision, self.source, stage = dtype, jitted, precision, sources, sources.stage
         self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
         self.slots = sources.slots
         used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
@@ -71,10 +78,23 @@ class StageValues:
         self.arrays: list[Array | int] = []
         self.run: StageRun
         self.packed = np.zeros(self.storage.shared_width, dtype)
-        self.shared, self._places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
+        self.shared, self.places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
+        self.gradients: dict[int, int] = {}
         self._matrices: dict[tuple[int, bool], Array] = {}
         self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
+
+    def key(self, parameter: int) -> int:
+        """By what runs know a parameter, given by its number among the values."""
+        assert self.cell.derivative is not None
+        return id(self.cell.derivative.parameter(parameter))
+
+    def gradient_slots(self, parameter: int) -> int:
+        """The first of the three slots of a gradient; see `autobatch.backends.cpu.weights`."""
+        if parameter not in self.gradients:
+            self.gradients[parameter] = len(self.slots)
+            self.slots |= {f"gradient_{parameter}_{part}": len(self.slots) + part for part in range(3)}
+        return self.gradients[parameter]
 
     def refresh(self) -> None:
         """Update the values that all rows share, and the copies of them that libraries read, if parameters changed."""
@@ -126,12 +146,12 @@ class StageValues:
 
     def place(self, view: View) -> tuple[int, int, int, int]:
         """The slot of a view's array, the table column where rows begin, the bytes from there, and elements per row."""
-        place = self._places.place(view)
+        place = self.places.place(view)
         return self.slots[ARRAYS[place.area]], place.column, place.offset * self.dtype.itemsize, max(place.width, 1)
 
     def view(self, view: View, k: int) -> Array:
         """The elements of a view in all rows of a piece: `(rows, *shape)`."""
-        place, table = self._places.place(view), self.run.table
+        place, table = self.places.place(view), self.run.table
         array, width, n_rows = self._array(place), place.width, int(table[k, place.rows])
         size, first = array.itemsize, int(table[k, place.column])
         if place.area in DATA:

@@ -75,11 +75,15 @@ class Sizes(NamedTuple):
     Attributes:
         place: the name of the type of destinations.
         mean_rows: mean rows of pieces, per domain; see `autobatch.backends.piece_table`.
+        n_rows: rows of the type, per domain.
+        n_threads: that share pieces.
         chooser: chooses the library for each product.
     """
 
     place: str
     mean_rows: LongArray
+    n_rows: LongArray
+    n_threads: int
     chooser: Chooser
 
 

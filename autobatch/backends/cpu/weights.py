@@ -1,88 +1,53 @@
-"""Gradients of parameters on the CPU: a cell's weight stage, prepared once and run once per run of a plan.
+"""The steps of a weight stage on the CPU: products, sums of rows and rows of tables, added to gradients.
 
-Most weight stages consist of three operations over the rows of the type, read where they lie in the buffer: matrix
-products, sums of rows, and rows for tables. The layout fixes the places of the operands, so that per run only the
-number of rows and some addresses change: products are called by their library's address, write into the gradients
-themselves, and allocate nothing. The interpreter runs stages that compute anything else, and mini-batches in which the
-loss does not depend on some rows.
+A call is for all rows of a type, and for a strip of the gradient: with several threads, each computes some rows of a
+product, or some columns of a sum, completely, so that gradients do not depend on the number of threads. The gradient of
+a parameter has three slots in the memory of the stage: its address, and the elements between its rows and its columns.
+
+With precision "bf16", both factors of a product are rounded some hundred rows at a time: by autobatch's own product of
+packed bf16 numbers, by a float32 library, or by MKL, whichever is fastest for the size.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Mapping
-from operator import is_
-from typing import Any, NamedTuple, TypeAlias
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cpu.rounding import Outers
-from autobatch.backends.cpu.team import Sweeps
-from autobatch.backends.pieces import Calls
+from autobatch.backends.cpu.stage_values import StageValues
+from autobatch.backends.cpu.steps import COLUMNS, ITEMSIZE, ROUTINE, ROWS, TABLE, A, N, Sizes, address_in
+from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
-from autobatch.blas.choosing import FLOAT32, Chooser
+from autobatch.blas.choosing import FLOAT32
 from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.packed import add_outer_bf16, outer_words, round_to_float32
+from autobatch.blas.own.tiles import WORD
 from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
-from autobatch.compiler.lowering import homes_of
-from autobatch.compiler.view import views_of
-from autobatch.ir.passes.autodiff import ROW_SUM
-from autobatch.ir.program import NODE, Instruction
+from autobatch.compiler.piece_table import letter_of
+from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
+from autobatch.compiler.view import View
+from autobatch.compiler.writer import SLOTS
+from autobatch.ir.program import NODE, Attribute
 from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.bits import rounded
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Gradient, Rows
-from autobatch.plan.plan import Plan, PlannedCell
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
-Area: TypeAlias = tuple[str, int]
-"""Rows of the buffer, "saved" or "inputs", of a domain."""
-ROUTINE, M, N, K, A, A_STEP, B, B_STEP, OUT, OUT_STEP, N_NUMBERS = range(11)
-STRIP_ROWS = 12
-"""The rows of a strip of a gradient are a multiple of this, so that products take whole tiles of them."""
+
+MEMORY = list(SLOTS).index("scratch")
+M, N_STRIPS, B, SCRATCH, GRADIENT = 1, 5, 11, 15, 16
+"""The own numbers of these steps beside those in `steps`: the rows of the gradient as a matrix, the strips that it is
+cut into, the second operand, bytes from the thread's scratch memory, and the first slot of the gradient. A sum of rows
+has the number of parameters in place of the routine, and a slot for each from GRADIENT on."""
+STRIP = 48  # rows, or columns, of a strip are a multiple of this, so that products and sums take whole tiles of them
+ROUNDED_ROWS = 256  # rows of both factors that are rounded at once for a float32 library
 unsigned = np.uint64
-
-
-class Operand(NamedTuple):
-    """Consecutive elements of every row of an area."""
-
-    area: Area
-    column: int
-    size: int
-
-
-class Outer(NamedTuple):
-    """A product left' @ right, which is the gradient of a parameter."""
-
-    left: Operand
-    right: Operand
-    parameter: int
-
-
-class Column(NamedTuple):
-    """A column of the int attributes of the rows of a domain."""
-
-    domain: int
-    number: int
-
-
-class Lookup(NamedTuple):
-    """Rows for the gradient of a table; their ids are a column of the attributes, or where a cell left them."""
-
-    rows: Operand
-    ids: Column | Operand
-    parameter: int
-
-
-class Place(NamedTuple):
-    """The place of an area in a run: its first element, elements from row to row, and number of rows."""
-
-    first: int
-    step: int
-    n_rows: int
 
 
 def dense(gradient: Gradient) -> Array:
@@ -91,272 +56,254 @@ def dense(gradient: Gradient) -> Array:
     return gradient
 
 
-class WeightStage:
-    """The weight stage of a planned cell in one float type.
+def slots_of(gradient: Gradient) -> tuple[int, int, int]:
+    """What the slots of a gradient hold: its address, and the elements from row to row and from column to column."""
+    matrix = as_matrix(dense(gradient))
+    is_flipped, step = find_step("the gradient of a matrix", matrix)
+    return (address_of(matrix), 1, step) if is_flipped else (address_of(matrix), step, 1)
 
-    Attributes:
-        is_direct: whether this class can run all of it; else it is left to the interpreter.
-        n_launches: launches of a run.
-    """
 
-    def __init__(self, cell: PlannedCell, dtype: np.dtype[Any]) -> None:
-        assert cell.derivative is not None, "backward follows a forward run in training"
-        self.cell, self.derivative, self.dtype = cell, cell.derivative, dtype
-        self._views = views_of(self.derivative.vars)
-        self._homes = homes_of(self.derivative.vars, cell.layout, forward=False)
-        self.outers: list[Outer] = []
-        self.sums: defaultdict[Operand, list[int]] = defaultdict(list)
-        self.lookups: list[Lookup] = []
-        self.is_direct = self._find_sums() and self._find_lookups()
-        self.n_launches = len(self.outers) + sum(map(len, self.sums.values())) + len(self.lookups)
-        operands = [operand for outer in self.outers for operand in outer[:2]]
-        operands += [*self.sums, *(place for lookup in self.lookups for place in lookup if isinstance(place, Operand))]
-        self._areas = list(dict.fromkeys(operand.area for operand in operands))
-        pairs = (*self.derivative.parameters, *self.derivative.tables)
-        self._keys = {index: id(self.derivative.parameter(index)) for index, _ in pairs}
-        self._bound: dict[int, Gradient] = {}
-        self._factors: list[tuple[Operand, Operand]] = []
-        self._numbers = np.zeros((len(self.outers), N_NUMBERS), np.int64)
-        self._totals: list[tuple[Operand, Array, list[tuple[Array, Array]]]] = []
-        self._routines: dict[tuple[int, int, int, bool, str], int | None] = {}
-        self._strips = np.zeros((0, N_NUMBERS), np.int64)
-        self._addresses: LongArray
-        self._calls: Calls
-        self._sweeps = Sweeps()
+def as_matrix(gradient: Array) -> Array:
+    """A gradient as a matrix whose rows are its first axis."""
+    return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), -1)
 
-    def _find_sums(self) -> bool:
-        derivative = self.derivative
-        owners: defaultdict[int, list[int]] = defaultdict(list)
-        for parameter, gradient in derivative.parameters:
-            owners[gradient].append(parameter)
-        made: set[int] = set()
-        for index in derivative.weights:
-            source = derivative.vars[index].source
-            assert isinstance(source, Instruction)
-            if source.op.view:
-                continue
-            operands = [operand for arg in source.args if (operand := self._operand(arg)) is not None]
-            if index not in owners or len(operands) < len(source.args):
-                return False
-            per_node = [operand.area[1] == NODE for operand in operands]  # groups in one op have equally many rows
-            if source.op.name == "row_sum_outer" and per_node[0] == per_node[1]:
-                self.outers += [Outer(operands[0], operands[1], owner) for owner in owners[index]]
-            elif source.op is ROW_SUM:
-                self.sums[operands[0]] += owners[index]
-            else:
-                return False
-            made.add(index)
-        return made.issuperset(owners)
 
-    def _find_lookups(self) -> bool:
-        for parameter, scatters in self.derivative.tables:
-            for values, ids in scatters:
-                rows, at = self._operand(values), self._ids(ids)
-                if rows is None or at is None or self.derivative.vars[ids].shape:
-                    return False
-                self.lookups.append(Lookup(rows, at, parameter))
-        return all(lookup.rows.area[1] == _domain_of(lookup.ids) for lookup in self.lookups)
+class OuterStep:
+    """A product over all rows of a type."""
 
-    def _ids(self, index: int) -> Column | Operand | None:
-        """The place of ids: a column of the attributes, or in the buffer."""
-        home = self._homes.get(self._views[index].value)
-        if home is not None and home.area == "ints":
-            return Column(home.domain, home.column + self._views[index].offset)
-        return self._operand(index)
+    def __init__(self, stage: StageValues, outer: Outer) -> None:
+        self.stage, self.outer = stage, outer
+        self.own = numbers_of(stage, outer.domain, GRADIENT + 1, outer.left, outer.right)
+        self.own[[M, N]] = prod(outer.left.shape), prod(outer.right.shape)
+        self.own[GRADIENT] = stage.gradient_slots(outer.parameter)
+        self._bound: dict[tuple[Any, ...], BoundOuter] = {}
+        if stage.precision == "bf16":
+            m, n = self.own[[M, N]].tolist()
+            stage.turn_width += max(ROUNDED_ROWS * (m + n), outer_words(m, n), outer_words(n, m))
 
-    def _operand(self, index: int) -> Operand | None:
-        """The place of a value in the buffer; None if it is not there, or not contiguous."""
-        view = self._views[index]
-        home = self._homes.get(view.value)
-        if home is None or home.area not in ("saved", "inputs") or not view.is_contiguous:
-            return None
-        return Operand((home.area, home.domain), home.column + view.offset, math.prod(view.shape))
+    def bind(self, sizes: Sizes) -> BoundOuter:
+        """Choose the library by the number of rows."""
+        n_rows = int(sizes.n_rows[self.outer.domain - NODE])
+        key = n_rows.bit_length(), threads_now(), sizes.chooser.name, sizes.n_threads
+        if key not in self._bound:
+            self._bound[key] = BoundOuter(self, max(n_rows, 1), sizes)
+        return self._bound[key]
 
-    # A run.
 
-    def run(
-        self,
-        plan: Plan,
-        kind: int,
-        buffer: Array,
-        chooser: Chooser,
-        gradients: Mapping[int, Gradient],
-        outers: Outers | None = None,
-        n_threads: int = 1,
-    ) -> bool:
-        """Add to the gradients over all rows of a type.
+class BoundOuter:
+    """A product by a library; see `BoundStep`."""
 
-        Args:
-            plan, kind, buffer: the plan, the number of the type in it, and the values of the run.
-            chooser: chooses the library.
-            gradients: by the `id` of the parameter or stack.
-            outers: multiplies operands that are rounded to bf16, with one thread.
-            n_threads: threads that share each library product; each computes some rows of the gradient.
+    calls_library = True
 
-        Returns:
-            False, with nothing done, if a library has no address.
+    def __init__(self, step: OuterStep, n_rows: int, sizes: Sizes) -> None:
+        self._step, self.own = step, step.own.copy()
+        stage, (m, n) = step.stage, step.own[[M, N]].tolist()
+        name, chooser = stage.dtype.name, sizes.chooser
+        self._provider = chooser.choose(m, n, n_rows, name, a_flipped=True)
+        is_rounded = stage.precision == "bf16"
+        self._way = chooser.choose_bf16(m, n, n_rows, a_flipped=True) if is_rounded else FLOAT32
+        routine = self._provider.addresses.get(name)
+        self.own[N_STRIPS], self.own[ROUTINE] = sizes.n_threads, routine or 0
+        self.function = 0
+        if stage.jitted and m and n and self._way == PACKED:
+            self.function, self.own[ROUTINE] = add_rounded_outer.address, 0
+        elif stage.jitted and m and n and routine is not None and self._way == FLOAT32:
+            self.function = add_rounded_outer.address if is_rounded else add_outer.address
+        self.own_address = address_of(self.own)
 
-        Cost: some microseconds beside the arithmetic.
-        """
-        if not self._keys:
-            return True
-        self._bind(gradients)
-        places = {area: self._place(plan, kind, area) for area in self._areas}
-        if not self._multiply(buffer, chooser, places, outers, n_threads):
-            return False
-        for operand, total, targets in self._totals:
-            first, step, n_rows = places[operand.area]
-            sum_rows(buffer, first + operand.column, step, n_rows, total)
-            for target, numbers in targets:
-                target += numbers
-        for rows, at, parameter in self.lookups:
-            if isinstance(at, Operand):
-                ids = to_ids(rows_of(buffer, places[at.area], at)[:, 0])
-            else:
-                ids = plan.data(kind, at.domain)[0][:, at.number]
-            look_up(buffer, places[rows.area], rows, ids, self._bound[parameter])
-        return True
+    def refresh(self) -> None:
+        """Do nothing: no operand is a parameter."""
 
-    def _bind(self, gradients: Mapping[int, Gradient]) -> None:
-        """Store the addresses of the gradients, unless they are those of the last run."""
-        found = {index: gradients[key] for index, key in self._keys.items()}
-        if self._bound and all(map(is_, found.values(), self._bound.values())):
+    def __call__(self, k: int) -> None:
+        """Multiply by the library's Python function, for all strips at the first."""
+        stage, outer = self._step.stage, self._step.outer
+        if stage.run.table[k, -1]:
             return
-        self._bound, self._factors, self._totals = {}, [], []
-        for numbers, (left, right, parameter) in zip(self._numbers, self.outers, strict=True):
-            target = dense(found[parameter])
-            is_flipped, step = find_step("the gradient of a matrix", target)
-            if is_flipped:
-                left, right = right, left
-            self._factors.append((left, right))
-            numbers[[M, N, OUT, OUT_STEP]] = left.size, right.size, address_of(target), step
-        for operand, parameters in self.sums.items():
-            total, targets = np.empty(operand.size, self.dtype), [dense(found[index]) for index in parameters]
-            self._totals.append((operand, total, [(target, total.reshape(target.shape)) for target in targets]))
-        self._bound = found  # last: an array may be refused, and compiling may be interrupted
-
-    def _place(self, plan: Plan, kind: int, area: Area) -> Place:
-        name, number = area[0], area[1] - NODE
-        block = plan.first_block(kind) + number
-        n_rows = int(plan.block_rows[block])
-        if name == "saved":
-            return Place(int(plan.saved_base[block]), self.cell.layout.saved_width[number], n_rows)
-        return Place(plan.type_bases[kind][number], self.cell.layout.input_width[number], n_rows)
-
-    def _multiply(
-        self, buffer: Array, chooser: Chooser, places: Mapping[Area, Place], outers: Outers | None, n_threads: int
-    ) -> bool:
-        """Add all products to the gradients."""
-        size, numbers = self.dtype.itemsize, self._numbers
-        memory = address_of(buffer)
-        for at, (left, right) in enumerate(self._factors):
-            of_left, of_right = places[left.area], places[right.area]
-            routine = self._routine(chooser, at, of_left.n_rows, outers is not None)
-            if routine is None:
-                return False
-            numbers[at, ROUTINE], numbers[at, K] = routine, of_left.n_rows
-            numbers[at, A], numbers[at, A_STEP] = memory + (of_left.first + left.column) * size, of_left.step
-            numbers[at, B], numbers[at, B_STEP] = memory + (of_right.first + right.column) * size, of_right.step
-        if outers is not None:
-            outers.add_all(numbers)
-        elif n_threads > 1 and len(numbers):
-            self._multiply_together(n_threads)
+        left, right = (stage.view(view, k).reshape(-1, view.size) for view in (outer.left, outer.right))
+        target = as_matrix(dense(stage.run.gradients[stage.key(outer.parameter)]))
+        if self._way == "mkl":
+            find_bf16().multiply(round_to_bf16(left.T), round_to_bf16(right), target, True)
+        elif stage.precision == "bf16":
+            self._provider.multiply(rounded(left.T), rounded(right), target, True)
         else:
-            multiply_all(numbers, size)
-        return True
-
-    def _multiply_together(self, n_threads: int) -> None:
-        """Add all products to the gradients in several threads, cut into strips."""
-        n_strips = len(self._numbers) * n_threads
-        if len(self._strips) != n_strips:
-            strips = np.zeros((n_strips, N_NUMBERS), np.int64)
-            step = multiply_strip.address, address_of(strips), self.dtype.itemsize
-            self._addresses = np.array([[step]] * n_threads, np.int64)
-            calls, one_by_one = np.zeros((n_strips, 2), np.int64), np.arange(n_strips + 1)
-            calls[:, 1] = one_by_one[:-1]
-            self._calls = Calls(calls, one_by_one, np.array([0, n_strips]), np.zeros(0, np.bool_))
-            self._strips = strips
-        cut_in_strips(self._numbers, self._strips, self.dtype.itemsize)
-        self._sweeps.run(self._addresses, self._calls, 0, 1)
-
-    def _routine(self, chooser: Chooser, at: int, n_rows: int, is_rounded: bool) -> int | None:
-        """The address of the fastest product for this many rows; None if that library has none.
-
-        For operands rounded to bf16 it is 0 if our own product is faster.
-        """
-        size = (2 * n_rows * n_rows).bit_length()  # the resolution at which the chooser distinguishes sizes
-        key = at, size, threads_now(), is_rounded, chooser.name
-        if key not in self._routines:
-            m, n = int(self._numbers[at, M]), int(self._numbers[at, N])
-            provider = chooser.choose(m, n, n_rows, self.dtype.name, a_flipped=True)
-            way = chooser.choose_bf16(m, n, n_rows, a_flipped=True) if is_rounded else FLOAT32
-            routine = provider.addresses.get(self.dtype.name)
-            self._routines[key] = {FLOAT32: routine, PACKED: 0}.get(way)
-        return self._routines[key]
+            self._provider.multiply(left.T, right, target, accumulate=True)
 
 
-def _domain_of(ids: Column | Operand) -> int:
-    return ids.area[1] if isinstance(ids, Operand) else ids.domain
+class RowSumStep:
+    """A sum of all rows of a type; see `BoundStep`."""
+
+    calls_library = False
+
+    def __init__(self, stage: StageValues, total: RowSum) -> None:
+        self.stage, self.total = stage, total
+        self.own = numbers_of(stage, total.domain, GRADIENT + len(total.parameters), total.rows, total.rows)
+        shape = stage.lowered.vars[total.parameters[0]].shape
+        self.own[M] = shape[0] if len(shape) > 1 else 1
+        self.own[N] = prod(total.rows.shape) // max(self.own[M], 1)
+        self.own[ROUTINE] = len(total.parameters)
+        self.own[GRADIENT:] = [stage.gradient_slots(parameter) for parameter in total.parameters]
+        self.function = add_row_sum.address if stage.jitted and total.rows.size else 0
+        self.own_address = address_of(self.own)
+        stage.turn_width = max(stage.turn_width, prod(total.rows.shape))
+
+    def bind(self, sizes: Sizes) -> RowSumStep:
+        """Take the number of strips."""
+        self.own[N_STRIPS] = sizes.n_threads
+        return self
+
+    def refresh(self) -> None:
+        """Do nothing: no operand is a parameter."""
+
+    def __call__(self, k: int) -> None:
+        """Add the sum by NumPy, for all strips at the first."""
+        if self.stage.run.table[k, -1] == 0:
+            found = self.stage.view(self.total.rows, k).sum(axis=0)
+            for parameter in self.total.parameters:
+                target = dense(self.stage.run.gradients[self.stage.key(parameter)])
+                target += found.reshape(target.shape)
 
 
-def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gradient) -> None:
-    """Add the rows that a type looked up to the gradient of their table."""
-    if isinstance(gradient, Rows):
-        gradient.add(ids, buffer, place.first + rows.column, place.step)
-    else:
-        values = rows_of(buffer, place, rows).reshape(-1, *gradient.shape[1:])
-        Rows.summed(ids, values, gradient.shape).add_to(gradient)
+class ScatterStep:
+    """Rows of a type for the gradient of a table, which Python adds; see `BoundStep`."""
+
+    calls_library, function, own_address = False, 0, 0
+
+    def __init__(self, stage: StageValues, scatter: Scatter) -> None:
+        self.stage, self.scatter = stage, scatter
+        self._place = stage.places.place(scatter.rows)
+        self._is_data = isinstance(stage.lowered.vars[scatter.ids.value].source, Attribute)
+
+    def bind(self, sizes: Sizes) -> ScatterStep:
+        """Return itself: it runs alike in all plans."""
+        return self
+
+    def refresh(self) -> None:
+        """Do nothing: no operand is a parameter."""
+
+    def __call__(self, k: int) -> None:
+        """Add the rows."""
+        stage, run = self.stage, self.stage.run
+        ids, gradient = stage.view(self.scatter.ids, k), run.gradients[stage.key(self.scatter.parameter)]
+        ids = ids if self._is_data else to_ids(ids)
+        if isinstance(gradient, Rows):
+            gradient.add(ids, run.buffer, int(run.table[k, self._place.column]) + self._place.offset, self._place.width)
+        else:
+            values = stage.view(self.scatter.rows, k).reshape(-1, *gradient.shape[1:])
+            Rows.summed(ids, values, gradient.shape).add_to(gradient)
 
 
-def rows_of(buffer: Array, place: Place, operand: Operand) -> Array:
-    """The elements of an operand, by row."""
-    first, step, n_rows = place
-    return buffer[first : first + n_rows * step].reshape(n_rows, step)[
-        :, operand.column : operand.column + operand.size
-    ]
+class RemainderStep:
+    """The gradients that the interpreter computes; see `BoundStep`."""
+
+    calls_library, function, own_address = True, 0, 0
+
+    def __init__(self, stage: StageValues, remainder: Remainder) -> None:
+        self.stage, self.remainder = stage, remainder
+
+    def bind(self, sizes: Sizes) -> RemainderStep:
+        """Return itself: it runs alike in all plans."""
+        return self
+
+    def refresh(self) -> None:
+        """Do nothing: the interpreter reads parameters itself."""
+
+    def __call__(self, k: int) -> None:
+        """Run the interpreter."""
+        run = self.stage.run
+        run.interpret(run.kind, self.remainder.parameters)
 
 
-@compiled
-def multiply_all(numbers: LongArray, size: int) -> None:
-    """Add products a' @ b to their targets, in order; each has a row of numbers; elements have `size` bytes."""
-    for at in range(len(numbers)):
-        add_product(numbers[at], size)
+def numbers_of(stage: StageValues, domain: int, size: int, a: View, b: View) -> LongArray:
+    """The own numbers of a step that reads two groups of columns."""
+    own = np.zeros(size, np.int64)
+    own[[COLUMNS, ITEMSIZE, SCRATCH]] = len(stage.columns), stage.dtype.itemsize, 0
+    own[ROWS] = stage.columns.index(f"rows_{letter_of(domain)}")
+    own[A : A + 4], own[B : B + 4] = stage.place(a), stage.place(b)
+    return own
 
 
 @by_address
-def multiply_strip(memory: int, own: int, k: int) -> None:
-    """Add the k-th product of an array of numbers; `own` is the size of elements in bytes."""
-    add_product(array_at(memory, np.int64)[N_NUMBERS * k :], own)
+def add_outer(memory: int, own: int, k: int) -> None:
+    """Add a strip of a' @ b to a gradient, with a library."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
+    if m > 0 and row[numbers[ROWS]] > 0:
+        product = 1, 0, m, n, row[numbers[ROWS]], a, a_step, b, b_step, out, out_step
+        call_product(numbers[ITEMSIZE], numbers[ROUTINE], product, 1.0)
+
+
+@by_address
+def add_rounded_outer(memory: int, own: int, k: int) -> None:
+    """Add a strip of a' @ b, both rounded to bf16, to a gradient: with a float32 library, or by our own product."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
+    scratch, n_rows = arrays[MEMORY] + numbers[SCRATCH], row[numbers[ROWS]]
+    if m <= 0 or n_rows == 0:
+        return
+    if not numbers[ROUTINE]:
+        add_outer_bf16(n_rows, m, n, (a, a_step), (b, b_step), (out, out_step), scratch)
+        return
+    right = scratch + WORD * ROUNDED_ROWS * m
+    for first in range(0, n_rows, ROUNDED_ROWS):
+        at_once = min(ROUNDED_ROWS, n_rows - first)
+        round_to_float32(a + WORD * first * a_step, a_step, at_once, m, scratch)
+        round_to_float32(b + WORD * first * b_step, b_step, at_once, n, right)
+        call_product(WORD, numbers[ROUTINE], (1, 0, m, n, at_once, scratch, m, right, n, out, out_step), 1.0)
 
 
 @compiled
-def add_product(numbers: LongArray, size: int) -> None:
-    """Add a product a' @ b to its target."""
-    if numbers[M] and numbers[N]:
-        call_product(
-            size, numbers[ROUTINE],
-            (
-                1, 0, numbers[M], numbers[N], numbers[K], numbers[A], numbers[A_STEP], numbers[B], numbers[B_STEP],
-                numbers[OUT], numbers[OUT_STEP],
-            ),
-            1.0,
-        )  # fmt: skip
+def operands_of(arrays: LongArray, numbers: LongArray, row: LongArray) -> tuple[int, int, int, int, int, int, int, int]:
+    """The rows m and columns n of a strip of a gradient, and the addresses and steps of a, b and the strip."""
+    slot, size, strip = numbers[GRADIENT], numbers[ITEMSIZE], row[numbers[COLUMNS] - 1]
+    a, a_step = address_in(arrays, numbers, row, A), numbers[A + 3]
+    b, b_step = address_in(arrays, numbers, row, B), numbers[B + 3]
+    m, n, out_step = numbers[M], numbers[N], arrays[slot + 1]
+    if arrays[slot + 2] != 1:  # the gradient is the transpose of rows
+        a, a_step, b, b_step, m, n, out_step = b, b_step, a, a_step, n, m, arrays[slot + 2]
+    first, end = strip_of(m, strip, numbers[N_STRIPS])
+    return end - first, n, a + first * size, a_step, b, b_step, arrays[slot] + first * out_step * size, out_step
 
 
 @compiled
-def cut_in_strips(numbers: LongArray, strips: LongArray, size: int) -> None:
-    """Cut each product into equally many strips; a strip computes some rows of the result completely."""
-    n_strips = len(strips) // len(numbers)
-    for at in range(len(numbers)):
-        m = numbers[at, M]
-        at_once = (m + n_strips * STRIP_ROWS - 1) // (n_strips * STRIP_ROWS) * STRIP_ROWS
-        for number in range(n_strips):
-            strip = strips[at * n_strips + number]
-            strip[:] = numbers[at]
-            first = min(number * at_once, m)
-            strip[M] = min(at_once, m - first)
-            strip[A] += first * size
-            strip[OUT] += first * numbers[at, OUT_STEP] * size
+def strip_of(size: int, strip: int, n_strips: int) -> tuple[int, int]:
+    """The first element of a strip, and its end."""
+    at_once = (size + n_strips * STRIP - 1) // (n_strips * STRIP) * STRIP
+    return min(strip * at_once, size), min((strip + 1) * at_once, size)
+
+
+@by_address
+def add_row_sum(memory: int, own: int, k: int) -> None:
+    """Add a strip of a sum of rows to gradients."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    if numbers[ITEMSIZE] == 4:
+        add_sum(arrays, numbers, row, np.float32)
+    else:
+        add_sum(arrays, numbers, row, np.float64)
+
+
+@compiled
+def add_sum(arrays: LongArray, numbers: LongArray, row: LongArray, dtype: Any) -> None:
+    """Sum a strip of rows of a dtype, and add it to gradients."""
+    first, end = strip_of(numbers[M] * numbers[N], row[numbers[COLUMNS] - 1], numbers[N_STRIPS])
+    total = array_at(arrays[MEMORY] + numbers[SCRATCH], dtype)[first:end]
+    sum_rows(array_at(address_in(arrays, numbers, row, A), dtype), first, numbers[A + 3], row[numbers[ROWS]], total)
+    for number in range(numbers[ROUTINE]):
+        slot = numbers[GRADIENT + number]
+        add_total(total, first, numbers[N], array_at(arrays[slot], dtype), arrays[slot + 1], arrays[slot + 2])
+
+
+@compiled
+def add_total(total: Array, first: int, n: int, target: Array, row: int, column: int) -> None:
+    """Add elements from `first` on to a matrix of n columns."""
+    if column == 1 and row == n:
+        for i in range(total.size):
+            target[unsigned(first + i)] += total[i]
+        return
+    for i in range(total.size):
+        target[(first + i) // n * row + (first + i) % n * column] += total[i]
 
 
 @compiled
@@ -376,3 +323,6 @@ def sum_rows(buffer: Array, first: int, step: int, n_rows: int, total: Array) ->
     for row in range(done, n_rows):
         for i in range(total.size):
             total[i] += buffer[unsigned(first + row * step + i)]
+
+
+WeightSteps = OuterStep | RowSumStep | ScatterStep | RemainderStep

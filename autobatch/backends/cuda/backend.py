@@ -40,7 +40,6 @@ from autobatch.ir.program import NODE, Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
-from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
@@ -177,7 +176,7 @@ class DevicePlan(PreparedPlan):
         return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
 
     def _sweep(self, name: str) -> Sweep:
-        calls = self.tables.forward if name == "forward" else self.tables.backward
+        calls = self.tables.calls[name]
         stages = [
             PlannedStage(self.types.cells[kind].stage(name), self.slots[name, kind], table)
             for kind, table in self.tables.tables.items()
@@ -226,7 +225,10 @@ class DeviceRun(PlanRun[DeviceMemory]):
         return nullcontext()
 
     def _call(self, stage: str, first: int, last: int) -> None:
-        self._launchers[stage].run(first, last)
+        if stage == "weights":
+            self.interpreter.weigh(first, last, self.targets)
+        else:
+            self._launchers[stage].run(first, last)
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer: the device notes when each part is done."""
@@ -234,9 +236,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
         launcher.run(0, len(batches) + 2, timed=True)
         for batch, end in zip([None, *batches], launcher.ends()[:-1], strict=True):
             self._lap(stage, batch, end)
-
-    def _weigh(self, kind: int, active: Any | None, gradients: Mapping[int, Gradient]) -> None:
-        self.interpreter.weight_gradients(kind, active, gradients)
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         if self.timer is not None:

@@ -82,16 +82,31 @@ class Interpreter:
                 if number not in layout.settled:
                     self._write(ports[number], None if gradient is None else frame.env[gradient])
 
-    def weight_gradients(self, kind: int, active: Array | None, gradients: Mapping[int, Any]) -> None:
+    def weigh(self, first: int, last: int, gradients: Mapping[int, Any]) -> None:
+        """Run the weight stages of types first:last over all their rows."""
+        for kind in range(first, last):
+            if self.plan.type_ptr[kind] < self.plan.type_ptr[kind + 1]:
+                self.weight_gradients(kind, gradients)
+
+    def weight_gradients(
+        self,
+        kind: int,
+        gradients: Mapping[int, Any],
+        active: Array | None = None,
+        only: tuple[int, ...] | None = None,
+    ) -> None:
         """Run the weight stage of a type over its active rows.
 
         Args:
-            active: bool, for all rows of the type; None if all are active.
             gradients: the array of the device, or `Rows`, that is added to, by `id` of the parameter.
+            active: bool, for all rows of the type; None if all are active.
+            only: the numbers of the parameters that are wanted; None for all.
         """
         derivative = self.cells.cells[kind].derivative
         assert derivative is not None, "backward follows a forward run in training"
-        if not derivative.parameters and not derivative.tables:
+        parameters = [(p, g) for p, g in derivative.parameters if only is None or p in only]
+        tables = [(p, scatters) for p, scatters in derivative.tables if only is None or p in only]
+        if not parameters and not tables:
             return
         n_rows = int(self.plan.type_ptr[kind + 1] - self.plan.type_ptr[kind])
         batch = Batch(kind, 0, n_rows, self.plan.type_bases[kind])
@@ -100,13 +115,14 @@ class Interpreter:
             domains = {i: derivative.vars[i].domain for i in frame.env}
             for i, x in frame.env.items():
                 frame.env[i] = x if domains[i] == SHARED else x[frame.rows.select(active, domains[i])]
-        owners = {p: gradients[id(derivative.parameter(p))] for p, _ in derivative.parameters}
-        frame.targets = {g: owners[p][None] for p, g in derivative.parameters if g in derivative.accumulated}
-        self.run(frame, derivative.weights)
-        for p, g in derivative.parameters:
+        owners = {p: gradients[id(derivative.parameter(p))] for p, _ in parameters}
+        frame.targets = {g: owners[p][None] for p, g in parameters if g in derivative.accumulated}
+        roots = [g for _, g in parameters] + [v for _, scatters in tables for scatter in scatters for v in scatter]
+        self.run(frame, derivative.weights if only is None else derivative.needed(roots))
+        for p, g in parameters:
             if g not in frame.targets:
                 owners[p] += frame.env[g][0]
-        for p, scatters in derivative.tables:
+        for p, scatters in tables:
             for scatter in scatters:
                 ids = self._ids(frame, scatter.ids, active)
                 self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])

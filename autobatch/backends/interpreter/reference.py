@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +14,6 @@ from autobatch.backends.options import Options
 from autobatch.blas.threads import limit_threads
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
-from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Plan, PlannedTypes
 
 
@@ -70,11 +68,11 @@ class InterpretedRun(PlanRun[Memory]):
 
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter
+        if stage == "weights":
+            run.weigh(first, last, self.targets)
+            return
         for part in range(max(first, 1), min(last, len(batches) + 1)):
             if stage == "forward":
                 run.forward_batch(batches[part - 1])
             else:
                 run.backward_batch(batches[-part])
-
-    def _weigh(self, kind: int, active: Any | None, gradients: Mapping[int, Gradient]) -> None:
-        self.interpreter.weight_gradients(kind, active, gradients)
