@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,13 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
-from autobatch.nn.prefetching import prefetch
 from autobatch.params.sparse_rows import Gradient
 from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.losses import UnreadLoss, loss_slot, loss_weights, put_gradients, take_gradients, weighted_sum
 from autobatch.runtime.step import Step
 from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
-from autobatch.trace.record import list_instances, refuse_inside
+from autobatch.trace.record import list_instances
 from autobatch.trace.results import join_columns, list_results, stack_results
 
 Array = NDArray[Any]
@@ -150,21 +149,6 @@ class Batched(Engine):
 
             listed = track(listed, "recording", console=Console(stderr=True))
         return check_carried(split_graph(self.recorder.record(listed)))
-
-    def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
-        """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
-
-        That pays where drawing or recording instances waits, for files or inside NumPy; where it is all Python it is
-        slower: see `autobatch.nn.prefetching`. Random numbers are drawn ahead too: leave their generator to the thread.
-
-        Yields for each mini-batch a list of graphs, one per instance; raises what drawing or recording raises, where
-        the mini-batch would have come.
-
-        Raises:
-            GraphError: the function is an async one, which is recorded while it runs.
-        """
-        refuse_inside()
-        return prefetch(minibatches, self.recorder.to_graphs)
 
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
