@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.devices.host import HostDevice
 from autobatch.devices.store import HOST
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.runtime.memory import Memory, MemoryPool
+from host_device import HostDevice
 
 DIM = 3
 BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

@@ -20,7 +20,6 @@ from autobatch.compiler.stage import StageProgram, compile_backward, compile_for
 from autobatch.compiler.statement import Loop, Operand
 from autobatch.compiler.uses import Uses
 from autobatch.compiler.view import View
-from autobatch.devices.host import HostDevice
 from autobatch.errors import PlanError
 from autobatch.ir.program import NODE
 from autobatch.ops.expression import Expression, Number
@@ -29,6 +28,7 @@ from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 
 WHOLE, PART, PIECE, OTHER, RESULT = range(5)
 

@@ -13,7 +13,6 @@ import pytest
 from autobatch import policies
 from autobatch.cli.measuring.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost, trimmed_mean
 from autobatch.cli.workload import load_workload
-from autobatch.devices.host import HostDevice
 from autobatch.errors import PolicyError
 from autobatch.policies.cost import (
     CostModel,
@@ -31,6 +30,7 @@ from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import random_dag
+from host_device import HostDevice
 from ways import each
 
 

@@ -11,11 +11,11 @@ import pytest
 
 import autobatch as ab
 import ragged
-from autobatch.devices.host import HostDevice
 from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 from ways import each
 
 INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

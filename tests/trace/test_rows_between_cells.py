@@ -11,12 +11,12 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.devices.host import HostDevice
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import MOST_ROWS
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [

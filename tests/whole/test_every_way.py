@@ -16,12 +16,12 @@ import torch
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.devices.host import HostDevice
 from autobatch.models import MODELS
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 from parity import assert_equal
 from twin_case import Case
 from twin_cases import AWAITING, CASES, MORE

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import autobatch as ab
-from autobatch.devices.host import HostDevice
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 from ways import each
 
 DIM, WORDS, FIRST = 4, 7, 0

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import autobatch as ab
-from autobatch.devices.host import HostDevice
 from autobatch.graph.graph import Graph
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 from random_rounds import Boom, Instance, RoundModel, minibatches
 
 SEED, RELATIVE = 3, 1e-10

@@ -13,11 +13,11 @@ import autobatch as ab
 from autobatch.compiler.cuda.hazards import Hazards
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
-from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostDevice
 from parity import TOLERANCES, assert_equal
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.devices.host import HostArray, HostDevice
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.params.module import shared_store
@@ -19,6 +18,7 @@ from autobatch.params.stacks import make_stack
 from autobatch.runtime import shared_values
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
+from host_device import HostArray, HostDevice
 from parity import assert_equal
 from random_programs import draw_instances, draw_model
 from refusals import refused
