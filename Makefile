@@ -23,7 +23,7 @@ demo: $(VENV)/runtime
 test: lint
 	@$(BIN)/pytest -n $(WORKERS)
 
-test-all: lint
+test-all: lint $(VENV)/trainers
 	@$(BIN)/pytest -n $(WORKERS) -m "not gpu"
 
 lint: $(VENV)/development
@@ -48,6 +48,11 @@ $(VENV)/runtime: pyproject.toml $(BIN)/python
 $(VENV)/development: $(VENV)/runtime
 	@echo "Installing the development tools into $(VENV) (PyTorch takes a while) ..."
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/trainers: $(VENV)/development
+	@echo "Installing the trainers of other libraries into $(VENV) ..."
+	@$(PIP) install --editable '.[trainers]'
 	@touch $@
 
 $(VENV)/documents: $(VENV)/runtime

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,6 @@ from autobatch.graph.rewrite.passes import DEFAULT, rewrite, to_passes
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
-from autobatch.nn.prefetching import prefetch
 from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import check_max_bytes
@@ -40,7 +39,7 @@ from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
-from autobatch.trace.record import list_instances, refuse_inside
+from autobatch.trace.record import list_instances
 from autobatch.trace.results import join_columns, list_results, stack_results
 
 Array = NDArray[Any]
@@ -161,21 +160,6 @@ class Batched(Engine):
 
             listed = track(listed, "recording", console=Console(stderr=True))
         return check_carried(split_graph(self.recorder.record(listed)))
-
-    def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
-        """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
-
-        That pays where drawing or recording instances waits, for files or inside NumPy; where it is all Python it is
-        slower: see `autobatch.nn.prefetching`. Random numbers are drawn ahead too: leave their generator to the thread.
-
-        Yields for each mini-batch a list of graphs, one per instance; raises what drawing or recording raises, where
-        the mini-batch would have come.
-
-        Raises:
-            GraphError: the function is an async one, which is recorded while it runs.
-        """
-        refuse_inside()
-        return prefetch(minibatches, self.recorder.to_graphs)
 
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.

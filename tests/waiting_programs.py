@@ -13,8 +13,8 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
 from autobatch.backends.memory import Memory, MemoryPool
-from autobatch.devices.host import HostDevice
 from autobatch.devices.store import HOST
+from host_device import HostDevice
 
 DIM = 3
 BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import indent
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from autobatch.compiler.assignment import Storage, assign_buffers
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.columns_check import check_columns
-from autobatch.compiler.fusion import Step, fuse, keep_apart
+from autobatch.compiler.fusion import fuse, keep_apart
 from autobatch.compiler.hoisting import Parts, hoist
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
@@ -18,7 +18,6 @@ from autobatch.compiler.neighbours import Neighbours, show_apart
 from autobatch.compiler.piece_table import name_columns
 from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.splitting import split_loops
-from autobatch.compiler.statement import WeightStep
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 
@@ -29,13 +28,14 @@ class StageProgram:
 
     Attributes:
         cell: the cell that the stage belongs to.
+        steps: kernels, products and interpreted ops; of the weight stage products, sums, scatters and the remainder.
         columns: names of the columns of the table of pieces, which kernels read; see `autobatch.compiler.piece_table`.
         n_before, n_after: how many of the first and the last steps run once for all rows of a type.
     """
 
     cell: PlannedCell
     lowered: Lowered
-    steps: Sequence[Step | WeightStep]
+    steps: list[Any]
     storage: Storage
     columns: tuple[str, ...]
     n_before: int

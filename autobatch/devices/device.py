@@ -1,9 +1,7 @@
 """What the cuda backend asks of a device: memory, copies, kernels and matrix products, in the order of one stream.
 
-There are two makers: `autobatch.devices.gpu` runs on an NVIDIA GPU through CuPy, and `autobatch.devices.host`
-runs the same kernels on the processor, built by `g++`, to try programs and to test the backend where there is no GPU.
-
-    AUTOBATCH_CUDA=host     the cuda backend runs on the processor
+`autobatch.devices.gpu` runs on an NVIDIA GPU through CuPy. The tests have another device, `tests/host_device`, which
+runs the same kernels on the processor, built by `g++`.
 """
 
 from __future__ import annotations

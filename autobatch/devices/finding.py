@@ -1,11 +1,15 @@
-"""Find the device of the cuda backend: a GPU, or the processor in its place. A process has one of each.
+"""Find the device of the cuda backend: a GPU, or the tests' stand-in for one. A process has one of each.
 
-AUTOBATCH_CUDA=host     the cuda backend runs on the processor, to try programs without a GPU
+AUTOBATCH_CUDA=host     in a checkout, the cuda backend runs on the processor, to try programs without a GPU
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autobatch.devices.store import HOST, Store
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 VARIABLE = "AUTOBATCH_CUDA"
 LEAST_CAPABILITY = 70  # threads of a warp run independently from here on
 NO_DEVICE = "cudaErrorNoDevice"
+HOST_DEVICE, TESTS = "host_device", Path(__file__).parents[2] / "tests"  # a package of a checkout's tests
 
 
 def find_store(name: str) -> Store:
@@ -52,9 +57,7 @@ def find_device() -> Device:
 
 def _make_device(chosen: str) -> Device:
     if chosen == "host":
-        from autobatch.devices.host import HostDevice
-
-        return HostDevice()
+        return make_host_device()
     if chosen:
         raise BackendError(
             f"{VARIABLE}={chosen!r}: set it to host, to run on the processor, or leave it unset for a GPU."
@@ -65,13 +68,32 @@ def _make_device(chosen: str) -> Device:
     return GpuDevice()
 
 
+def make_host_device() -> Device:
+    """Make a device that runs kernels on the processor; a checkout has it, in its tests.
+
+    Raises:
+        BackendError: this is no checkout, or there is no `g++`.
+    """
+    if HOST_DEVICE not in sys.modules:
+        spec = PathFinder.find_spec(HOST_DEVICE, [str(TESTS)])
+        if spec is None or spec.loader is None:
+            raise BackendError(
+                f"{VARIABLE}=host is for checkouts, whose tests run the cuda backend on the processor: there is no "
+                f"folder {str(TESTS / HOST_DEVICE)!r}; leave it unset for a GPU, or choose another backend."
+            )
+        module = sys.modules[HOST_DEVICE] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    made: Device = sys.modules[HOST_DEVICE].HostDevice()
+    return made
+
+
 def _import_cupy() -> Any:
     try:
         import cupy
     except ModuleNotFoundError as error:
         raise BackendError(
             "the cuda backend needs CuPy, which is not installed: pip install 'autobatch[cuda12]' if nvidia-smi shows "
-            f"CUDA 12, 'autobatch[cuda13]' from CUDA 13 on; {VARIABLE}=host runs its kernels on the processor."
+            "CUDA 12, 'autobatch[cuda13]' from CUDA 13 on."
         ) from error
     except ImportError as error:
         raise BackendError(f"the cuda backend needs CuPy, which cannot be imported: {_first_line(error)}.") from error

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from autobatch.errors import AutobatchError
 
-Kind: TypeAlias = Literal["policies", "costs", "matmul", "layouts"]
+Kind: TypeAlias = Literal["policies", "costs", "matmul"]
 Entry = TypeVar("Entry")
 
 VARIABLE = "AUTOBATCH_CACHE"

@@ -46,7 +46,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     refuse_inside()
     recorder.renew()
     n_taken = recorder.calls.traces.n_taken
-    with recorder.standing_in(in_place=True):
+    with recorder.standing_in():
         recorder.calls.handles.recycle()
         with closing(Phases(recorder, instances, inputs)) as phases:
             try:

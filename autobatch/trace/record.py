@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.errors import DataError, GraphError
-from autobatch.graph.build import check_ranges, merge_graphs, split_graph
+from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.ir.typetable import TypeTable
 from autobatch.jit.arrays import IntArray
@@ -86,11 +86,10 @@ class Recorder:
         """The node types met so far."""
         return self.calls.types
 
-    def record(self, instances: Iterable[Any], in_place: bool = True, inputs: Inputs | None = None) -> Graph:
+    def record(self, instances: Iterable[Any], inputs: Inputs | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
 
-        Other threads may call the module meanwhile. Unless `in_place`, the module's cells are not replaced; recording a
-        call then takes two to three times as long.
+        Other threads may call the module meanwhile.
 
         Raises:
             GraphError: a value of another recording is used, or a value's number is asked for.
@@ -102,28 +101,27 @@ class Recorder:
         calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.n_taken
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
-        with self.standing_in(in_place), stage(calls):
+        with self.standing_in(), stage(calls):
             calls.start(self.parameters())
             for instance in instances:
                 structures.append(self._run(len(structures), instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
-                if in_place and (traces.n_renewed or len(structures) == 1):
+                if traces.n_renewed or len(structures) == 1:
                     self.check_unchanged(n_taken)
             first = self.first_serial()
             graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures), first)
             self.next_serial(first + graph.n_nodes)
-        if in_place:
-            self.check_unchanged(n_taken)
+        self.check_unchanged(n_taken)
         check_ranges(graph)
         return graph
 
     @contextmanager
-    def standing_in(self, in_place: bool) -> Iterator[None]:
+    def standing_in(self) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
         with (
             recording_lock(),
-            self.calls.stand_ins.in_place(self._places(in_place), self.calls.entry),
+            self.calls.stand_ins.in_place(self._places(), self.calls.entry),
             self._of_module(),
         ):
             yield
@@ -132,9 +130,9 @@ class Recorder:
         """The context in which cells of the module are recorded and traced."""
         return nullcontext() if self.module is None else self.module._while_recording()
 
-    def _places(self, in_place: bool) -> Iterable[Place]:
+    def _places(self) -> Iterable[Place]:
         """Where functions stand in for cells."""
-        if self.module is None or self.known is None or not in_place:
+        if self.module is None or self.known is None:
             return ()
         return places_in(self.known.modules()) if self.module._places is None else self.module._places()
 
@@ -217,18 +215,6 @@ class Recorder:
         self.types.check(graph.type_id)
         return graph
 
-    def to_graphs(self, instances: Iterable[Any]) -> list[Any]:
-        """Record each instance as a graph of its own, while other threads may use the module."""
-        listed = self._arrived(list_instances(instances))
-        if any(isinstance(x, Graph) for x in listed):
-            return listed
-        if self.is_async:
-            raise GraphError(
-                "prefetch was given instances of an async function, which cannot be recorded ahead, because they wait "
-                "for values; call the function with the mini-batches themselves."
-            )
-        return split_graph(self.record(listed, in_place=False))
-
     def _arrived(self, instances: list[Any]) -> list[Any]:
         """The instances, with graphs from other processes as graphs of this."""
         carried = {x.types for x in instances if type(x) is Graph and type(x.types) is CarriedTypes}
@@ -237,7 +223,7 @@ class Recorder:
         unknown = [types for types in carried if not self._carrier.knows(types)]
         if unknown:
             self.renew()
-            with self.standing_in(in_place=False), stage(self.calls):
+            with recording_lock(), self._of_module(), stage(self.calls):
                 self.calls.start(self.parameters())
                 for types in unknown:
                     self._carrier.find(types)

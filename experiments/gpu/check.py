@@ -16,7 +16,7 @@ import numpy as np
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.cli.results import format_table
 from autobatch.devices.device import Device
-from autobatch.devices.host import HostDevice
+from autobatch.devices.gpu import GpuDevice
 
 MEANINGLESS = "; times mean nothing here, where a processor stands in for a GPU"
 PACKAGES = ("numpy", "torch", "cupy-cuda12x", "cupy-cuda13x")
@@ -82,7 +82,7 @@ class Check:
     @property
     def is_gpu(self) -> bool:
         """Whether times mean something."""
-        return not isinstance(self.device, HostDevice)
+        return isinstance(self.device, GpuDevice)
 
     def backend(self, poison: bool = False, blocks: int = 1) -> Cuda:
         """The cuda backend on the device, with so many blocks of threads per processor."""

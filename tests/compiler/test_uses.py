@@ -24,11 +24,11 @@ from autobatch.compiler.stage import StageProgram, compile_backward, compile_for
 from autobatch.compiler.statement import Loop, Operand
 from autobatch.compiler.uses import Uses
 from autobatch.compiler.view import View
-from autobatch.devices.host import HostDevice
 from autobatch.errors import PlanError
 from autobatch.ir.program import NODE
 from autobatch.ops.expression import Expression, Number
 from autobatch.plan.plan import PlannedCell
+from host_device import HostDevice
 
 WHOLE, PART, PIECE, OTHER, RESULT = range(5)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autobatch.devices import finding
 from autobatch.devices.finding import find_device
-from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
+from host_device import HostDevice
 
 
 class CUDARuntimeError(RuntimeError):
@@ -43,6 +45,13 @@ def test_the_processor_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.skip("needs g++")
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
     assert isinstance(find_device(), HostDevice)
+
+
+def test_the_processor_is_in_checkouts_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "host_device")
+    monkeypatch.setattr(finding, "TESTS", tmp_path)
+    with pytest.raises(BackendError, match=r"=host is for checkouts, .* there is no folder '.*host_device'"):
+        finding.make_host_device()
 
 
 def test_another_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

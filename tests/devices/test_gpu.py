@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from autobatch.devices.device import Launch, Product
 from autobatch.devices.gpu import TO_BF16, GpuDevice
-from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
 from device_kernels import Module
+from host_device import HostDevice
 
 KINDS: dict[int, Any] = {0: np.float32, 1: np.float64, 14: np.uint16}  # `cudaDataType`
 COMPUTES = {"CUBLAS_COMPUTE_32F": 68, "CUBLAS_COMPUTE_64F": 70, "CUBLAS_COMPUTE_32F_FAST_TF32": 77}

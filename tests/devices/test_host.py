@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.devices import host
 from autobatch.devices.device import Launch
-from autobatch.devices.host import HostArray, HostDevice, rounded_to_tf32
 from autobatch.errors import BackendError
 from autobatch.jit.addresses import address_of
 from device_kernels import MODULES, Module
+from host_device import HostArray, HostDevice
+from host_device import device as host
+from host_device.device import rounded_to_tf32
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -182,12 +182,12 @@ def test_inference_beside_training_sees_whole_steps(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_training_in_a_thread_beside_inference_and_prefetching_in_others(backend: str) -> None:
+def test_training_in_a_thread_beside_inference_and_eager_calls_in_others(backend: str) -> None:
     """Each sees the results of its own function: seeds, steps and gradients are not mixed up."""
 
     def train(run: Any, losses: list[float]) -> None:
         optimizer = ab.optim.Adam(run.value_and_grad.__self__.recorder.module, lr=0.01)
-        for batch in run.prefetch(draw_batches(15)):
+        for batch in draw_batches(15):
             value, grads = run.value_and_grad(batch)
             optimizer.step(grads)
             losses.append(float(value))
@@ -261,13 +261,13 @@ def test_a_call_beside_a_recording_does_not_wait_for_it() -> None:
 
 
 def test_a_batched_function_in_a_recording_is_refused() -> None:
-    """With instances or graphs, and prefetching; the function goes on."""
+    """With instances or graphs; the function goes on."""
     model = Trees()
     run = ab.batched(model.loss)
     graphs = run.record_all([(1, 2)])
     uses: list[Callable[[], Any]] = [
         lambda: run([(1, 2)]), lambda: run(graphs), lambda: run.value_and_grad(graphs), lambda: run.explain(graphs),
-        lambda: run.record_all([(1, 2)]), lambda: next(iter(run.prefetch([[(1, 2)]]))),
+        lambda: run.record_all([(1, 2)]),
     ]  # fmt: skip
     for use in uses:
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import pickle
 from collections.abc import Callable
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,14 @@ import numba
 import numpy as np
 import pytest
 
-import autobatch as ab
 from autobatch.blas import choosing
 from autobatch.compiler.numba.loading import load
 from autobatch.errors import PolicyError
-from autobatch.ir.arguments import Key
 from autobatch.jit.kept import compile_callback, keep
-from autobatch.memplan.cell import layout_store
-from autobatch.memplan.cell.layout import plan_cell
 from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
 from autobatch.policies.policy_file import load as load_policy
 from autobatch.policies.rules.rules import Score
 from autobatch.system.cache import find_entry, keep_entry
-from autobatch.system.files import write_whole
-from autobatch.trace.tracer import Tracer
 from ways import each
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -172,22 +164,9 @@ def keep_table() -> None:
     keep_entry("matmul", "signature", lambda path: choosing._save({"float32 4 4 4 NN": {"numpy": 1.0}}, path))
 
 
-def twice(given: Any) -> Any:
-    return ab.tanh(given["x"]) + given["y"], ab.concat((given["y"], given["x"]))
-
-
-PROGRAM = Tracer("twice", {}).trace(twice, {"x": Key("value", (2,)), "y": Key("value", (2,))})[0]
-
-
-def keep_the_layout() -> None:
-    content = {"format": layout_store.FORMAT, **layout_store._to_plain(plan_cell(PROGRAM, 1))}
-    keep_entry("layouts", "signature", lambda path: write_whole(path, json.dumps(content).encode()))
-
-
 ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "policies": (keep_policy, find_policy),
     "costs": (COSTS.keep, find_the_costs),
-    "layouts": (keep_the_layout, lambda: find_entry("layouts", "signature", partial(layout_store._load, PROGRAM))),
     "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._load)),
 }
 

@@ -1,10 +1,8 @@
-"""Laying out a cell ends: what the search goes through is counted, kept for other processes, and told."""
+"""Laying out a cell ends: what the search goes through is counted and told."""
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.ir.passes.simplify import simplify
 from autobatch.memplan import check_cell_layout, plan_cell
-from autobatch.memplan.cell import layout_cache
 from autobatch.memplan.cell.aligned import AlignedOrders, Line, Work
 from autobatch.memplan.cell.fitting import MAX_WORK
 from autobatch.memplan.cell.joining import join_products
@@ -73,51 +70,6 @@ def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None
     assert not orders.add([Line("two", (("10b",), ("10a",))), Line("two", (("10w",), ("10x",)))])
     assert not orders.gave_up
     assert before - work.left < 1_000
-
-
-def test_layouts_are_read_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(layout_cache, "_known", {})
-    program = join_products(simplify(node_program(6)))
-    made = layout_cache.lay_out(program)
-    monkeypatch.setattr(layout_cache, "_known", {})
-    monkeypatch.setattr(layout_cache, "plan_cell", None)
-    read = layout_cache.lay_out(program)
-    assert str(read) == str(made)
-    assert (read.batches, read.areas, read.joins, read.copies, read.apart) == (
-        made.batches, made.areas, made.joins, made.copies, made.apart,
-    )  # fmt: skip
-    assert read.work == made.work
-
-
-def broken(content: str, kind: str) -> str:
-    plain = json.loads(content)
-    if kind == "cut":
-        return content[: len(content) // 2]
-    if kind == "other format":
-        return json.dumps({**plain, "format": "something"})
-    if kind == "no areas":
-        return json.dumps({**plain, "areas": {}})
-    first, second, *rest = plain["areas"]["node"]
-    return json.dumps({**plain, "areas": {**plain["areas"], "node": [first, first, *rest, second][: len(rest) + 2]}})
-
-
-@pytest.mark.parametrize("kind", ["cut", "other format", "no areas", "an item twice"])
-def test_a_kept_layout_that_does_not_hold_is_made_again(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(layout_cache, "_known", {})
-    program = join_products(simplify(node_program(6)))
-    made = layout_cache.lay_out(program)
-    (path,) = (tmp_path / "layouts").iterdir()
-    content = path.read_text()
-    path.write_text(broken(content, kind))
-    monkeypatch.setattr(layout_cache, "_known", {})
-    with pytest.warns(UserWarning, match="left aside"):
-        again = layout_cache.lay_out(program)
-    assert str(again) == str(made)
-    assert path.read_text() == content
 
 
 @pytest.mark.parametrize("joint", [True, False])

@@ -14,9 +14,9 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostDevice
 from autobatch.errors import GraphError, ShapeError
 from autobatch.ops.define import MOST_INTS
+from host_device import HostDevice
 from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

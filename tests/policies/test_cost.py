@@ -17,7 +17,6 @@ from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
 from autobatch.cli.measuring.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost, trimmed_mean
 from autobatch.cli.workload import load_workload
-from autobatch.devices.host import HostDevice
 from autobatch.errors import PolicyError
 from autobatch.policies.cost import (
     CostModel,
@@ -31,6 +30,7 @@ from autobatch.policies.cost import (
 from autobatch.schedule.schedule import chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import random_dag
+from host_device import HostDevice
 from ways import each
 
 

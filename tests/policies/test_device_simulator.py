@@ -15,7 +15,6 @@ import pytest
 from autobatch.compiler.cuda.resources import COMPILER, GPUS
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
-from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError, PolicyError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
@@ -38,6 +37,7 @@ from autobatch.policies.fsm.table import Table, make_table, with_room
 from autobatch.policies.rules.rules import LEARNED
 from gpu_compiler import needs_compiler
 from graphs import random_dag, random_tree
+from host_device import HostDevice
 from machine_tables import rows_of, states_by_hand
 from ways import each
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError, PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
@@ -28,6 +27,7 @@ from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
 from autobatch.policies.learning import learn
 from graphs import random_dag
+from host_device import HostDevice
 from machine_tables import rows_of
 from ways import each
 

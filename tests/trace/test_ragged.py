@@ -14,8 +14,8 @@ import ragged
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostDevice
 from autobatch.errors import DataError, GraphError, ShapeError
+from host_device import HostDevice
 from ways import each
 
 INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

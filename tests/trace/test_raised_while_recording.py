@@ -32,7 +32,6 @@ CALLS: dict[str, Callable[[ab.Batched], Any]] = {
     "value_and_grad": lambda run: run.value_and_grad(GIVEN),
     "inputs": lambda run: run.value_and_grad(GIVEN, inputs=True),
     "record_all": lambda run: run.record_all(iter(GIVEN)),
-    "prefetch": lambda run: list(run.prefetch([GIVEN])),
     "explain": lambda run: run.explain(GIVEN),
 }
 
@@ -92,7 +91,7 @@ async def waits(model: Model, x: Any) -> Any:
     return await ab.value(model.total(model.leaf(x["word"])))
 
 
-@each("call", [name for name in CALLS if name != "prefetch"])
+@each("call", CALLS)
 @each("program", [key, waits])
 def test_an_error_of_an_async_program_names_its_instance_once(program: Any, call: str) -> None:
     model = Model()

@@ -14,9 +14,9 @@ from autobatch import policies
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostDevice
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import MOST_ROWS
+from host_device import HostDevice
 from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [

@@ -392,8 +392,6 @@ def test_what_cannot_be_said_of_programs_that_wait_is_refused() -> None:
     run = batched(model.loop, module=model)
     with pytest.raises(ab.GraphError, match="planned while they run"):
         run.prepare(items(1))
-    with pytest.raises(ab.GraphError, match="recorded ahead"):
-        list(run.prefetch([items(1)]))
     with pytest.raises(ab.GraphError, match="cell 'wait' is an async function"):
 
         @ab.cell

@@ -20,8 +20,8 @@ from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostDevice
 from autobatch.models import MODELS
+from host_device import HostDevice
 from parity import assert_equal
 from twin_case import Case
 from twin_cases import AWAITING, CASES, MORE

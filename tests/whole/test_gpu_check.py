@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import gpu_check
-from autobatch.devices.host import HostDevice
 from gpu import correctness, policies, products
 from gpu.check import Check, Result
 from harness import read_words
+from host_device import HostDevice
 
 SCRIPT = Path(gpu_check.__file__)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels here")

@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostDevice
+from host_device import HostDevice
 from ways import each
 
 DIM, WORDS, FIRST = 4, 7, 0

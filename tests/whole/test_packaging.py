@@ -31,6 +31,13 @@ for name, module in sys.modules.items():
         sys.exit(f"{name} is not in the wheel: it came from {module.__file__}")
 """
 
+FIND_DEVICE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from autobatch.devices.finding import find_device
+find_device()
+"""
+
 
 def run(*command: str | Path, cwd: Path) -> None:
     """Run a command in `cwd`; what it printed is the message when it fails."""
@@ -51,6 +58,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.fixture(scope="module")
+def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the wheel is installed, away from the checkout."""
+    place = tmp_path_factory.mktemp("site")
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", place, wheel, cwd=place)
+    return place
+
+
 def test_every_folder_of_modules_is_a_package() -> None:
     homeless = {path.parent for path in module_files().values() if not (path.parent / "__init__.py").exists()}
     assert not homeless, f"modules in folders without __init__.py: {sorted(homeless)}"
@@ -66,8 +81,13 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     assert held == expected
 
 
-def test_every_module_imports_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    home = tmp_path / "site"
-    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", home, wheel, cwd=tmp_path)
+def test_every_module_imports_from_the_wheel(home: Path, tmp_path: Path) -> None:
     names = (name for name in module_files() if not name.endswith("__main__"))
     run(sys.executable, "-W", "error", "-c", IMPORT_ALL, home, *names, cwd=tmp_path)
+
+
+def test_the_wheel_has_no_device_of_tests(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    command = (sys.executable, "-c", FIND_DEVICE, home)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "BackendError: AUTOBATCH_CUDA=host is for checkouts" in done.stderr

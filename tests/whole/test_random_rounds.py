@@ -16,8 +16,8 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostDevice
 from autobatch.graph.graph import Graph
+from host_device import HostDevice
 from random_rounds import Boom, Instance, RoundModel, minibatches
 
 SEED, RELATIVE = 3, 1e-10

@@ -16,7 +16,7 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler.stage import compile_backward, compile_forward
-from autobatch.devices.host import HostDevice
+from autobatch.devices.finding import make_host_device
 from autobatch.devices.store import Store
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
@@ -36,8 +36,8 @@ BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),
     "cpu": lambda: Cpu(poison=True, jitted=False),
     "jitted": lambda: Cpu(poison=True, jitted=True),
-    "cuda": lambda: Cuda(poison=True, device=HostDevice()),
-    "resident": lambda: Cuda(poison=True, device=HostDevice()),
+    "cuda": lambda: Cuda(poison=True, device=make_host_device()),
+    "resident": lambda: Cuda(poison=True, device=make_host_device()),
 }
 """On cuda parameters are on the host; on the last one, which is the same otherwise, they are on the device."""
 INTERPRETED = ("reference", "cpu")  # these compile nothing

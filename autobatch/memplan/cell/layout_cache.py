@@ -1,4 +1,4 @@
-"""Cache cell layouts, in memory and on disk (`layout_store`); cells that differ only in parameters share one."""
+"""Cache cell layouts in memory; cells that differ only in parameters share one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 from autobatch.memplan.cell.fitting import ROWS
 from autobatch.memplan.cell.layout import CellLayout, plan_cell
-from autobatch.memplan.cell.layout_store import find_layout, keep_layout
 from autobatch.memplan.cell.memory import Memory
 
 _NO_PROGRAM = Memory(CellProgram("", (), ()))  # cached layouts hold no parameters
@@ -23,21 +22,15 @@ def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
     A layout refers to values by number, so it holds for every program with the same ops, arguments and shapes. The
     reasons of copies name values, so for a layout with copies the names must match too.
 
-    Cost: that of `plan_cell` for a form of program that is new on this machine, else linear in its values.
+    Cost: that of `plan_cell` for a form of program that is new, else linear in its values.
     """
     form = (rows, program.outputs, program.ties, *(_form(var) for var in program.vars))
     named = (program.name, form, *(getattr(var.source, "name", None) for var in program.vars))
     layout = _known.get(form) or _known.get(named)
     if layout is None:
-        layout = find_layout(program, rows) or _make(program, rows)
+        layout = plan_cell(program, rows)
         _known[named if layout.copies or layout.apart else form] = replace(layout, memory=_NO_PROGRAM)
     return replace(layout, memory=Memory(program))
-
-
-def _make(program: CellProgram, rows: int) -> CellLayout:
-    layout = plan_cell(program, rows)
-    keep_layout(layout, rows)
-    return layout
 
 
 def _form(var: Var) -> Hashable:

@@ -15,9 +15,9 @@ from autobatch.backends.interpreter.reference import Reference
 from autobatch.compiler.cuda.hazards import Hazards
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
-from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from host_device import HostDevice
 from parity import TOLERANCES, assert_equal
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case

@@ -14,11 +14,11 @@ import autobatch as ab
 from autobatch.backends import shared_values
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.interpreter.reference import Reference
-from autobatch.devices.host import HostArray, HostDevice
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.params.module import shared_store
 from autobatch.params.stacks import make_stack
+from host_device import HostArray, HostDevice
 from parity import assert_equal
 from random_programs import draw_instances, draw_model
 from refusals import refused

@@ -3,8 +3,6 @@
 `cuda_on_host.h` comes before the source of kernels, and `threads.cpp` runs them. That is slow, and finds more mistakes
 than a GPU: threads run in random orders, shared memory and new arrays begin as NaN, what never ends is an error, and
 arrays of the device are no arrays of the host, so that nothing works because both are in one memory.
-
-    AUTOBATCH_CUDA=host     the cuda backend runs on the processor
 """
 
 from __future__ import annotations
@@ -286,11 +284,7 @@ def _check_unchanged(host: NDArray[np.uint8], held: NDArray[np.uint8]) -> None:
 
 
 def rounded_to_tf32(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round numbers to tf32, which has 10 bits behind the leading one, as float32; ties to even.
-
-    >>> rounded_to_tf32(np.array([1 + 2**-11, 1 + 3 * 2**-11], np.float32)).tolist()
-    [1.0, 1.001953125]
-    """
+    """Round numbers to tf32, which has 10 bits behind the leading one, as float32; ties to even."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     half, last = np.uint32((1 << TF32_DROPPED - 1) - 1), bits >> np.uint32(TF32_DROPPED) & np.uint32(1)
     nearest = (bits + (half + last)) >> np.uint32(TF32_DROPPED) << np.uint32(TF32_DROPPED)
