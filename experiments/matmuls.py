@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autobatch.backends.activity import Activity
 from autobatch.backends.cpu.backend import CompiledPlan
-from autobatch.backends.interpreter.frame import RowRange
+from autobatch.backends.values import RowRange
 from autobatch.blas.calling import FACTOR_BYTES, call_product
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import multiply_float32 as multiply_rows

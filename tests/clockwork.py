@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.blas import threads
 from autobatch.engine import counts
 from noting_backend import NotedExecutable, NotingBackend

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from autobatch.backends.base import Executable
-from autobatch.backends.interpreter.reference import Reference
 from autobatch.backends.options import Options
+from autobatch.backends.reference import Reference
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import Plan, PlannedTypes
 from cupy_surface import CUPY

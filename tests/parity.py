@@ -8,7 +8,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 
 RELATIVE = 1e-10
 

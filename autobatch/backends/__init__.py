@@ -16,7 +16,7 @@ from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
 
 CLASSES = {
-    "reference": ("interpreter.reference", "Reference"),
+    "reference": ("reference", "Reference"),
     "cpu": ("cpu.backend", "Cpu"),
     "cuda": ("cuda.backend", "Cuda"),
 }

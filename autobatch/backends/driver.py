@@ -21,11 +21,10 @@ import numpy as np
 
 from autobatch.backends.activity import Activity
 from autobatch.backends.base import Counts, Timer
-from autobatch.backends.interpreter.frame import RowRange
-from autobatch.backends.interpreter.interpreter import Interpreter
-from autobatch.backends.interpreter.values import Values
+from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
+from autobatch.backends.values import RowRange, Values
 from autobatch.devices.store import Store
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness

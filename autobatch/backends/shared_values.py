@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.backends.interpreter.frame import constant_row
+from autobatch.backends.values import constant_row
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Product

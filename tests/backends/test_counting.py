@@ -16,7 +16,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
 from counting_backend import BorderError, Counting, CountingStore

@@ -25,7 +25,7 @@ from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.rounding import RoundedStep, multiply_in_float32
 from autobatch.backends.cpu.stages import CompiledCell
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.blas import Chooser, choosing, find_bf16
 from autobatch.blas.own.tiles import can_tile
 from autobatch.cli.main import commands

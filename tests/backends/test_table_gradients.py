@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.optim import SGD, Adam, AdamW, clip_by_norm
 from ways import each

@@ -12,7 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.weights import sum_rows
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.ops.randomness import Randomness
 from ways import each
 

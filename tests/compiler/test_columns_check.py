@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.compiler import assignment, fusion, stage
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.fusion import Kernel, Step

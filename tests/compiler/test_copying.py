@@ -40,5 +40,5 @@ def test_cells_by_hand(name: str) -> None:
         found = [f"gathered {copy.gathered}" if copy.gathered >= 0 else name_of(copy.loop) for copy in copies]
         assert found == copied
         kernels = {copy.step for copy in copies}
-        loops = {k: [loop for block in stage.steps[k].blocks for loop in block.loops] for k in kernels}  # type: ignore[union-attr]
+        loops = {k: [loop for block in stage.steps[k].blocks for loop in block.loops] for k in kernels}
         assert only_copy(stage) == {k for k in kernels if len(loops[k]) == sum(copy.step == k for copy in copies)}

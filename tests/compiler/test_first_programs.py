@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.blas.own.tiles import can_tile
 
 Body = Callable[[Any, Any, int], Any]

@@ -15,7 +15,7 @@ import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.compiler.assignment import assign_buffers, in_order
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.fusion import Kernel, fuse

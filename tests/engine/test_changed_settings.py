@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.compiled import MOST_BOUND, BoundStages
 from autobatch.backends.cpu.stages import CompiledCell
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from noting_backend import NotingBackend, count_live

@@ -14,7 +14,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import InterpretedRun, Reference
+from autobatch.backends.reference import InterpretedRun, Reference
 from autobatch.system import turns
 from noting_backend import NotedExecutable, NotingBackend
 

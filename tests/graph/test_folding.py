@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.graph.build import make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph

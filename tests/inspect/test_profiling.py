@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.errors import DataError, NumericError

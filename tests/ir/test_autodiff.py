@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import NumericError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.derivative import Derivative

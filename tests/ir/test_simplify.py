@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.ir.program import NODE
 from autobatch.memplan.cell.buffer_assignment import make_layout
 from autobatch.memplan.cell.inputs import place_columns

@@ -12,7 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.compiler.checking import check_statements, check_steps
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import STORED

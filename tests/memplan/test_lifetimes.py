@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.memplan.batch.lifetimes import give_out
 from autobatch.plan.plan_check import check_plan
 from planned import place_batch

@@ -12,7 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, PlanError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.derivative import Derivative

@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case

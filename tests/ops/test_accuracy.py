@@ -16,7 +16,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.ops.error_function import ndtr
 from extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread
 from ways import each

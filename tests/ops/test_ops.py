@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import autobatch as ab
 from autobatch import ops
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from counting_backend import Counting
 from op_cases import CASES, OPERATORS, Case, CaseModel

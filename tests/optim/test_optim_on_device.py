@@ -16,7 +16,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.late import Late

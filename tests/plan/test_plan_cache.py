@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.engine import planning
 from autobatch.errors import GraphError, PlanError
 from autobatch.graph.graph import Graph

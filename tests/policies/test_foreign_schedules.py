@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.fallback import Otherwise

@@ -12,7 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from ways import each
 
 MASK = np.array([True, False, True])

@@ -15,7 +15,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.ops.eager import EagerArray
 from refusals import refused
 from ways import each

@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 import maps
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import ShapeError
 from ways import each
 

@@ -20,7 +20,7 @@ import autobatch as ab
 import guard_cases
 from autobatch.backends.cpu import stages
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import StageProgram, compile_forward
 from autobatch.plan.plan import PlannedCell
 from autobatch.trace.guards import Contents

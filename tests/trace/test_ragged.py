@@ -13,7 +13,7 @@ import autobatch as ab
 import ragged
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import DataError, GraphError, ShapeError
 from host_device import HostDevice
 from ways import each

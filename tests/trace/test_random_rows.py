@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from ways import each
 
 DIM, N_SEEDS = 2, 12

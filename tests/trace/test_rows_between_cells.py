@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import MOST_ROWS
 from host_device import HostDevice

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from counting_backend import Counting
 from ways import each

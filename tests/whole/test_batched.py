@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.schedule.schedule import Frontier, FrontierPolicy
 from ways import each
 

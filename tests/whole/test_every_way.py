@@ -19,7 +19,7 @@ from autobatch import policies
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.models import MODELS
 from host_device import HostDevice
 from parity import assert_equal

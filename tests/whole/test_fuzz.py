@@ -56,7 +56,7 @@ def wrong_kernel(patch: pytest.MonkeyPatch) -> None:
         if op.name == "sigmoid":
             out *= 0.9
 
-    patch.setattr("autobatch.backends.interpreter.interpreter.run_kernel", wrong)
+    patch.setattr("autobatch.backends.interpret.run_kernel", wrong)
 
 
 def wrong_pullback(patch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def crash(patch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no softmax today")
         run_kernel(op, xp, arrays, out, static)
 
-    patch.setattr("autobatch.backends.interpreter.interpreter.run_kernel", fail)
+    patch.setattr("autobatch.backends.interpret.run_kernel", fail)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

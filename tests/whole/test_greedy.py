@@ -12,7 +12,7 @@ import torch
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from host_device import HostDevice
 from ways import each
 

@@ -12,7 +12,7 @@ import torch
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.trace.inputs import Held
 from counting_backend import Counting
 from random_programs import draw_instances, draw_model

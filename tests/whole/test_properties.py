@@ -12,7 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from random_programs import Instance, RandomModel, draw_instances, draw_model

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.graph.graph import Graph
 from host_device import HostDevice
 from random_rounds import Boom, Instance, RoundModel, minibatches

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.elementwise import greater, less

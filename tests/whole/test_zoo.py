@@ -13,7 +13,7 @@ import torch
 import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from zoo.case import Case, to_torch
 from zoo.cases import CASES
 

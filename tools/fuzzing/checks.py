@@ -14,7 +14,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.devices.finding import make_host_device
 from autobatch.devices.store import Store

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.interpreter.frame import RowRange
 from autobatch.backends.places import DATA, Place, StagePlaces
 from autobatch.backends.shared_values import SharedValues
+from autobatch.backends.values import RowRange
 from autobatch.blas.product import readable
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.sources import StageSources

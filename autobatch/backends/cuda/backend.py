@@ -25,7 +25,7 @@ from autobatch.backends.cuda.stages import DeviceCell, StageRun
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
 from autobatch.backends.driver import PlanRun, PreparedPlan
-from autobatch.backends.interpreter.interpreter import Interpreter
+from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.preparing import PreparedTypes

@@ -13,7 +13,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends import shared_values
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.interpreter.reference import Reference
+from autobatch.backends.reference import Reference
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.params.module import shared_store

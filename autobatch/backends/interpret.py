@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.backends.interpreter.frame import Array, Env, Frame, RowRange, constant_row
-from autobatch.backends.interpreter.values import Values
 from autobatch.backends.options import Options
-from autobatch.ir.layout import Join
+from autobatch.backends.values import Array, Env, RowRange, Values, constant_row
+from autobatch.ir.layout import Join, Layout
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.jit.bits import rounded
@@ -27,6 +26,24 @@ from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.params.sparse_rows import Rows
 from autobatch.plan.plan import Batch, PlannedCell
+
+
+class Frame:
+    """A run of a stage of a cell over some rows.
+
+    Attributes:
+        env: the values known so far, `(rows, *shape)`.
+        targets: the places of the values that have one.
+        wholes: the memory of joins.
+    """
+
+    def __init__(self, rows: RowRange, layout: Layout, vars: tuple[Var, ...], env: Env, targets: Env) -> None:
+        self.rows, self.layout, self.vars, self.env, self.targets = rows, layout, vars, env, targets
+        self.wholes: Env = {}
+
+    def n_rows(self, domain: int) -> int:
+        """The number of rows of a value of this domain."""
+        return 1 if domain == SHARED else self.rows.count(domain)
 
 
 class Interpreter:

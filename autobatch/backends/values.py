@@ -1,0 +1,184 @@
+"""The values of a run in its memory: rows of batches, and views of them for ports, outputs and residuals of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autobatch.backends.activity import Activity
+from autobatch.devices.store import Store
+from autobatch.ir.layout import Place
+from autobatch.ir.program import NODE, Instruction, Var
+from autobatch.ops.randomness import Randomness
+from autobatch.ops.variadic import Segments
+from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+
+Array: TypeAlias = Any  # an array of the device, or of NumPy
+Env: TypeAlias = dict[int, Any]
+
+
+class RowRange:
+    """The rows of a batch, or all rows of a type."""
+
+    def __init__(self, plan: Plan, batch: Batch, store: Store) -> None:
+        self.plan, (self.kind, self.start, self.end, self.bases), self.store = plan, batch, store
+        self.n = self.end - self.start
+        self.block = plan.first_block(self.kind)
+
+    def of(self, domain: int) -> tuple[int, int]:
+        """First and end row in the block of a domain."""
+        if domain == NODE:
+            return self.start, self.end
+        ptr = self.plan.segments_of(self.kind, domain)
+        return int(ptr[self.start]), int(ptr[self.end])
+
+    def count(self, domain: int) -> int:
+        """The number of rows in the block of a domain."""
+        start, end = self.of(domain)
+        return end - start
+
+    def segments(self, domain: int) -> Segments:
+        """The edges of each node."""
+        ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
+        return Segments(ptr - ptr[0], self.store.put)
+
+    def _rows_of_argument(self, var: Var) -> Segments:
+        """The edges of each node; of a value of the node, or one that all share, as many as its first axis is long."""
+        if var.domain >= 0:
+            return self.segments(var.domain)
+        return Segments(np.arange(self.n + 1) * var.shape[0], self.store.put)
+
+    def select(self, per_node: Array, domain: int) -> Array:
+        """The numbers of the rows of a domain whose nodes have `per_node` set."""
+        if domain != NODE:
+            ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
+            per_node = np.repeat(per_node, np.diff(ptr))
+        return self.store.put(np.flatnonzero(per_node))
+
+    def randomness(self, source: Randomness, owner: Any) -> Randomness:
+        """The randomness for the nodes in these rows, keyed by their instances, as the caller numbers them.
+
+        Args:
+            source: the randomness of the mini-batch.
+            owner: the module whose mode turns dropout on or off; None to take it from `source`.
+        """
+        first = self.plan.type_ptr[self.kind]
+        nodes = self.plan.node_at[first + self.start : first + self.end]
+        keys = np.broadcast_to(source.key, self.plan.graph.n_instances)[
+            np.searchsorted(self.plan.graph.instance_ptr, nodes, side="right") - 1
+        ]
+        training = source.training if owner is None else owner.training
+        return Randomness(source.seed, source.step, self.store.put(keys), training)
+
+    def static(self, vars: Sequence[Var], index: int, source: Randomness, owner: Any) -> dict[str, Any]:
+        """The static arguments of an instruction, with the edges or the randomness of these rows if its op needs them.
+
+        Args:
+            vars: the values of the cell.
+            index: of the value that the instruction computes.
+            source, owner: as for `randomness`.
+        """
+        instruction = vars[index].source
+        assert isinstance(instruction, Instruction)
+        op, static = instruction.op, dict(instruction.static)
+        if op.segments == "move":
+            static["segments"] = tuple(self._rows_of_argument(vars[arg]) for arg in instruction.args)
+        elif op.segments is not None:
+            static["segments"] = self.segments(vars[instruction.args[1 if op.segments == "spread" else 0]].domain)
+        if op.random:
+            static["random"] = self.randomness(source, owner)
+            if vars[index].domain >= 0:
+                static["random"].edges = self.segments(vars[index].domain)
+        return static
+
+    def destinations(self, number: int) -> tuple[Array, Array, Array]:
+        """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
+        first, end = self.plan.output_rows(self.kind, number, self.start, self.end)
+        ptr = self.plan.dest_ptr[first : end + 1]
+        return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
+
+
+def constant_row(data: Any, dtype: np.dtype[Any]) -> Any:
+    """A constant as a single row, on the host; ints stay ints, because they may be ids; Python's numbers stay those."""
+    if isinstance(data, (int, float)) and not isinstance(data, np.generic):
+        return data
+    return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]
+
+
+class Values:
+    """The values of a plan in a buffer.
+
+    Args:
+        buffer: an array of the store, with at least as many elements as the plan needs.
+    """
+
+    def __init__(self, plan: Plan, cells: PlannedTypes, buffer: Array, store: Store) -> None:
+        self.plan, self.cells, self.buffer, self.store = plan, cells, buffer, store
+        self._windows: dict[int, Array] = {}
+
+    def window(self, width: int) -> Array:
+        """The buffer as overlapping rows: row k is elements k:k + width."""
+        if width not in self._windows:
+            step = self.buffer.itemsize
+            shape = (max(self.buffer.size - width + 1, 0), width)
+            self._windows[width] = self.store.xp.lib.stride_tricks.as_strided(self.buffer, shape, (step, step))
+        return self._windows[width]
+
+    def slot(self, slot: int, shift: int = 0) -> Array:
+        """The values of a slot, `(rows, *shape)`; or (shifted) their gradients."""
+        shape, rows = self.cells.slot_shapes[slot], int(self.plan.slot_rows[slot])
+        first = int(self.plan.slot_base[slot]) + shift
+        return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
+
+    def outputs(self) -> Callable[[], list[Any]]:
+        """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""
+        copies = [self.store.copy_out(self.slot(slot)) for slot in range(len(self.cells.slot_shapes))]
+        return lambda: [wait() for wait in copies]
+
+    def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
+        """A value in the inputs, or (shifted) a gradient beside them: `(rows, *shape)`."""
+        number = place.domain - NODE
+        width = self.cells.cells[rows.kind].layout.input_width[number]
+        return self._columns(rows.bases[number] + shift, rows.count(place.domain), width, place, var)
+
+    def port_gradients(self, rows: RowRange) -> list[Array]:
+        """The gradients of all ports, where they lie."""
+        cell = self.cells.cells[rows.kind]
+        values = [cell.program.vars[index] for index in cell.program.ports]
+        return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
+
+    def output_gradients(self, kind: int, activity: Activity) -> Any:
+        """The gradients of the first output of all nodes of a type, `[rows, size]`, added up on the host."""
+        program, n_rows = self.cells.cells[kind].program, int(np.diff(self.plan.type_ptr[kind : kind + 2])[0])
+        var = program.vars[program.outputs[0]]
+        rows = RowRange(self.plan, Batch(kind, 0, n_rows, ()), self.store)
+        ptr, dest, _ = rows.destinations(0)
+        found = np.zeros((ptr.size - 1, var.size), self.buffer.dtype)
+        if dest.size:
+            parts = self.store.get(self.window(var.size)[self.store.put(dest + self.plan.mirror)])
+            np.add.at(found, np.repeat(np.arange(ptr.size - 1), np.diff(ptr)), parts)
+        found[self.store.get(rows.select(~activity.rows(kind, 0, n_rows), max(var.domain, NODE)))] = 0
+        return found
+
+    def clear_inactive(self, rows: RowRange, active: Array) -> None:
+        """Set the gradients of the ports to zero in rows that the loss does not depend on."""
+        layout = self.cells.cells[rows.kind].layout
+        for port, place in zip(self.port_gradients(rows), layout.inputs, strict=True):
+            port[rows.select(~active, place.domain)] = 0
+
+    def residuals(self, rows: RowRange, cell: PlannedCell) -> Env:
+        """The values that forward leaves for backward."""
+        if cell.derivative is None:
+            return {}
+        found: Env = {}
+        for i, place in cell.layout.saved.items():
+            number, width = place.domain - NODE, cell.layout.saved_width[place.domain - NODE]
+            first = int(self.plan.saved_base[rows.block + number]) + rows.of(place.domain)[0] * width
+            found[i] = self._columns(first, rows.count(place.domain), width, place, cell.derivative.vars[i])
+        return found
+
+    def _columns(self, first: int, n_rows: int, width: int, place: Place, var: Var) -> Array:
+        area = self.buffer[first : first + n_rows * width].reshape(n_rows, width)
+        return area[:, place.column : place.column + place.width].reshape(n_rows, *var.shape)
