@@ -19,7 +19,7 @@ from autobatch.backends.cpu.stage_values import StageRun
 from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
 from autobatch.backends.cpu.steps import BoundStep, Sizes, make_calls
 from autobatch.backends.cpu.team import Sweeps
-from autobatch.backends.cpu.weights import slots_of
+from autobatch.backends.gradient_slots import slots_of
 from autobatch.backends.pieces import Calls, most_rows
 from autobatch.backends.preparing import N_DESTINATIONS, WORD, Prepared, PreparedTypes, place_of
 from autobatch.blas.choosing import Chooser
@@ -220,7 +220,7 @@ class BoundStages:
             return
         self._gradients = []  # until all are stored: an array may be refused
         for gradient, (_, slot) in zip(found, places, strict=True):
-            self._memory[:, slot : slot + 3] = slots_of(gradient)
+            self._memory[:, slot : slot + 3] = slots_of(gradient, address_of)
         self._gradients = found
 
     def _enter(self, run: BoundRun) -> None:

@@ -90,7 +90,7 @@ class StageValues:
         return id(self.cell.derivative.parameter(parameter))
 
     def gradient_slots(self, parameter: int) -> int:
-        """The first of the three slots of a gradient; see `autobatch.backends.cpu.weights`."""
+        """The first of the three slots of a gradient; see `autobatch.backends.gradient_slots`."""
         if parameter not in self.gradients:
             self.gradients[parameter] = len(self.slots)
             self.slots |= {f"gradient_{parameter}_{part}": len(self.slots) + part for part in range(3)}

@@ -2,7 +2,7 @@
 
 A call is for all rows of a type, and for a strip of the gradient: with several threads, each computes some rows of a
 product, or some columns of a sum, completely, so that gradients do not depend on the number of threads. The gradient of
-a parameter has three slots in the memory of the stage: its address, and the elements between its rows and its columns.
+a parameter has three slots in the memory of the stage, see `autobatch.backends.gradient_slots`.
 
 With precision "bf16", both factors of a product are rounded some hundred rows at a time: by autobatch's own product of
 packed bf16 numbers, by a float32 library, or by MKL, whichever is fastest for the size.
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import COLUMNS, ITEMSIZE, ROUTINE, ROWS, TABLE, A, N, Sizes, address_in
+from autobatch.backends.gradient_slots import as_matrix, dense
 from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import FLOAT32
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import add_outer_bf16, outer_words, round_to_float32
 from autobatch.blas.own.tiles import WORD
-from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
@@ -35,7 +35,7 @@ from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.bits import rounded
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.indexing import to_ids
-from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.params.sparse_rows import Rows
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
@@ -48,24 +48,6 @@ has the number of parameters in place of the routine, and a slot for each from G
 STRIP = 48  # rows, or columns, of a strip are a multiple of this, so that products and sums take whole tiles of them
 ROUNDED_ROWS = 256  # rows of both factors that are rounded at once for a float32 library
 unsigned = np.uint64
-
-
-def dense(gradient: Gradient) -> Array:
-    """A gradient that must be an array, because its parameter is not read by lookup alone."""
-    assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
-    return gradient
-
-
-def slots_of(gradient: Gradient) -> tuple[int, int, int]:
-    """What the slots of a gradient hold: its address, and the elements from row to row and from column to column."""
-    matrix = as_matrix(dense(gradient))
-    is_flipped, step = find_step("the gradient of a matrix", matrix)
-    return (address_of(matrix), 1, step) if is_flipped else (address_of(matrix), step, 1)
-
-
-def as_matrix(gradient: Array) -> Array:
-    """A gradient as a matrix whose rows are its first axis."""
-    return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), -1)
 
 
 class OuterStep:

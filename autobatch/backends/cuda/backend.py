@@ -25,12 +25,14 @@ from autobatch.backends.cuda.stages import DeviceCell, StageRun
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
 from autobatch.backends.driver import PlanRun, PreparedPlan
+from autobatch.backends.gradient_slots import slots_of
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.preparing import PreparedTypes
 from autobatch.compiler.cuda.support import module_text
 from autobatch.compiler.lowered import Area
+from autobatch.compiler.piece_table import STAGES, WEIGHTS
 from autobatch.compiler.writer import data_name
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
@@ -123,6 +125,7 @@ class DevicePlan(PreparedPlan):
         super().__init__(plan, cells, options)
         self.backend = backend
         self.types = backend.prepared_types(cells, options)
+        self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
         self.tables = self.types.prepare(plan, partial(backend.device_cell, cells, options), 1)
         self.sums = find_sums(plan, cells)
         self.packing = Packing()
@@ -130,9 +133,11 @@ class DevicePlan(PreparedPlan):
         self.slots: dict[tuple[str, int], int] = {}
         self._pack()
         self.kernels = {name: self._kernels(name) for name in self.types.stages}
-        self.sweeps = {name: self._sweep(name) for name in self.types.stages}
+        if WEIGHTS in self.stages:
+            self.kernels[WEIGHTS] = self.kernels["backward"]  # it has none of its own
+        self.sweeps = {name: self._sweep(name) for name in self.stages}
         self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
-        stages = [self.types.cells[kind].stage(name) for name in self.types.stages for kind in self.tables.tables]
+        stages = [self.types.cells[kind].stage(name) for name in self.stages for kind in self.tables.tables]
         rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
@@ -161,7 +166,8 @@ class DevicePlan(PreparedPlan):
                 places[kind, data_name(Area.FLOATS, domain)] = packing.add(floats)
                 if domain != NODE:
                     places[kind, f"segments_{domain}"] = packing.add(plan.segments_of(kind, domain))
-            for name in self.types.stages:
+        for name in self.stages:  # the slots of the weight stage come last
+            for kind in self.tables.tables:
                 self.slots[name, kind] = packing.reserve(8 * len(self.types.cells[kind].stage(name).slots))
 
     def _kernels(self, name: str) -> dict[str, str]:
@@ -222,13 +228,18 @@ class DeviceRun(PlanRun[DeviceMemory]):
         if stage == "forward":
             self._parameters: dict[int, Any] = {}
             self._launchers = self._upload()
+        elif stage == WEIGHTS:
+            self._upload_targets()
         return nullcontext()
 
     def _call(self, stage: str, first: int, last: int) -> None:
-        if stage == "weights":
-            self.interpreter.weigh(first, last, self.targets)
-        else:
-            self._launchers[stage].run(first, last)
+        if stage == WEIGHTS:
+            first, last = 2 * first, 2 * last  # steps of the device are a part of a type, those of the host another
+        self._launchers[stage].run(first, last)
+
+    def _interpret(self, kind: int, parameters: tuple[int, ...]) -> None:
+        """Add to the gradients of some parameters that a type reads."""
+        self.interpreter.weight_gradients(kind, self.targets, only=parameters)
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer: the device notes when each part is done."""
@@ -271,13 +282,14 @@ class DeviceRun(PlanRun[DeviceMemory]):
         memory.staging.send(executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         launchers = {}
-        for name in executable.types.stages:
+        for name in executable.stages:
             runs = []
             for kind, table in executable.tables.tables.items():
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                run = StageRun(stage, executable.plan, kind, common | self._flat_data(kind), table, self.randomness)
+                arrays = common | self._flat_data(kind)
+                run = StageRun(stage, self.plan, kind, arrays, table, self.randomness, self._interpret)
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
@@ -301,6 +313,19 @@ class DeviceRun(PlanRun[DeviceMemory]):
         ]  # fmt: skip
         memory.staging.send(0, executable.n_ints)
         return launchers
+
+    def _upload_targets(self) -> None:
+        """Copy the addresses of the gradients to the device."""
+        prepared, staging, device = self.prepared, self.memory.staging, self.prepared.backend.device
+        begin, end = prepared.n_ints, 0
+        for kind in prepared.tables.tables:
+            stage, first = prepared.types.cells[kind].stage(WEIGHTS), prepared.slots[WEIGHTS, kind]
+            slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
+            for parameter, slot in stage.gradients.items():
+                slots[slot : slot + 3] = slots_of(self.targets[stage.key(parameter)], device.address)
+            begin, end = min(begin, first), max(end, first + 8 * len(stage.slots))
+        if begin < end:
+            staging.send(begin, end)
 
     def _slot(self, run: StageRun, name: str) -> int:
         if name == "rows":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +15,9 @@ from autobatch.backends.shared_values import SharedValues
 from autobatch.backends.values import RowRange
 from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
 from autobatch.compiler.stage import compile_backward, compile_forward
-from autobatch.compiler.statement import Interpreted, Product
+from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
+from autobatch.compiler.weights import compile_weights
 from autobatch.compiler.writer import ARRAYS, data_name, is_step
 from autobatch.devices.device import Device
 from autobatch.devices.device import Product as DeviceProduct
@@ -32,6 +35,9 @@ TILES = (16, 64)  # rows of the tiles of products, see `sweep.cuh`
 FEW_ROWS, TILE, DEPTH = 512, 64, 16
 
 
+COMPILE = {"forward": compile_forward, "backward": compile_backward, "weights": compile_weights}
+
+
 class DeviceCell:
     """The stages of a planned cell for one device, float type and precision, each compiled when first needed."""
 
@@ -43,11 +49,10 @@ class DeviceCell:
         self._stages: dict[str, DeviceStage] = {}
 
     def stage(self, name: str) -> DeviceStage:
-        """The stage "forward" or "backward"."""
+        """The stage "forward", "backward" or "weights"."""
         if name not in self._stages:
             with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
-                stage = compile_forward(self.cell) if name == "forward" else compile_backward(self.cell)
-                source = print_stage(stage)
+                source = print_stage(COMPILE[name](self.cell))
             about = self._dtype, self._precision, self._most_shared_bytes
             self._stages[name] = DeviceStage(source, self._device, *about)
         return self._stages[name]
@@ -59,6 +64,7 @@ class DeviceStage:
     Attributes:
         most_shared_bytes: shared memory that a block may have.
         slots: the numbers of the slots, by name.
+        gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
         waits: for each step, whether the next one may read what other blocks wrote.
     """
 
@@ -77,6 +83,7 @@ class DeviceStage:
             "table",
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
+        self.gradients: dict[int, int] = {}
         self.steps: list[Step] = []
         self.waits: list[bool] = []
         counts = []
@@ -93,6 +100,18 @@ class DeviceStage:
         """Elements of memory per block for rows that do not fit in shared memory."""
         return max((step.rows_size for step in self.steps if isinstance(step, KernelStep)), default=0)
 
+    def key(self, parameter: int) -> int:
+        """By what runs know a parameter, given by its number among the values."""
+        assert self.cell.derivative is not None
+        return id(self.cell.derivative.parameter(parameter))
+
+    def gradient_slots(self, parameter: int) -> int:
+        """The first of the three slots of a gradient; see `autobatch.backends.gradient_slots`."""
+        if parameter not in self.gradients:
+            self.gradients[parameter] = len(self.slots)
+            self.slots |= {f"gradient_{parameter}_{part}": len(self.slots) + part for part in range(3)}
+        return self.gradients[parameter]
+
     def slot(self, name: str) -> int:
         """The number of a slot, which is used."""
         self.used_slots.add(name)
@@ -105,6 +124,14 @@ class DeviceStage:
                 return [ProductStep(self, step, at) for at in range(len(step.terms))]
             case Interpreted():
                 return [InterpretedStep(step)]
+            case Outer() if self.precision == "float32":
+                return [OuterStep(self, step)]
+            case RowSum():
+                return [RowSumStep(self, step)]
+            case Outer() | Scatter():
+                return [RemainderStep((step.parameter,))]
+            case Remainder():
+                return [RemainderStep(step.parameters)]
         assert kernel is not None, "every kernel has a source"
         return [KernelStep(self, kernel)]
 
@@ -115,14 +142,15 @@ class StageRun:
     Attributes:
         arrays: the arrays of areas, by name.
         table: the rows of the table of pieces, on the host.
+        interpret: computes gradients of parameters of a type, given by the numbers of their values.
     """
 
     def __init__(
         self, stage: DeviceStage, plan: Plan, kind: int, arrays: dict[str, Any], table: NDArray[np.int64],
-        randomness: Randomness,
+        randomness: Randomness, interpret: Callable[[int, tuple[int, ...]], None],
     ) -> None:  # fmt: skip
         self.stage, self.plan, self.kind, self.arrays, self.table = stage, plan, kind, arrays, table
-        self.randomness = randomness
+        self.randomness, self.interpret = randomness, interpret
         self._read: dict[str, Any] = {}  # kept alive
 
     def slot(self, name: str) -> int:
@@ -224,7 +252,7 @@ class ProductStep:
         )  # fmt: skip
         self._own = Own(stage.device, np.array(numbers, np.int64))
         self.own = self._own.address
-        self.shared_bytes = max(rows * (DEPTH + 1) + DEPTH * (TILE + 1) for rows in TILES) * stage.dtype.itemsize
+        self.shared_bytes = tile_bytes(stage.dtype.itemsize)
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many blocks have work, for each piece."""
@@ -285,7 +313,67 @@ class InterpretedStep:
         return array.astype(run.stage.dtype) if isinstance(source, Attribute) and source.is_float else array
 
 
-Step = KernelStep | ProductStep | InterpretedStep
+class OuterStep:
+    """A product over all rows of a type, added to the gradient of a parameter."""
+
+    team = THREADS
+
+    def __init__(self, stage: DeviceStage, outer: Outer) -> None:
+        left, right = stage.places.place(outer.left), stage.places.place(outer.right)
+        slots = [stage.slot(name) for name in ("table", ARRAYS[left.area], ARRAYS[right.area])]
+        self._shape = prod(outer.left.shape), prod(outer.right.shape)
+        of_left, of_right = ((one.column, one.offset, one.width) for one in (left, right))
+        about = stage.gradient_slots(outer.parameter), *self._shape, len(stage.columns)
+        self._own = Own(stage.device, np.array([*slots, left.rows, *of_left, *of_right, *about], np.int64))
+        self.own = self._own.address
+        self.shared_bytes = tile_bytes(stage.dtype.itemsize)
+
+    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many blocks have work, for each piece."""
+        m, n = max(self._shape), min(self._shape)  # the gradient may be stored as the transpose of rows
+        return np.full(len(table), -(-m // TILES[m > FEW_ROWS]) * -(-n // TILES[0]))
+
+
+class RowSumStep:
+    """A sum of all rows of a type, added to the gradients of parameters."""
+
+    team = THREADS
+
+    def __init__(self, stage: DeviceStage, total: RowSum) -> None:
+        rows, self._size = stage.places.place(total.rows), prod(total.rows.shape)
+        slots = stage.slot("table"), stage.slot(ARRAYS[rows.area])
+        shape = stage.lowered.vars[total.parameters[0]].shape
+        n = self._size // max(shape[0], 1) if len(shape) > 1 else self._size
+        place = rows.rows, rows.column, rows.offset, rows.width, self._size
+        of_gradients = [stage.gradient_slots(parameter) for parameter in total.parameters]
+        numbers = (*slots, *place, max(n, 1), len(of_gradients), len(stage.columns), *of_gradients)
+        self._own = Own(stage.device, np.array(numbers, np.int64))
+        self.own = self._own.address
+        self.shared_bytes = THREADS // WARP * (WARP + 1) * stage.dtype.itemsize
+
+    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many blocks have work, for each piece."""
+        return np.full(len(table), -(-self._size // WARP))
+
+
+class RemainderStep:
+    """The gradients that the interpreter computes, on the device's arrays."""
+
+    own = team = shared_bytes = 0
+
+    def __init__(self, parameters: tuple[int, ...]) -> None:
+        self._parameters = parameters
+
+    def run(self, run: StageRun, k: int) -> None:
+        """Run the interpreter."""
+        run.interpret(run.kind, self._parameters)
+
+    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """None: no kernel runs."""
+        return np.zeros(len(table), np.int64)
+
+
+Step = KernelStep | ProductStep | InterpretedStep | OuterStep | RowSumStep | RemainderStep
 
 
 class Fit(NamedTuple):
@@ -315,6 +403,11 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
     if in_rows > room:
         return Fit(team, SPARE * itemsize, in_rows)
     return Fit(team, (SPARE + in_rows) * itemsize, 0)
+
+
+def tile_bytes(itemsize: int) -> int:
+    """The shared memory that the tiles of a product take."""
+    return max(rows * (DEPTH + 1) + DEPTH * (TILE + 1) for rows in TILES) * itemsize
 
 
 def team_of(width: int) -> int:

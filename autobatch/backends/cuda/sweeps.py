@@ -8,10 +8,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cuda.stages import THREADS, WARP, DeviceStage, KernelStep, ProductStep, Step
+from autobatch.backends.cuda.stages import (
+    THREADS,
+    WARP,
+    DeviceStage,
+    KernelStep,
+    OuterStep,
+    ProductStep,
+    RowSumStep,
+    Step,
+)
 from autobatch.backends.cuda.sums import Sums
 from autobatch.backends.pieces import Calls
-from autobatch.compiler.cuda.support import ADD_UP, FIRST_KERNEL, MULTIPLY
+from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, ADD_UP, FIRST_KERNEL, MULTIPLY
 
 LongArray = NDArray[np.int64]
 
@@ -123,4 +132,8 @@ def _function(step: Step, kernels: Mapping[str, int], libraries: bool) -> int:
             return FIRST_KERNEL + kernels[step.name]
         case ProductStep() if not libraries:
             return MULTIPLY
+        case OuterStep():
+            return ADD_OUTER
+        case RowSumStep():
+            return ADD_ROW_SUM
     return ON_HOST

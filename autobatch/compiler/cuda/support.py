@@ -9,7 +9,7 @@ from pathlib import Path
 REALS = {"float32": "float", "float64": "double"}
 PLACES = {"int32": "int", "int64": "long long"}
 ENTRY = "entry_"
-MULTIPLY, ADD_UP, FIRST_KERNEL = 0, 1, 2
+MULTIPLY, ADD_UP, ADD_OUTER, ADD_ROW_SUM, FIRST_KERNEL = 0, 1, 2, 3, 4
 """The numbers of the functions that steps of a sweep call: those of `sweep.cuh`, then kernels in the order of names."""
 
 
@@ -33,6 +33,8 @@ def module_text(kernels: Mapping[str, str], dtype: str, place: str, blocks: int 
         "    switch (step.function) {",
         f"    case {MULTIPLY}: multiply(worker, step.memory, step.own, step.k); break;",
         f"    case {ADD_UP}: add_up(worker, step.memory, step.k); break;",
+        f"    case {ADD_OUTER}: add_outer(worker, step.memory, step.own, step.k); break;",
+        f"    case {ADD_ROW_SUM}: add_row_sum(worker, step.memory, step.own, step.k); break;",
         *cases,
         "    }",
         "}",

@@ -9,7 +9,7 @@ struct Matrices {
     real *out;
     int64 a_step, b_step, out_step, n_rows;
     int n, inner;
-    bool flipped, accumulate;  // b is stored transposed; add to `out`
+    bool a_flipped, flipped, accumulate;  // a, and b, is stored transposed; add to `out`
 };
 
 template <int ROWS> __device__ void multiply_tiles(const Worker &worker, const Matrices &m) {
@@ -23,9 +23,10 @@ template <int ROWS> __device__ void multiply_tiles(const Worker &worker, const M
         real sums[MINE][4] = {};
         for (int k = 0; k < m.inner; k += DEPTH) {
             for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
-                const int i = e / DEPTH, j = e % DEPTH;
+                const int i = m.a_flipped ? e % ROWS : e / DEPTH, j = m.a_flipped ? e / ROWS : e % DEPTH;
                 const bool is_in = row + i < m.n_rows && k + j < m.inner;
-                left[i * (DEPTH + 1) + j] = is_in ? m.a[(row + i) * m.a_step + k + j] : (real)0;
+                const int64 at = m.a_flipped ? (k + j) * m.a_step + row + i : (row + i) * m.a_step + k + j;
+                left[i * (DEPTH + 1) + j] = is_in ? m.a[at] : (real)0;
             }
             for (int e = threadIdx.x; e < DEPTH * TILE; e += THREADS) {
                 const int i = m.flipped ? e % DEPTH : e / TILE, j = m.flipped ? e / DEPTH : e % TILE;
@@ -54,6 +55,11 @@ template <int ROWS> __device__ void multiply_tiles(const Worker &worker, const M
     }
 }
 
+__device__ void multiply_all(const Worker &worker, const Matrices &m) {
+    if (m.n_rows <= 512) multiply_tiles<16>(worker, m);
+    else multiply_tiles<64>(worker, m);
+}
+
 // Multiply the rows of a piece by a matrix. Own numbers: the slots of a, b and out; the column of the table that holds
 // the rows, and for a and out the column of their first element, an offset and the elements from row to row; then the
 // slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the columns
@@ -68,9 +74,64 @@ __device__ void multiply(const Worker &worker, int64 memory_, int64 own_, int64 
     const int64 pitch = slots[own[11]];  // negative: of columns
     m.b = (const real *)slots[own[2]], m.b_step = pitch < 0 ? -pitch : pitch;
     m.n = (int)own[12], m.inner = (int)own[13];
-    m.flipped = (own[14] & 1) != (pitch < 0), m.accumulate = own[14] & 2;
-    if (m.n_rows <= 512) multiply_tiles<16>(worker, m);
-    else multiply_tiles<64>(worker, m);
+    m.a_flipped = false, m.flipped = (own[14] & 1) != (pitch < 0), m.accumulate = own[14] & 2;
+    multiply_all(worker, m);
+}
+
+// Three slots of a gradient from `slot` on: its address, and the elements from row to row and from column to column.
+struct Gradient {
+    real *first;
+    int64 row, column;
+
+    __device__ Gradient(const int64 *slots, int64 slot)
+        : first((real *)slots[slot]), row(slots[slot + 1]), column(slots[slot + 2]) {}
+};
+
+// Add a' @ b, over all rows of a type, to a gradient. Own numbers: the slots of the table, a and b; the column of the
+// table that holds the rows, and for a and b the column of their first element, an offset and the elements from row to
+// row; then the slot of the gradient, its rows and its columns, and the columns of the table.
+__device__ void add_outer(const Worker &worker, int64 memory_, int64 own_, int64 k) {
+    const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;
+    const int64 *table = (const int64 *)slots[own[0]] + k * own[13];
+    const Gradient gradient(slots, own[10]);
+    const bool is_flipped = gradient.column != 1;  // the gradient is the transpose of rows
+    const int64 *left = own + (is_flipped ? 7 : 4), *right = own + (is_flipped ? 4 : 7);
+    Matrices m;
+    m.a = (const real *)slots[own[is_flipped ? 2 : 1]] + table[left[0]] + left[1], m.a_step = left[2];
+    m.b = (const real *)slots[own[is_flipped ? 1 : 2]] + table[right[0]] + right[1], m.b_step = right[2];
+    m.out = gradient.first, m.out_step = is_flipped ? gradient.column : gradient.row;
+    m.n_rows = own[is_flipped ? 12 : 11], m.n = (int)own[is_flipped ? 11 : 12], m.inner = (int)table[own[3]];
+    m.a_flipped = true, m.flipped = false, m.accumulate = true;
+    multiply_all(worker, m);
+}
+
+// Add the sum of all rows of a type to gradients. Eight threads share a column. Own numbers: the slots of the table and
+// of the rows; the column of the table that holds the number of rows, and that of their first element, an offset, the
+// elements from row to row and those of a row; the columns of a gradient, how many there are, the columns of the table,
+// and the slot of each gradient.
+__device__ void add_row_sum(const Worker &worker, int64 memory_, int64 own_, int64 k) {
+    const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;
+    const int64 *table = (const int64 *)slots[own[0]] + k * own[9];
+    const real *rows = (const real *)slots[own[1]] + table[own[3]] + own[4];
+    const int64 n_rows = table[own[2]], width = own[5], size = own[6], n = own[7];
+    const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    real *parts = (real *)worker.memory;
+    for (int64 first = worker.block * 32; first < size; first += worker.n_blocks * 32) {
+        const int64 i = first + x;
+        real sum = 0;
+        if (i < size)
+            for (int64 r = y; r < n_rows; r += THREADS / 32) sum += rows[r * width + i];
+        parts[y * 33 + x] = sum;
+        __syncthreads();
+        if (y == 0 && i < size) {
+            for (int j = 1; j < THREADS / 32; ++j) sum += parts[j * 33 + x];
+            for (int64 g = 0; g < own[8]; ++g) {
+                const Gradient gradient(slots, own[10 + g]);
+                gradient.first[i / n * gradient.row + i % n * gradient.column] += sum;
+            }
+        }
+        __syncthreads();
+    }
 }
 
 // Add values to places: sums[s] is a place, its number of elements, and the first and the end of its parts.
