@@ -25,6 +25,7 @@ from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.values import RowRange, Values
+from autobatch.compiler.piece_table import WEIGHTS
 from autobatch.devices.store import Store
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
@@ -112,11 +113,15 @@ class PlanRun(ABC, Generic[M]):
         """Run parts first:last of a stage.
 
         Of "forward" and "backward" 0 is the prologue, 1 to B are the batches in order, and B + 1 is the epilogue; of
-        "weights", parts are the types, which add to `targets`.
+        "weights", which adds to `targets`, parts are the compiled steps of each type, and then its other steps.
         """
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
-        """Run all parts of a stage, and tell the timer when each is done."""
+        """Run all parts of a stage, and tell the timer when each is done; of "weights", batches are types with rows."""
+        if stage == WEIGHTS:
+            for batch in batches:
+                self._weigh_type(batch)
+            return
         self._call(stage, 0, 1)
         self._lap(stage, None)
         for part, batch in enumerate(batches, start=1):
@@ -170,24 +175,34 @@ class PlanRun(ABC, Generic[M]):
                 self._sweep("backward", None if activity.is_whole else activity)
                 self._lap("backward", None)  # work after the last batch counts as backward, not as weights
                 self.targets = gradients
-                with self._bound("weights"):
+                with self._bound(WEIGHTS):
                     self._weigh(activity)
             self.copied_bytes += targets.finish()
 
     def _weigh(self, activity: Activity) -> None:
         """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
-        ends = self.plan.type_ptr.tolist()
+        ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         if activity.is_whole and self.timer is None:
-            self._call("weights", 0, len(ends) - 1)
+            self._call(WEIGHTS, 0, 2 * len(bases))
             return
-        for kind in range(len(ends) - 1):
-            active = activity.rows(kind, 0, ends[kind + 1] - ends[kind])
-            if active.any():
-                if active.all():
-                    self._call("weights", kind, kind + 1)
-                else:
-                    self.interpreter.weight_gradients(kind, self.targets, active)
-                self._lap("weights", Batch(kind, 0, active.size, self.plan.type_bases[kind]))
+        types = [Batch(kind, 0, ends[kind + 1] - ends[kind], bases[kind]) for kind in range(len(ends) - 1)]
+        types = [of_type for of_type in types if activity.rows(*of_type[:3]).any()]
+        if activity.is_whole:
+            self._call_timed(WEIGHTS, types)
+            return
+        for of_type in types:
+            active = activity.rows(*of_type[:3])
+            if active.all():
+                self._weigh_type(of_type)
+            else:
+                self.interpreter.weight_gradients(of_type.kind, self.targets, active)
+                self._lap(WEIGHTS, of_type)
+
+    def _weigh_type(self, of_type: Batch) -> None:
+        """Add to the gradients of the parameters of a type."""
+        for part in (of_type.kind, len(self.plan.type_bases) + of_type.kind):
+            self._call(WEIGHTS, part, part + 1)
+        self._lap(WEIGHTS, of_type)
 
     @contextmanager
     def _silent(self) -> Iterator[None]:

@@ -157,32 +157,29 @@ def list_calls(
 
 @compiled
 def list_weight_calls(n_pieces: LongArray, steps: LongArray, n_threads: int) -> Calls:
-    """List the calls for the gradients of parameters: two parts for each type, compiled steps and those of Python.
+    """List the calls for the gradients of parameters: of T types, part t has compiled steps, and part T + t the others.
 
     Args:
         n_pieces: [T, 2] as in `AllPieces`; behind these pieces each thread has one of all rows.
-        steps: [T, 3] the numbers of compiled steps and of steps of Python.
+        steps: [T, 3] the numbers of compiled steps and of other steps.
     """
-    n_types = len(n_pieces)
-    n_calls = n_steps = piece = at = 0
+    n_types, n_steps, n_calls = len(n_pieces), 0, 0
+    first = np.zeros((n_types, 3), np.int64)
     for kind in range(n_types):
-        if n_pieces[kind, 0]:
-            n_calls += steps[kind, 0] * n_threads + steps[kind, 1]
+        n_compiled, n_others = (steps[kind, 0], steps[kind, 1]) if n_pieces[kind, 0] else (0, 0)
+        first[kind, 0], first[kind, 1] = n_steps, n_steps + n_compiled
+        first[kind, 2] = n_steps = n_steps + n_compiled + n_others
+        n_calls += n_compiled * n_threads + n_others
     calls = np.empty((n_calls, 2), np.int64)
     piece_ptr = np.zeros(n_types * (n_threads + 1) + 1, np.int64)
     ptr = np.empty(2 * n_types + 1, np.int64)
-    for kind in range(n_types):
-        first, after = n_steps, n_steps
-        if n_pieces[kind, 0]:
-            first, after = n_steps, n_steps + steps[kind, 0]
-            n_steps = after + steps[kind, 1]
-        for part in range(2):
-            ptr[2 * kind + part] = piece
-            begin, end = (after, n_steps) if part else (first, after)
-            if begin == end:
-                continue
-            for strip in range(1 if part else n_threads):
-                for step in range(begin, end):
+    piece = at = 0
+    for part in range(2 * n_types):
+        kind, moment = part % n_types, part // n_types
+        ptr[part] = piece
+        if first[kind, moment] < first[kind, moment + 1]:
+            for strip in range(1 if moment else n_threads):
+                for step in range(first[kind, moment], first[kind, moment + 1]):
                     calls[at, 0], calls[at, 1] = step, n_pieces[kind].sum() + strip
                     at += 1
                 piece += 1

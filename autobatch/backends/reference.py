@@ -69,7 +69,7 @@ class InterpretedRun(PlanRun[Memory]):
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter
         if stage == "weights":
-            run.weigh(first, last, self.targets)
+            run.weigh(first, min(last, len(self.plan.type_bases)), self.targets)
             return
         for part in range(max(first, 1), min(last, len(batches) + 1)):
             if stage == "forward":

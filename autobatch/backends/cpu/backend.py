@@ -25,7 +25,6 @@ from autobatch.backends.options import Options
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.numba.loading import is_jitted
-from autobatch.compiler.piece_table import WEIGHTS
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -128,8 +127,6 @@ class CompiledRun(PlanRun[CpuMemory]):
                 bound.release()
 
     def _call(self, stage: str, first: int, last: int) -> None:
-        if stage == WEIGHTS:
-            first, last = 2 * first, 2 * last  # compiled steps of a type are a part, those of Python another
         self.launches += self._stages.call(first, last)
 
     def _interpret(self, kind: int, parameters: tuple[int, ...]) -> None:

@@ -112,6 +112,8 @@ class DevicePlan(PreparedPlan):
     Attributes:
         packing: the ints of the plan, and room for the slots and the steps of each stage; then, from byte `n_ints` on,
             for parameters.
+        n_late: the first bytes of the packing, the slots of the weight stage, which backward copies: it knows the
+            addresses of gradients.
         places: where an array begins in the packed ints, by type and name; type -1 has those that all types share.
         slots: where the slots of a stage of a type begin.
         sweeps: the steps of each stage.
@@ -131,6 +133,7 @@ class DevicePlan(PreparedPlan):
         self.packing = Packing()
         self.places: dict[tuple[int, str], int] = {}
         self.slots: dict[tuple[str, int], int] = {}
+        self.n_late = 0
         self._pack()
         self.kernels = {name: self._kernels(name) for name in self.types.stages}
         if WEIGHTS in self.stages:
@@ -152,6 +155,11 @@ class DevicePlan(PreparedPlan):
 
     def _pack(self) -> None:
         plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
+        for name in reversed(self.stages):  # first those of the weight stage, which are copied later
+            for kind in self.tables.kinds:
+                self.slots[name, kind] = packing.reserve(8 * len(self.types.cells[kind].stage(name).slots))
+            if name == WEIGHTS:
+                self.n_late = packing.n_bytes
         for name, array in (("ptr", plan.dest_ptr), ("dest", plan.dest)):
             places[-1, name] = packing.add(array)
         places[-1, "to"] = packing.add(sums.to.astype(plan.dest.dtype, copy=False))
@@ -166,9 +174,6 @@ class DevicePlan(PreparedPlan):
                 places[kind, data_name(Area.FLOATS, domain)] = packing.add(floats)
                 if domain != NODE:
                     places[kind, f"segments_{domain}"] = packing.add(plan.segments_of(kind, domain))
-        for name in self.stages:  # the slots of the weight stage come last
-            for kind in self.tables.tables:
-                self.slots[name, kind] = packing.reserve(8 * len(self.types.cells[kind].stage(name).slots))
 
     def _kernels(self, name: str) -> dict[str, str]:
         """The kernels of a stage of all cells met so far: those of a later plan are often among them."""
@@ -233,8 +238,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
         return nullcontext()
 
     def _call(self, stage: str, first: int, last: int) -> None:
-        if stage == WEIGHTS:
-            first, last = 2 * first, 2 * last  # steps of the device are a part of a type, those of the host another
         self._launchers[stage].run(first, last)
 
     def _interpret(self, kind: int, parameters: tuple[int, ...]) -> None:
@@ -243,10 +246,14 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer: the device notes when each part is done."""
-        launcher = self._launchers[stage]
-        launcher.run(0, len(batches) + 2, timed=True)
-        for batch, end in zip([None, *batches], launcher.ends()[:-1], strict=True):
-            self._lap(stage, batch, end)
+        launcher, n_types = self._launchers[stage], len(self.plan.type_bases)
+        launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
+        ends = launcher.ends()
+        parts = [n_types + batch.kind for batch in batches] if stage == WEIGHTS else range(1, len(batches) + 1)
+        if stage != WEIGHTS:
+            self._lap(stage, None, ends[0])
+        for part, batch in zip(parts, batches, strict=True):
+            self._lap(stage, batch, ends[part])
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         if self.timer is not None:
@@ -311,21 +318,18 @@ class DeviceRun(PlanRun[DeviceMemory]):
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
-        memory.staging.send(0, executable.n_ints)
+        memory.staging.send(executable.n_late, executable.n_ints)
         return launchers
 
     def _upload_targets(self) -> None:
         """Copy the addresses of the gradients to the device."""
         prepared, staging, device = self.prepared, self.memory.staging, self.prepared.backend.device
-        begin, end = prepared.n_ints, 0
         for kind in prepared.tables.tables:
             stage, first = prepared.types.cells[kind].stage(WEIGHTS), prepared.slots[WEIGHTS, kind]
             slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
             for parameter, slot in stage.gradients.items():
                 slots[slot : slot + 3] = slots_of(self.targets[stage.key(parameter)], device.address)
-            begin, end = min(begin, first), max(end, first + 8 * len(stage.slots))
-        if begin < end:
-            staging.send(begin, end)
+        staging.send(0, prepared.n_late)
 
     def _slot(self, run: StageRun, name: str) -> int:
         if name == "rows":

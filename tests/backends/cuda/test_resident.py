@@ -68,7 +68,7 @@ def test_models_run_where_their_parameters_are(case: Case) -> None:
 
 
 def test_a_training_step_waits_for_nothing() -> None:
-    """Uploads: the ints of the mini-batch, the seeds, and how to sort the ids of each table that a type looks up."""
+    """Uploads: the ints of the mini-batch, addresses of gradients, the seeds, and how to sort the ids for each table."""
     model, instances = CASES[0].draw(seed=3, n_instances=8, dim=5)
     device = HostDevice()
     loss = ab.batched(model.to(device).loss, backend=Cuda(device=device))
@@ -79,10 +79,10 @@ def test_a_training_step_waits_for_nothing() -> None:
     value, _ = loss.value_and_grad(graphs)
     assert isinstance(value, Late)
     after = copy.copy(device.traffic)
-    assert (after.uploads - before.uploads, after.downloads - before.downloads) == (4, 1)
+    assert (after.uploads - before.uploads, after.downloads - before.downloads) == (5, 1)
     assert after.downloaded_bytes - before.downloaded_bytes == model.dtype.itemsize * len(instances)
     assert after.waits == before.waits
-    assert after.launches - before.launches == 2
+    assert after.launches - before.launches == 3, "forward, backward, and gradients of parameters"
     assert np.isfinite(float(value))
     assert device.traffic.waits == before.waits + 1
     assert float(value) == value.get()
