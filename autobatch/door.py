@@ -48,7 +48,7 @@ def batched(
         module: the owner of the parameters. By default the module that `function` is or is a method of; for another
             object, the module among its attributes, and for a partial among its arguments, that holds the others there.
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
-            `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
+            `autobatch.policies.get`. "auto" is a rule for the backend, `autobatch.policies.AUTO`.
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
             seconds when a model runs for the first time, and half a minute more where autobatch never ran before; or
             for the GPU ("cuda"), if the parameters were moved there.

@@ -7,11 +7,12 @@ turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/tutoria
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
-from autobatch.policies.auto import Auto
 from autobatch.policies.cost import CostModel
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.fsm.machine import Fsm
@@ -26,13 +27,15 @@ from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
-    "PUBLISHED", "Agenda", "Auto", "CostModel", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
+    "AUTO", "PUBLISHED", "Agenda", "CostModel", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
     "Policy", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names", "to_dag",
 ]  # fmt: skip
 
 _DIRECTED: dict[str, type[Directed]] = {
     policy.rule: policy for policy in (Depth, Agenda, Sufficient, Critical, Score, Deep)
 }
+AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score+both+compact"})
+"""What "auto" stands for, by backend: a GPU runs while the processor plans, so that planning may take longer there."""
 _COMPACT = "compact"
 _OR = " or "
 
@@ -48,8 +51,8 @@ def get(name: str, backend: str = "reference") -> Policy:
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
     outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
     number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, with costs that
-    `autobatch doctor --calibrate` measured on the backend; "auto" chooses for it (see `autobatch.policies.timed` and
-    `auto`). Nothing else depends on the backend.
+    `autobatch doctor --calibrate` measured on the backend; "auto" is the rule of `AUTO` for the backend. Nothing
+    else depends on the backend.
 
     The path of a saved policy (a name that ends in .json, or an existing file) loads that policy; "tree.policy.json or
     score" falls back to the rule `score`, with a warning, if the file or the model is refused.
@@ -65,8 +68,8 @@ def get(name: str, backend: str = "reference") -> Policy:
     first, otherwise, second = name.rpartition(_OR)
     if otherwise:
         return Otherwise(lambda: get(first, backend), get(second, backend))
-    if name == Auto.rule:
-        return Auto(backend)
+    if name == "auto":
+        name = AUTO.get(backend, AUTO["reference"])
     if name.startswith(f"{Timed.rule}(") and name.endswith(")"):
         return Timed(get(name[len(Timed.rule) + 1 : -1], backend), backend=backend)
     rule, *options = name.split("+")
@@ -86,7 +89,7 @@ def get(name: str, backend: str = "reference") -> Policy:
         raise PolicyError(
             f"choosing a policy: {name!r} is not known; the policies are {', '.join(names())}, "
             f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, all inside "
-            f"{Timed.rule}(...); {Auto.rule} chooses; "
+            f"{Timed.rule}(...); auto chooses; "
             f"or give the path of a saved policy."
         )
     direction = cast(Direction, directions[0]) if directions else "forward"

@@ -8,7 +8,7 @@ from typing import final
 
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.schedule.make import make_schedule, repeat_schedule
+from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import trusted
 
@@ -53,10 +53,6 @@ class Otherwise:
             except PolicyError as error:
                 self._give_up(error)
         return make_schedule(graph, self.second)
-
-    def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Report a schedule that runs again to the policy in use."""
-        repeat_schedule(self.first or self.second, graph, schedule)
 
     def _give_up(self, error: PolicyError) -> None:
         self.first = None

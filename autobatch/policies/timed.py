@@ -27,7 +27,7 @@ from autobatch.policies.search.local_search import local_search
 from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import to_schedule_at
 from autobatch.policies.sequences.levelling import Assign, assign_rows
-from autobatch.schedule.make import make_schedule, repeat_schedule
+from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import trusted
 
@@ -111,10 +111,6 @@ class Timed:
         sequence = local_search(dag, best.batch_type, rng, self.search_steps, costs)
         found = [best, *(_assign(dag, sequence, assign, costs) for assign in get_args(Assign))]
         return min(found, key=lambda s: (costs.schedule_us(s), len(s)))
-
-    def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Report a schedule that runs again to the policy."""
-        repeat_schedule(self.policy, graph, schedule)
 
     def _candidates(self, graph: Graph, dag: Dag, costs: CostModel) -> Iterator[Schedule]:
         """Give the policy's schedules, and those of their sequences, compacted or not, with rows reassigned."""

@@ -20,8 +20,8 @@ from autobatch.plan.stopping import Stopping
 from autobatch.runtime.backend import Backend, RunOptions
 from autobatch.runtime.losses import loss_slot
 from autobatch.runtime.step import Clock, Step
-from autobatch.schedule.make import make_schedule, repeat_schedule
-from autobatch.schedule.schedule import Policy, Schedule, revision_of
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Policy, revision_of
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
@@ -94,8 +94,6 @@ class Planning:
         if found is not None:
             graph = found.graph.of_instances(minibatch.instances)
             self._recorder.types.check(graph.type_id)
-            for scheduled in found.scheduled:
-                repeat_schedule(choices.policy, *scheduled)
             clock.lap("lookup")
             return self._step(graph, found, choices, cells, clock, plan_hit=True)
         if key is not None:
@@ -161,14 +159,12 @@ class Planning:
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
-        scheduled: list[tuple[Graph, Schedule]] = []
         options = choices.options
 
         def plan_part(graph: Graph) -> Part:
             rewritten, rewrites = rewrite(graph, choices.rewrites)
             clock.lap("rewrite")
             schedule = make_schedule(rewritten, choices.policy)
-            scheduled.append((rewritten, schedule))
             clock.lap("schedule")
             plan = self.planner.place(rewritten, schedule, cells)
             if not is_trusted(self.planner):
@@ -186,7 +182,7 @@ class Planning:
 
         whole = plan_part(graph)
         parts = fit_parts(whole, plan_again, choices.max_bytes)
-        return Planned(graph, tuple(parts), whole.n_bytes, tuple(scheduled))
+        return Planned(graph, tuple(parts), whole.n_bytes)
 
     def _step(
         self, graph: Graph, planned: Planned, choices: Choices, cells: PlannedTypes, clock: Clock, plan_hit: bool | None

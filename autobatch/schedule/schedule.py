@@ -83,8 +83,7 @@ class Policy(Protocol):
 
     A policy that learns may also have
         unseen_share: the share of batches in its last schedule that were chosen in unlearned states;
-        revision: a hashable value that changes when schedules may change: plans of earlier revisions are not used;
-        repeat(graph, schedule): called for each schedule that runs again from a cached plan.
+        revision: a hashable value that changes when schedules may change: plans of earlier revisions are not used.
     """
 
     @property

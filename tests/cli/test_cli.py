@@ -188,7 +188,7 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
     status, out, err = command("bench", "tree-lstm", *arguments)
     assert (status, err) == (0, "")
     rows = [line.split("  ") for line in out.splitlines()[-5:]]
-    policies = ["auto (score)", "unbatched", "depth", "agenda"]
+    policies = ["score", "unbatched", "depth", "agenda"]
     assert [row[0] for row in rows] == ["policy", *policies]
     assert min(row[-1].split()[-1] for row in rows[1:]) == "1.0x"
     written = read_json(results)
@@ -203,7 +203,7 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
 def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
     status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 4)
     assert (status, err) == (0, "")
-    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy auto (score): 4 instances, ")
+    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy score: 4 instances, ")
     assert "\n\npolicy depth: 4 instances, " in out
     assert "\n\npolicy agenda: 4 instances, " in out
     for word in ("nodes", "batches", "bound", "gap", "launches", "copied"):
@@ -213,7 +213,7 @@ def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
 def test_explain_takes_fewer_instances_than_asked_for(command: Command, trees: Path) -> None:
     status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 99)
     assert (status, err) == (0, "")
-    assert out.startswith(f"tree-lstm, all 48 instances of {trees}\n\npolicy auto (score): 48 instances, ")
+    assert out.startswith(f"tree-lstm, all 48 instances of {trees}\n\npolicy score: 48 instances, ")
 
 
 def test_models_and_data_are_listed(command: Command) -> None:

@@ -15,7 +15,6 @@ from autobatch.graph.graph import Graph
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.plan.plan_cache import PlanCache, Planned
-from autobatch.policies import auto as auto_module
 from autobatch.policies.fsm.online import keep_learning
 from autobatch.runtime import planning
 from autobatch.runtime.interpreter.reference import Reference
@@ -333,35 +332,6 @@ def test_a_policy_that_learns_in_use_decides_as_without_a_cache() -> None:
     assert revision_of(machine) == before
 
 
-@pytest.fixture
-def quick_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` learns as soon as it has seen enough, and what it learned is taken."""
-    monkeypatch.setenv("AUTOBATCH_CACHE", "off")
-    monkeypatch.setattr(auto_module, "EPISODE_NS", 0)
-    monkeypatch.setattr(auto_module, "MACHINE_NS", 0)
-
-
-@pytest.mark.usefixtures("quick_to_learn")
-def test_auto_counts_minibatches_that_are_not_planned() -> None:
-    told = []
-    for size in (8, 0):
-        rng = np.random.default_rng(3)
-        model = draw_model(rng, smooth=True)
-        instances = draw_instances(rng, model, n=16)
-        loss = make(model, policy="auto", plan_cache=size)
-        graphs = loss.record_all(instances)
-        assert isinstance(loss.policy, policies.Auto)
-        story = []
-        for _ in range(10):
-            loss(graphs)
-            assert loss.last is not None
-            story.append((loss.last.batches, loss.policy.settled, loss.policy.why, loss.policy._seen))
-        told.append(story)
-        assert loss.planning.cache.hits == (0 if size == 0 else 10 - len({why for _, _, why, _ in story}))
-    assert told[0] == told[1]
-    assert told[0][-1][1]
-
-
 def test_only_numbers_of_plans_are_taken() -> None:
     for wrong in (-1, 1.5, True, "all"):
         with pytest.raises(PlanError, match=r"plan_cache=.* is no number of plans; give an int, such as 32, or 0"):
@@ -372,7 +342,7 @@ def test_a_cache_against_a_list() -> None:
     """Random keys against the definition: the last N different ones that were asked for."""
     rng = np.random.default_rng(0)
     cache, recent, n_hits = PlanCache(3), list[int](), 0
-    plan = Planned(None, (), 0, ())  # type: ignore[arg-type]
+    plan = Planned(None, (), 0)  # type: ignore[arg-type]
     for key in rng.integers(6, size=300).tolist():
         found = cache.find(key, "policy", "planner")
         assert (found is not None) == (key in recent)

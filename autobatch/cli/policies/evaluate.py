@@ -87,7 +87,7 @@ def find_policy(file: Path) -> Directed:
         PolicyError: the file is refused, or is the name of a policy that has learned nothing.
     """
     name = str(file)
-    if file.exists() or name.partition("+")[0] not in (policies.Auto.rule, *policies.names()):
+    if file.exists() or name.partition("+")[0] not in ("auto", *policies.names()):
         return load(file)
     named = policies.get(name)
     if not isinstance(named, policies.Score | policies.Deep):

@@ -13,7 +13,6 @@ from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.policies.auto import Auto
 from autobatch.policies.files import to_text
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.networks.network import Deep
@@ -22,7 +21,6 @@ from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import Score
 from autobatch.schedule.schedule import Policy
 
-AUTO = Auto.rule
 LAST, BEST = "last.safetensors", "best.safetensors"
 FREE = ("epochs", "max_bytes", "backend")  # the settings that may change from one command to the next
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
@@ -67,7 +65,7 @@ class StoredRun:
     @property
     def policy(self) -> str | Policy:
         """What a loss or scores are to be batched with, whatever has become of a policy's file since."""
-        return self.settings.policy if self.learned is None or self.settings.policy == AUTO else self.learned
+        return self.settings.policy if self.learned is None else self.learned
 
     def refuse_model(self, model: str) -> None:
         """Refuse a model other than the one stored; CheckpointError."""
@@ -154,11 +152,6 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         "optimizer": optimizer,
     }
     save_checkpoint(path, arrays, state)
-
-
-def name_policy(asked: str, policy: Policy) -> str:
-    """Name a policy for a checkpoint: as it was asked for, but if "auto" chose a rule, by that rule."""
-    return policy.name if asked == AUTO and isinstance(policy, Score) else asked
 
 
 def policy_text(policy: Policy) -> str | None:
