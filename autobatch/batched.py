@@ -286,16 +286,15 @@ class Batched(Engine):
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
             progress: show how far it is on standard error.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
-                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. reward="time" minimises the time
-                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`. With device="cuda" a
-                GPU plays the mini-batches, many at once.
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. With device="cuda" a GPU plays
+                the mini-batches, many at once.
 
         Returns:
             The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, an option that does not exist or is out of range, a reward in time where
-                nothing was measured, or a GPU that cannot hold the mini-batches.
+            PolicyError: no mini-batches, an option that does not exist or is out of range, or a GPU that cannot hold
+                the mini-batches.
             BackendError: a GPU is to learn, and there is none.
 
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
@@ -309,7 +308,7 @@ class Batched(Engine):
         )
         with show_learning(progress) as on_progress:
             terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
-            policy = learn(graphs, encoding=encoding, backend=self.backend.name, **terms, **options)
+            policy = learn(graphs, encoding=encoding, **terms, **options)
         if online:
             keep_learning(policy)
         self.policy = policy

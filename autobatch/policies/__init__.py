@@ -13,7 +13,6 @@ from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED
@@ -23,11 +22,10 @@ from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search.search import Search
-from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
-    "AUTO", "PUBLISHED", "Agenda", "CostModel", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
+    "AUTO", "PUBLISHED", "Agenda", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
     "Policy", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names", "to_dag",
 ]  # fmt: skip
 
@@ -50,9 +48,7 @@ def get(name: str, backend: str = "reference") -> Policy:
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
     outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
-    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, with costs that
-    `autobatch doctor --calibrate` measured on the backend; "auto" is the rule of `AUTO` for the backend. Nothing
-    else depends on the backend.
+    number of steps: "search+20000". "auto" is the rule of `AUTO` for the backend; nothing else depends on it.
 
     The path of a saved policy (a name that ends in .json, or an existing file) loads that policy; "tree.policy.json or
     score" falls back to the rule `score`, with a warning, if the file or the model is refused.
@@ -70,8 +66,6 @@ def get(name: str, backend: str = "reference") -> Policy:
         return Otherwise(lambda: get(first, backend), get(second, backend))
     if name == "auto":
         name = AUTO.get(backend, AUTO["reference"])
-    if name.startswith(f"{Timed.rule}(") and name.endswith(")"):
-        return Timed(get(name[len(Timed.rule) + 1 : -1], backend), backend=backend)
     rule, *options = name.split("+")
     if rule == Unbatched.name and not options:
         return Unbatched()
@@ -88,9 +82,8 @@ def get(name: str, backend: str = "reference") -> Policy:
     ):
         raise PolicyError(
             f"choosing a policy: {name!r} is not known; the policies are {', '.join(names())}, "
-            f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, all inside "
-            f"{Timed.rule}(...); auto chooses; "
-            f"or give the path of a saved policy."
+            f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, and auto; or "
+            f"give the path of a saved policy."
         )
     direction = cast(Direction, directions[0]) if directions else "forward"
     return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)

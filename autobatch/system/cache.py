@@ -1,9 +1,9 @@
-"""The user's cache folder: what autobatch learned and measured on this machine, for later processes.
+"""The user's cache folder: what autobatch measured and laid out on this machine, for later processes.
 
-An entry is a file, named by a digest of what it depends on (for policies: `autobatch.policies.store.sign`). Files are
-written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries
-may be deleted at any time: one that cannot be read counts as absent, and one that cannot be written is computed again
-by the next process; a warning says so.
+An entry is a file, named by a digest of what it depends on. Files are written whole
+(`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries may be deleted
+at any time: one that cannot be read counts as absent, and one that cannot be written is computed again by the next
+process; a warning says so.
 
     AUTOBATCH_CACHE=path     keeps entries in this folder
     AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from autobatch.errors import AutobatchError
 
-Kind: TypeAlias = Literal["policies", "costs", "matmul", "tuning", "layouts"]
+Kind: TypeAlias = Literal["matmul", "tuning", "layouts"]
 Entry = TypeVar("Entry")
 
 VARIABLE = "AUTOBATCH_CACHE"

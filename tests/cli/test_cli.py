@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -255,21 +254,6 @@ def test_more_threads_than_cores_are_told(command: Command) -> None:
     assert re.match(r"autobatch: --threads 100000 is more than the (one core|\d+ cores) here, which makes nothing", err)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
-def test_the_doctor_measures_what_batches_cost_on_a_backend(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
-    monkeypatch.setattr("autobatch.cli.measuring.doctor.SIZES", (1, 8))
-    for backend in ("reference", "cuda"):
-        status, out, err = command("doctor", "--calibrate", "--dim", 2, "--backend", backend)
-        assert (status, err) == (0, "")
-        assert out.startswith(f"tree-lstm, dim 2, training on the {backend} backend")
-        assert re.search(r"^merge +[\d.]+ +[\d.]+ +\d+ +112$", out, re.MULTILINE)
-    assert len([*(tmp_path / "costs").iterdir()]) == 2
-
-
 def test_without_a_gpu_auto_stays_on_the_processor_and_the_doctor_says_why(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +328,6 @@ ERRORS = [
     (["explain", "tree-lstm", "--plot", "no/such/x.png"], "cannot draw 'no/such/x.png': there is no folder 'no/such'"),
     (["explain", "tree-lstm", "--plot", "x.xyz"], "cannot draw 'x.xyz': its name ends in none of .png, .pdf, .svg;"),
     (["explain", "tree-lstm", "--plot", "x.png/x.png"], "cannot draw 'x.png/x.png': there is no folder 'x.png'"),
-    (["doctor", "--matmul", "--calibrate"], "--calibrate and --matmul are two measurements; give one of them"),
     (["train", "tree-lstm", "--backend", "abacus"], "abacus"),
     (["explain", "my_models:EMPTY"], "nothing holds no instances; give a file with at least one"),
     (

@@ -17,16 +17,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from autobatch.errors import PolicyError  # noqa: E402
 from autobatch.graph.dag import Dag, chains_ahead, to_dag  # noqa: E402
-from autobatch.policies.cost import CostModel  # noqa: E402
 from autobatch.policies.env import ID, Batching, BatchingVector  # noqa: E402
 from autobatch.policies.fsm.rewards import REWARDS  # noqa: E402
 from autobatch.policies.rules.rules import Score  # noqa: E402
 from autobatch.policies.sequences.embedding import finishes  # noqa: E402
-from autobatch.schedule.simulator import start, step  # noqa: E402
 from graphs import random_dag  # noqa: E402
 from ways import each  # noqa: E402
-
-COSTS = CostModel([5.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])  # type: ignore[arg-type]
 
 
 def some_dags(n: int = 6) -> list[Dag]:
@@ -49,7 +45,7 @@ def play(env: Any, seed: int) -> tuple[list[int], list[float]]:
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("max_types", [None, 4])
 def test_gymnasium_makes_and_accepts_it(reward: str, max_types: int | None) -> None:
-    env = gymnasium.make(ID, dags=some_dags(), reward=reward, max_types=max_types, costs=COSTS)
+    env = gymnasium.make(ID, dags=some_dags(), reward=reward, max_types=max_types)
     check_env(env.unwrapped)
     assert env.unwrapped.action_space.n == 4
 
@@ -69,15 +65,6 @@ def test_an_episode_is_a_schedule_and_rewards_are_the_bound_less_its_batches(see
     actions, rewards = play(Batching([dag]), seed)
     assert finishes(dag, np.array(actions, np.int32))
     assert sum(rewards) == chains_ahead(dag).max(axis=0).sum() - len(actions)
-
-
-def test_rewards_in_time_are_the_predicted_time_of_the_schedule() -> None:
-    dag = to_dag(random_dag(7, n_nodes=40))
-    actions, rewards = play(Batching([dag], reward="time", costs=COSTS), 0)
-    sim, expected = start(dag), []
-    for kind in actions:
-        expected.append(-COSTS.batch_us(kind, step(sim, kind).size) / np.mean([6.0, 5.0, 11.0, 19.0]))
-    np.testing.assert_allclose(rewards, expected)
 
 
 def test_the_published_reward_is_zero_only_for_what_cannot_be_regretted() -> None:
@@ -126,10 +113,9 @@ def assert_same(one: Any, other: Any) -> None:
 def test_every_seat_does_what_an_environment_alone_does(reward: Any, n_seats: int, n_dags: int) -> None:
     dags = some_dags(n_dags)
     own = [dags[seat::n_seats] or [dags[seat % n_dags]] for seat in range(n_seats)]
-    costs = CostModel(*np.ones((3, 5))) if reward == "time" else None
-    many = gymnasium.make_vec(ID, num_envs=n_seats, dags=dags, reward=reward, max_types=5, costs=costs)
+    many = gymnasium.make_vec(ID, num_envs=n_seats, dags=dags, reward=reward, max_types=5)
     each = SyncVectorEnv(
-        [partial(Batching, mine, reward=reward, max_types=5, costs=costs) for mine in own],
+        [partial(Batching, mine, reward=reward, max_types=5) for mine in own],
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
     assert_same(many.reset(seed=7), each.reset(seed=7))
@@ -162,8 +148,7 @@ def test_a_seed_decides_which_graphs_come() -> None:
         ({"dags": []}, "there are no graphs"),
         ({"dags": [to_dag(random_dag(0, n_nodes=0))]}, "or one has no nodes"),
         ({"dags": [to_dag(random_dag(0))], "max_types": 3}, "a graph has 4 types, but max_types=3"),
-        ({"dags": [to_dag(random_dag(0))], "reward": "kudos"}, "reward='kudos' is none of published, critical, time"),
-        ({"dags": [to_dag(random_dag(0))], "reward": "time"}, "needs costs=, a CostModel of 4 types"),
+        ({"dags": [to_dag(random_dag(0))], "reward": "kudos"}, "reward='kudos' is none of published, critical"),
         ({"family": "shrubs"}, "family 'shrubs' is not known"),
     ],
 )

@@ -13,7 +13,6 @@ from autobatch import policies
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.fallback import Otherwise
-from autobatch.policies.timed import Timed
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.make import make_schedule
@@ -81,15 +80,12 @@ WRONG: dict[str, tuple[Callable[[Schedule], Any], str]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @each("name", WRONG)
-@each("wrap", [lambda p: p, Timed, lambda p: Otherwise(lambda: p, policies.get("depth"))])
+@each("wrap", [lambda p: p, lambda p: Otherwise(lambda: p, policies.get("depth"))])
 def test_a_schedule_that_does_not_run_the_graph_is_refused(
     model: Model, name: str, backend: str, wrap: Callable[[Any], Policy]
 ) -> None:
     change, text = WRONG[name]
-    policy = wrap(Foreign(change))
-    if isinstance(policy, Timed):
-        policy = Timed(Foreign(change), policies.CostModel.counting(2))
-    loss = ab.batched(model.loss, policy=policy, backend=BACKENDS[backend]())
+    loss = ab.batched(model.loss, policy=wrap(Foreign(change)), backend=BACKENDS[backend]())
     for run in (loss, loss.value_and_grad):
         with refused(ab.ScheduleError, "scheduling with policy 'foreign'", text):
             run([0, 1])

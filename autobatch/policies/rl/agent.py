@@ -54,7 +54,7 @@ class Agent:
         dag = to_dag(graph)
         sim = start(dag)
         if dag.type_id.size:
-            game = make_game([dag], 1, "critical", self._n_types, None)
+            game = make_game([dag], 1, "critical", self._n_types)
             game.deal(0, np.random.default_rng(0))
             seats = game.seats
             while not seats.done[0]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.rewards import Reward
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.policies.rl.families import draw
@@ -54,9 +53,8 @@ class Batching(gymnasium.Env[Observation, Any]):
             graph; graphs are drawn once.
         n_dags: how many graphs to draw.
         family_seed: same seed, same graphs.
-        reward: "critical", "published" or "time", see `autobatch.policies.fsm.qlearning`.
+        reward: "critical" or "published", see `autobatch.policies.fsm.qlearning`.
         max_types: the rows of an observation; by default the most types of any graph.
-        costs: of that many types, for the reward "time".
 
     Raises:
         PolicyError: no graphs, both graphs and a family, more types than `max_types`, or an unknown reward.
@@ -86,9 +84,8 @@ class Batching(gymnasium.Env[Observation, Any]):
         family_seed: int = 0,
         reward: Reward = "critical",
         max_types: int | None = None,
-        costs: CostModel | None = None,
     ) -> None:
-        self._game = make_game(draw_dags(dags, family, n_dags, family_seed), 1, reward, max_types, costs)
+        self._game = make_game(draw_dags(dags, family, n_dags, family_seed), 1, reward, max_types)
         self.observation_space, self.action_space = make_spaces(self._game.seats)
 
     def reset(
@@ -126,7 +123,7 @@ class BatchingVector(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
 
     Args:
         num_envs: seats.
-        dags, family, n_dags, family_seed, reward, max_types, costs: see `Batching`.
+        dags, family, n_dags, family_seed, reward, max_types: see `Batching`.
 
     Raises:
         PolicyError: see `Batching`.
@@ -143,10 +140,9 @@ class BatchingVector(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         family_seed: int = 0,
         reward: Reward = "critical",
         max_types: int | None = None,
-        costs: CostModel | None = None,
     ) -> None:
         self.num_envs = num_envs
-        self._game = make_game(draw_dags(dags, family, n_dags, family_seed), num_envs, reward, max_types, costs)
+        self._game = make_game(draw_dags(dags, family, n_dags, family_seed), num_envs, reward, max_types)
         self.single_observation_space, self.single_action_space = make_spaces(self._game.seats)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)

@@ -13,7 +13,6 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.rewards import REWARDS, Reward, reward_of
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, describe
 from autobatch.policies.networks.fleet import Fleet, advance, make_fleet, restart_dag
@@ -47,14 +46,12 @@ class Game:
         seats: S of them.
         own: per seat the numbers of its dags.
         reward: a number of `REWARDS`.
-        prices: float64[3, T] of a `CostModel`, for the reward in predicted time.
     """
 
     fleet: Fleet
     seats: Seats
     own: Sequence[Sequence[int]]
     reward: int
-    prices: NDArray[np.float64]
 
     def deal(self, seat: int, rng: np.random.Generator) -> None:
         """Start one of its dags at a seat, drawn uniformly."""
@@ -73,7 +70,7 @@ class Game:
                 f"{actions!r}; give the number of a type."
             )
         known = np.where((chosen >= 0) & (chosen < n_types), chosen, NO_TYPE).astype(np.int32)
-        play(self.fleet, self.seats, known.reshape(-1), self.reward, self.prices)
+        play(self.fleet, self.seats, known.reshape(-1), self.reward)
 
     def stuck(self) -> NDArray[np.bool_]:
         """Say which seats have wasted more moves than their unfinished dags have nodes: bool[S]."""
@@ -82,14 +79,11 @@ class Game:
         return stuck
 
 
-def make_game(
-    dags: Sequence[Dag], n_seats: int, reward: Reward, max_types: int | None, costs: CostModel | None
-) -> Game:
+def make_game(dags: Sequence[Dag], n_seats: int, reward: Reward, max_types: int | None) -> Game:
     """Stack the dags, and give each seat every S-th of them; seats left without a dag get copies.
 
     Raises:
-        PolicyError: there are no dags, a dag has no nodes or more types than `max_types`, the reward is unknown, or the
-            reward in time has no costs.
+        PolicyError: there are no dags, a dag has no nodes or more types than `max_types`, or the reward is unknown.
     """
     if not dags or not all(dag.type_id.size for dag in dags):
         raise PolicyError("making an environment: there are no graphs, or one has no nodes; give some that have.")
@@ -99,8 +93,6 @@ def make_game(
         raise PolicyError(f"making an environment: a graph has {most} types, but max_types={n_types}; raise it.")
     if reward not in REWARDS:
         raise PolicyError(f"making an environment: reward={reward!r} is none of {', '.join(REWARDS)}.")
-    if reward == "time" and (costs is None or costs.launch_us.size != n_types):
-        raise PolicyError(f'making an environment: the reward "time" needs costs=, a CostModel of {n_types} types.')
     dealt = [*dags, *(dags[seat % len(dags)] for seat in range(len(dags), n_seats))]
     seats = Seats(
         np.zeros(n_seats, np.int32),
@@ -113,8 +105,7 @@ def make_game(
         np.zeros(n_seats, np.int32),
     )
     own = [range(seat, len(dealt), n_seats) for seat in range(n_seats)]
-    prices = (costs or CostModel.counting(n_types)).array()
-    return Game(make_fleet(dealt, n_types), seats, own, REWARDS.index(reward), prices)
+    return Game(make_fleet(dealt, n_types), seats, own, REWARDS.index(reward))
 
 
 @compiled
@@ -127,13 +118,13 @@ def sit_down(fleet: Fleet, seats: Seats, seat: int, g: int) -> None:
 
 
 @compiled
-def play(fleet: Fleet, seats: Seats, actions: IntArray, reward: int, prices: NDArray[np.float64]) -> None:
+def play(fleet: Fleet, seats: Seats, actions: IntArray, reward: int) -> None:
     """Run a type at every seat: int32[S], from 0 to T - 1; or `NO_TYPE`, which wastes the move."""
     for seat in range(seats.dag.size):
         kind = seats.dag[seat] * seats.mask.shape[1] + actions[seat]
         if actions[seat] != NO_TYPE and is_ready(fleet.sim, kind):
             seats.rewards[seat] = reward_of(
-                reward, prices, actions[seat], fleet.sim.tail[kind] - fleet.sim.head[kind],
+                reward, fleet.sim.tail[kind] - fleet.sim.head[kind],
                 fleet.restricted.frontier[kind], is_critical(fleet.chains, kind),
             )  # fmt: skip
             seats.n_batches[seat] += 1
