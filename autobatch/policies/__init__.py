@@ -7,17 +7,17 @@ turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/tutoria
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
 from autobatch.policies.fallback import Otherwise
+from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED
 from autobatch.policies.networks.network import Deep
-from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
@@ -34,6 +34,8 @@ _DIRECTED: dict[str, type[Directed]] = {
 }
 AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score+both+compact"})
 """What "auto" stands for, by backend: a GPU runs while the processor plans, so that planning may take longer there."""
+KINDS: Mapping[str, Callable[..., Directed]] = {policy.rule: policy.rebuild for policy in (Fsm, Score, Deep)}
+"""The policies that files hold."""
 _COMPACT = "compact"
 _OR = " or "
 
@@ -87,3 +89,18 @@ def get(name: str, backend: str = "reference") -> Policy:
         )
     direction = cast(Direction, directions[0]) if directions else "forward"
     return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)
+
+
+def load(path: str | os.PathLike[str]) -> Directed:
+    """Read a policy that `policy.save` wrote.
+
+    Raises:
+        PolicyError: the file is missing, unreadable, truncated, edited, of another format or of another version.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Score("both", compact=True).save(f"{folder}/rule.policy.json")
+    ...     load(f"{folder}/rule.policy.json").name
+    'score+both+compact'
+    """
+    return load_policy(path, KINDS)

@@ -16,7 +16,6 @@ from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, min_batches
@@ -88,7 +87,7 @@ def find_policy(file: Path) -> Directed:
     """
     name = str(file)
     if file.exists() or name.partition("+")[0] not in ("auto", *policies.names()):
-        return load(file)
+        return policies.load(file)
     named = policies.get(name)
     if not isinstance(named, policies.Score | policies.Deep):
         raise PolicyError(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autobatch import policies
 from autobatch.cli.results import Tally
 from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
@@ -13,12 +14,8 @@ from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.policies.files import to_text
-from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.networks.network import Deep
-from autobatch.policies.policy_file import from_text
+from autobatch.policies.files import from_text, to_text
 from autobatch.policies.rules.directed import Directed
-from autobatch.policies.rules.rules import Score
 from autobatch.schedule.schedule import Policy
 
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -156,12 +153,13 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
 
 def policy_text(policy: Policy) -> str | None:
     """Write a policy whose name does not say all of it; None for others."""
-    return to_text(policy, "cannot store the policy") if isinstance(policy, Fsm | Deep | Score) else None
+    has_content = isinstance(policy, Directed) and policy.rule in policies.KINDS
+    return to_text(policy, "cannot store the policy") if has_content else None
 
 
 def read_policy(path: Path, text: str | None) -> Directed | None:
     """Read what `policy_text` wrote."""
-    return None if text is None else from_text(text, f"cannot load the policy in {str(path)!r}")
+    return None if text is None else from_text(text, policies.KINDS, f"cannot load the policy in {str(path)!r}")
 
 
 def read_run(path: Path) -> StoredRun:

@@ -11,9 +11,10 @@ generated families are used unchanged on any graph.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.files import read_content, read_text
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
 from autobatch.policies.networks.fleet import advance, start_fleet
 from autobatch.policies.rules.directed import Batches, Directed, Direction
@@ -45,9 +45,8 @@ class Network(NamedTuple):
 @cache
 def learned_network() -> Network:
     """Read the weights that come with the package."""
-    doing = "cannot load the network that comes with the package"
-    with as_file(files("autobatch.policies") / "learned" / "network.json") as path:
-        return to_network(read_content(read_text(path, doing), doing)["weights"])
+    text = (files("autobatch.policies") / "learned" / "network.json").read_text(encoding="utf-8")
+    return to_network(json.loads(text)["weights"])
 
 
 def to_network(weights: Mapping[str, Any]) -> Network:
@@ -93,6 +92,11 @@ class Deep(Directed):
     def describe(self) -> dict[str, Any]:
         """The weights."""
         return {"weights": {name: part.tolist() for name, part in self.network._asdict().items()}}
+
+    @classmethod
+    def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Deep:
+        """Make the policy of a file's content."""
+        return cls(to_network(content["weights"]), direction, compact)
 
     def plan(self, dag: Dag) -> Batches:
         """Simulate batch by batch. Cost: O(T * (N + E + K * H * (H + F))) for K batches."""
