@@ -10,7 +10,7 @@ import numpy as np
 
 from autobatch.batched import Batched
 from autobatch.devices.store import HOST
-from autobatch.errors import DataError, GraphError, PlanError, PolicyError
+from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.rewrite.passes import DEFAULT, to_passes
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module, modules_in, shared_store
@@ -106,16 +106,6 @@ def batched(
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
-    elif isinstance(policy, type) or not hasattr(policy, "schedule"):
-        raise PolicyError(
-            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
-            f"of a saved policy."
-        )
-    elif not isinstance(getattr(policy, "name", None), str):
-        raise PolicyError(
-            f"a policy of class {type(policy).__name__} has no name for reports; give the class one, such as "
-            f"name = {type(policy).__name__.lower()!r}."
-        )
     max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")

@@ -21,7 +21,7 @@ from autobatch.runtime.losses import UnreadLoss, loss_slot
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
-from autobatch.schedule.schedule import Policy
+from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.trace.scanning import functions_in
@@ -40,7 +40,6 @@ class Engine:
         last: counts and times of the last call, and of each round of an async function; None before the first.
         seed: what random numbers depend on.
         step: what they depend on as well; it counts the calls of value_and_grad.
-        policy: makes schedules.
         planner: assigns memory.
         backend: executes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
@@ -96,6 +95,15 @@ class Engine:
         self.step = state["step"]
 
     @property
+    def policy(self) -> Policy:
+        """Makes schedules."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy, self._scheduler = policy, adapt(policy)
+
+    @property
     def decisions(self) -> dict[str, dict[str, Any]]:
         """How mini-batches run, by class, and under "*" all others: JSON can hold it, and `tune=` pins it."""
         with run_lock():
@@ -144,7 +152,7 @@ class Engine:
         self.recorder.refresh(self._executor.dtype)
         check_precision(self.precision, self._executor.dtype, self.backend.name)
         return Choices(
-            self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
+            self._scheduler, self.rewrites, self.max_bytes, self._executor.dtype,
             self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,
             store=self._executor.store,
         )  # fmt: skip

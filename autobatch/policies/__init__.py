@@ -22,7 +22,7 @@ from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search.search import Search
-from autobatch.schedule.schedule import Frontier, FrontierPolicy, Policy, Schedule
+from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
     "AUTO", "PUBLISHED", "Agenda", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
@@ -45,7 +45,7 @@ def names() -> list[str]:
     return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
-def get(name: str, backend: str = "reference") -> Policy:
+def get(name: str, backend: str = "reference") -> BasePolicy:
     """Make the policy called `name`, for a backend; `ab.batched` gives its own.
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the

@@ -21,7 +21,7 @@ from autobatch.runtime.backend import Backend, RunOptions
 from autobatch.runtime.losses import loss_slot
 from autobatch.runtime.step import Clock, Step
 from autobatch.schedule.make import make_schedule
-from autobatch.schedule.schedule import Policy, revision_of
+from autobatch.schedule.schedule import BasePolicy
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
@@ -42,7 +42,7 @@ class Choices:
         has_aux: in training, whether the function returns more than the loss; None if all may have gradients.
     """
 
-    policy: Policy
+    policy: BasePolicy
     rewrites: tuple[str, ...]
     max_bytes: int | None
     dtype: np.dtype[Any]
@@ -153,7 +153,7 @@ class Planning:
             return None
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
-            revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
+            policy.revision, choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
             choices.precision, choices.n_threads, choices.has_aux, choices.matmul, choices.store,
         )  # fmt: skip
 
@@ -172,9 +172,8 @@ class Planning:
             elif checking():
                 check_plan(plan, cells)
             clock.lap("place")
-            unseen_share = getattr(choices.policy, "unseen_share", None)
             executable = choices.backend.prepare(plan, cells, options)
-            return Part(graph, rewrites, plan, executable, unseen_share)
+            return Part(graph, rewrites, plan, executable, choices.policy.unseen_share)
 
         def plan_again(graph: Graph) -> Part:
             clock.lap("merge")

@@ -18,7 +18,7 @@ from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.policies.fsm.online import keep_learning
 from autobatch.runtime import planning
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.schedule.schedule import Schedule, revision_of
+from autobatch.schedule.schedule import Schedule
 from random_programs import draw_instances, draw_model
 
 V = 20
@@ -322,14 +322,13 @@ def test_a_policy_that_learns_in_use_decides_as_without_a_cache() -> None:
         outcomes.append([run(loss, part) for part in (graphs, graphs, graphs[4:], graphs, graphs[4:], graphs)])
     for found, expected in zip(*outcomes, strict=True):
         assert_same(found, expected)
-    with_learner = policies.get("score")
-    assert revision_of(with_learner) == 0
+    assert policies.get("score").revision == 0
     machine = loss.policy
-    before = revision_of(machine)
+    before = machine.revision
     machine.learner = None  # type: ignore[attr-defined]
-    assert revision_of(machine) != before
+    assert machine.revision != before
     keep_learning(machine)
-    assert revision_of(machine) == before
+    assert machine.revision == before
 
 
 def test_only_numbers_of_plans_are_taken() -> None:

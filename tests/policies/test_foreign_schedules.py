@@ -116,6 +116,31 @@ def test_a_schedule_that_changes_later_does_not_change_what_runs() -> None:
     assert schedule.order.tolist() == [0, 1, 2]
 
 
+def test_what_a_policy_of_ones_own_says_of_itself_is_heard() -> None:
+    """By attributes that it need not have, wherever it is given; and it stays the object that it is."""
+
+    class Learning(Foreign):
+        unseen_share, revision = 0.5, 0
+
+    model, policy = Model(), Learning(lambda schedule: schedule)
+    loss = ab.batched(model.loss, policy=policy, backend="reference")
+    graphs = loss.record_all([0, 1])
+    for revision, hit in ((0, False), (0, True), (1, False)):
+        policy.revision = revision
+        loss(graphs)
+        assert (loss.last.unseen_share, loss.last.plan_hit) == (0.5, hit)
+    loss.policy = plain = Foreign(lambda schedule: schedule)
+    loss(graphs)
+    assert (loss.policy, loss.last.unseen_share) == (plain, None)
+    for wrong, told in (
+        (3, "3 is neither a name nor a Policy"),
+        ("score", "'score' is a name, which ab.batched alone"),
+    ):
+        with refused(ab.PolicyError, told):
+            loss.policy = wrong
+    assert loss.policy is plain
+
+
 def test_built_in_policies_are_believed_and_classes_made_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Graph] = []
     monkeypatch.setattr("autobatch.schedule.make.check_schedule", lambda graph, _: checked.append(graph))

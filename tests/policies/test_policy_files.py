@@ -259,11 +259,11 @@ def test_a_run_goes_on_with_another_policy_only_if_asked_to(saved: Path, tmp_pat
     policy = policies.get(f"{saved} or score+both")
     assert policy.name == "fsm+both+compact"
     assert policy.schedule(trees()[0]).n_batches > 0
-    assert policy.unseen_share is not None  # type: ignore[attr-defined]
+    assert policy.unseen_share is not None
     with pytest.warns(UserWarning, match=r"learn a policy for this model\. Going on with score\+both\.$"):
         schedule = policy.schedule(graph)
     assert policy.name == "score+both"
-    assert policy.unseen_share is None  # type: ignore[attr-defined]
+    assert policy.unseen_share is None
     assert schedule.batch_type.tolist() == policies.get("score+both").schedule(graph).batch_type.tolist()
     assert policy.schedule(graph).n_batches == schedule.n_batches  # without a further warning
     with pytest.warns(UserWarning, match=r"^cannot load policy .*: no such file .* Going on with agenda\.$"):

@@ -153,8 +153,9 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
 
 def policy_text(policy: Policy) -> str | None:
     """Write a policy whose name does not say all of it; None for others."""
-    has_content = isinstance(policy, Directed) and policy.rule in policies.KINDS
-    return to_text(policy, "cannot store the policy") if has_content else None
+    if isinstance(policy, Directed) and policy.rule in policies.KINDS:
+        return to_text(policy, "cannot store the policy")
+    return None
 
 
 def read_policy(path: Path, text: str | None) -> Directed | None:
