@@ -151,8 +151,8 @@ def adapt(policy: object) -> BasePolicy:
     if isinstance(policy, type) or not hasattr(policy, "schedule"):
         what = "a name, which ab.batched alone takes" if isinstance(policy, str) else "neither a name nor a Policy"
         raise PolicyError(
-            f"policy={policy!r} is {what}; give ab.batched a name of ab.policies.names() or the path of a saved policy, "
-            f"or an object with a name and schedule(graph), such as ab.policies.get(name)."
+            f"policy={policy!r} is {what}; give ab.batched a name of ab.policies.names() or the path of a saved "
+            f"policy, or an object with a name and schedule(graph), such as ab.policies.get(name)."
         )
     if not isinstance(getattr(policy, "name", None), str):
         raise PolicyError(

@@ -333,7 +333,6 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
         (["show", "agenda"], "cannot look into policy 'agenda': it comes with the package and has learned nothing, so"),
-        (["show", "auto"], "cannot look into policy 'auto': it comes with the package and has learned nothing, so"),
         (["show", "score+sideways"], "choosing a policy: 'score+sideways' is not known"),
         (["diff", "score", "depth"], "cannot look into policy 'depth': it comes with the package"),
         (["diff", "score", "network"], "cannot compare 'score' with 'network': one is a rule with weights, the"),

@@ -123,7 +123,7 @@ def test_what_a_policy_of_ones_own_says_of_itself_is_heard() -> None:
         unseen_share, revision = 0.5, 0
 
     model, policy = Model(), Learning(lambda schedule: schedule)
-    loss = ab.batched(model.loss, policy=policy, backend="reference")
+    loss: Any = ab.batched(model.loss, policy=policy, backend="reference")
     graphs = loss.record_all([0, 1])
     for revision, hit in ((0, False), (0, True), (1, False)):
         policy.revision = revision
@@ -132,10 +132,7 @@ def test_what_a_policy_of_ones_own_says_of_itself_is_heard() -> None:
     loss.policy = plain = Foreign(lambda schedule: schedule)
     loss(graphs)
     assert (loss.policy, loss.last.unseen_share) == (plain, None)
-    for wrong, told in (
-        (3, "3 is neither a name nor a Policy"),
-        ("score", "'score' is a name, which ab.batched alone"),
-    ):
+    for wrong, told in ((3, "3 is neither a name nor a Policy"), ("score", "'score' is a name, which ab.batched")):
         with refused(ab.PolicyError, told):
             loss.policy = wrong
     assert loss.policy is plain
