@@ -17,9 +17,9 @@ from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED
-from autobatch.policies.networks.network import Deep
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
+from autobatch.policies.rules.network import Deep
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search.search import Search
 from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Policy, Schedule

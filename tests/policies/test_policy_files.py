@@ -22,9 +22,8 @@ from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.learning import learn
-from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
-from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rules.directed import Direction
+from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, Deep, Network
 from autobatch.policies.rules.rules import Score, Weights
 from graphs import LETTERS, random_dag, random_tree
 from machine_tables import rows_of

@@ -1,12 +1,14 @@
 """A small network that scores each ready type, run in compiled loops without a deep-learning library.
 
-All types are scored alike, from the row x of a type (`autobatch.policies.networks.features`), the mean over the types
-with unrun nodes, and the features o of the whole graph:
+All types are scored alike, from the row x of features of a type, the mean over the types with unrun nodes, and the
+features o of the whole graph:
 
     h = relu(W1 x + b1)      score = w3 . relu(W2 h + V2 mean(h) + U2 o + b2)
 
-The ready type of the highest score runs next. The numbering and the number of types do not matter: weights learned on
-generated families are used unchanged on any graph.
+The ready type of the highest score runs next. No feature depends on the number or numbering of types or on the size of
+the mini-batch, so weights learned on generated families are used unchanged on any graph. All features lie between 0
+and 1. A type without unrun nodes has a row of zeros. M, criticality and shares at M are those of
+`autobatch.schedule.chains`, frontiers of G_a those of `autobatch.schedule.restricted`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +25,35 @@ from numpy.typing import NDArray
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
-from autobatch.policies.networks.fleet import advance, start_fleet
 from autobatch.policies.rules.directed import Batches, Directed, Direction
-from autobatch.schedule.simulator import finish
+from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
+from autobatch.schedule.restricted import Restricted, start_restricted, unblock
+from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
+
+Rows: TypeAlias = NDArray[np.float32]
+
+TYPE_FEATURES = (
+    "unrun",  # 1: some node of the type is to be run
+    "ready",  # 1: some node is ready
+    "critical",  # 1: ready, and running it lowers the chain bound
+    "ready_share",  # its ready nodes among its unrun ones
+    "own_share",  # its share of the ready nodes at M
+    "height",  # mean chains ahead of its ready nodes, relative to the largest such mean
+    "chain",  # M among the M of all types
+    "ratio",  # its ready nodes among the frontier of G_a
+    "of_ready",  # its share of all ready nodes
+    "of_unrun",  # its share of all unrun nodes
+)
+OVERALL_FEATURES = (
+    "left",  # unrun nodes among all
+    "ready",  # ready nodes among unrun ones
+    "ready_types",  # types with ready nodes among those with unrun ones
+    "critical_types",  # critical types among the ready ones
+    "inverse_types",  # 1 / types with unrun nodes
+)
+UNRUN, READY, CRITICAL, READY_SHARE, OWN_SHARE, HEIGHT, CHAIN, RATIO, OF_READY, OF_UNRUN = range(10)
+LEFT, ALL_READY, READY_TYPES, CRITICAL_TYPES, INVERSE_TYPES = range(5)
 
 
 class Network(NamedTuple):
@@ -105,21 +131,80 @@ class Deep(Directed):
 
 @compiled
 def _plan(dag: Dag, network: Network) -> Batches:
-    fleet = start_fleet(dag, np.array([0, dag.type_id.size], np.int32))
-    head, tail = fleet.sim.head, fleet.sim.tail
+    sim, restricted = start(dag), start_restricted(dag)
+    chains = start_chains(dag, sim)
+    head, tail = sim.head, sim.tail
     rows = np.empty((dag.n_types, network.w1.shape[1]), np.float32)
     overall = np.empty(network.u2.shape[1], np.float32)
     scores = np.empty(dag.n_types)
     while True:
-        describe(fleet, 0, rows, overall)
+        describe_types(sim, chains, restricted, rows, overall)
         score_types(network, rows, overall, scores)
         best = -1
         for a in range(dag.n_types):
             if head[a] < tail[a] and (best < 0 or scores[a] > scores[best]):
                 best = a
         if best < 0:
-            return finish(fleet.sim)
-        advance(fleet, best)
+            return finish(sim)
+        batch = step(sim, best)
+        follow(chains, sim, batch)
+        unblock(restricted, sim, batch)
+
+
+@compiled
+def describe_types(
+    sim: Simulator, chains: Chains, restricted: Restricted, rows: Rows, overall: NDArray[np.float32]
+) -> None:
+    """Write the features of a dag in the midst of its simulation.
+
+    Args:
+        sim, chains, restricted: of a single dag of T types.
+        rows: written, float32[T, features of a type].
+        overall: written, float32[features of the whole].
+
+    Cost: O(T).
+    """
+    head, tail, segment = sim.head, sim.tail, sim.segment
+    most, ready_height, frontier = chains.most, chains.ready_height, restricted.frontier
+    n_most, n_own_most = chains.n_most, chains.n_own_most
+    rows[:] = 0
+    overall[:] = 0
+    all_ready, all_unrun, all_chains, highest = 0, 0, 0, 0.0
+    for a in range(rows.shape[0]):
+        n_ready = tail[a] - head[a]
+        all_ready += n_ready
+        all_unrun += segment[a + 1] - head[a]
+        all_chains += most[a]
+        if n_ready:
+            highest = max(highest, ready_height[a] / n_ready)
+    if all_ready == 0:
+        return
+    n_unrun_types, n_ready_types, n_critical = 0, 0, 0
+    for a in range(rows.shape[0]):
+        n_ready, n_unrun = tail[a] - head[a], segment[a + 1] - head[a]
+        if n_unrun == 0:
+            continue
+        n_unrun_types += 1
+        rows[a, UNRUN] = 1
+        rows[a, CHAIN] = most[a] / all_chains
+        rows[a, OF_UNRUN] = n_unrun / all_unrun
+        if n_ready == 0:
+            continue
+        critical = is_critical(chains, a)
+        n_ready_types += 1
+        n_critical += critical
+        rows[a, READY] = 1
+        rows[a, CRITICAL] = critical
+        rows[a, READY_SHARE] = n_ready / n_unrun
+        rows[a, OWN_SHARE] = n_own_most[a] / n_most[a]
+        rows[a, HEIGHT] = ready_height[a] / (n_ready * highest)
+        rows[a, RATIO] = n_ready / frontier[a]
+        rows[a, OF_READY] = n_ready / all_ready
+    overall[LEFT] = all_unrun / sim.type_id.size
+    overall[ALL_READY] = all_ready / all_unrun
+    overall[READY_TYPES] = n_ready_types / n_unrun_types
+    overall[CRITICAL_TYPES] = n_critical / n_ready_types
+    overall[INVERSE_TYPES] = 1 / n_unrun_types
 
 
 @compiled
@@ -128,7 +213,7 @@ def score_types(network: Network, rows: Rows, overall: NDArray[np.float32], scor
 
     Args:
         network: of H hidden numbers.
-        rows, overall: what `describe` wrote of T types.
+        rows, overall: what `describe_types` wrote of T types.
         scores: float64[T].
     """
     w1, b1, w2, v2, u2, b2, w3 = network
