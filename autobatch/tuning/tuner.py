@@ -34,7 +34,7 @@ MOST_DOUBLED = 6  # at most this often
 
 
 @dataclass(eq=False)
-class Seat:
+class SizeClass:
     """A class of mini-batches: how they run, and the measurements in progress.
 
     Attributes:
@@ -91,27 +91,27 @@ class Tuning:
         self._options = (backend.name, repr(base), f"switches {switches}", f"threads {threads}", *options)
         known = {"fold", "share", *switches_of(planning.planner)} if switches else set()
         self._switches = [name for name in TRIED if name in known]
-        self._seats: dict[str, Seat] = {}
+        self._classes: dict[str, SizeClass] = {}
         self._plannings = {base.switches: planning}
         self._open: tuple[Step, str, Variant, Choices] | None = None
 
     @property
     def decisions(self) -> dict[str, dict[str, Any]]:
         """The current decisions by class of mini-batches; pass them as `tune` to reuse them."""
-        found = {OTHERS: self.base} | {label: seat.variant for label, seat in self._seats.items()}
+        found = {OTHERS: self.base} | {label: size_class.variant for label, size_class in self._classes.items()}
         return write_decisions(found if self._pinned is None else self._pinned)
 
     @property
     def settled(self) -> bool:
         """Whether no trial is in progress for the classes met so far."""
-        return self._pinned is not None or all(s.begun and s.trial is None for s in self._seats.values())
+        return self._pinned is not None or all(s.begun and s.trial is None for s in self._classes.values())
 
     def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock, tried: bool = True) -> Step:
         """Plan a mini-batch under the decided variant, or the one whose turn it is."""
-        label, seat = self._seat_of(minibatch, training=choices.purpose is not None)
+        label, size_class = self._class_of(minibatch, training=choices.purpose is not None)
         if minibatch.instances and minibatch.graph is None:
-            self._look_up(label, seat)
-        variant = seat.trial.next() if tried and seat.trial is not None else seat.variant
+            self._look_up(label, size_class)
+        variant = size_class.trial.next() if tried and size_class.trial is not None else size_class.variant
         matmul = None if variant.matmul == self.base.matmul else variant.matmul
         passes = variant.rewrites(choices.rewrites)
         chosen = replace(choices, rewrites=passes, threads=variant.threads, matmul=matmul)
@@ -124,41 +124,41 @@ class Tuning:
         if self._open is None or self._open[0] is not step or self._pinned is not None or not step.graph.n_nodes:
             return
         _, label, variant, choices = self._open
-        self._open, seat = None, self._seats[label]
-        seconds = _seconds_per_node(step, seat, variant)
-        self._look_up(label, seat)
-        if not seat.begun:
-            self._begin(seat, step.graph, choices)
-        elif seat.trial is not None:
-            seat.trial.add(variant, seconds)
-            if seat.trial.done:
-                self._conclude(label, seat, seat.trial)
-        elif seat.watch is not None and seat.watch.add(seconds):
-            self._fall_back(seat, seat.watch)
-        elif seat.pause:
-            seat.pause -= 1
-            if not seat.pause:
-                self._try_again(seat)
+        self._open, size_class = None, self._classes[label]
+        seconds = _seconds_per_node(step, size_class, variant)
+        self._look_up(label, size_class)
+        if not size_class.begun:
+            self._begin(size_class, step.graph, choices)
+        elif size_class.trial is not None:
+            size_class.trial.add(variant, seconds)
+            if size_class.trial.done:
+                self._conclude(label, size_class, size_class.trial)
+        elif size_class.watch is not None and size_class.watch.add(seconds):
+            self._fall_back(size_class, size_class.watch)
+        elif size_class.pause:
+            size_class.pause -= 1
+            if not size_class.pause:
+                self._try_again(size_class)
 
     def describe(self, minibatch: MiniBatch, training: bool) -> str:
         """Describe how mini-batches like this one run, and why; empty if they run as given."""
         if self.is_off:
             return ""
-        label, seat = self._seat_of(minibatch, training)
-        going_on = "; others are being tried" if seat.trial is not None else ""
-        return f"{label}: {seat.variant.differs_from(self.base)} ({seat.why}{going_on})"
+        label, size_class = self._class_of(minibatch, training)
+        going_on = "; others are being tried" if size_class.trial is not None else ""
+        return f"{label}: {size_class.variant.differs_from(self.base)} ({size_class.why}{going_on})"
 
-    def _seat_of(self, minibatch: MiniBatch, training: bool) -> tuple[str, Seat]:
-        """The class of a mini-batch, and its seat."""
+    def _class_of(self, minibatch: MiniBatch, training: bool) -> tuple[str, SizeClass]:
+        """The label of the class of a mini-batch, and the class."""
         listed, recorded = minibatch.instances, minibatch.graph is None
         size, unit = (sum(g.n_nodes for g in listed), "nodes") if recorded else (len(listed), "instances")
         label = f"{'train' if training else 'infer'} up to {1 << max(size - 1, 0).bit_length()} {unit}"
-        if label not in self._seats:
+        if label not in self._classes:
             variant, why = self.base, "as given; nothing is measured yet"
             if self._pinned is not None:
                 variant, why = self._pinned.get(label, self._pinned[OTHERS]), "pinned"
-            self._seats[label] = Seat(variant, why)
-        return label, self._seats[label]
+            self._classes[label] = SizeClass(variant, why)
+        return label, self._classes[label]
 
     def _planning_of(self, variant: Variant) -> Planning:
         """The planning for a variant: shared by all variants with the same switches, because it caches plans."""
@@ -169,23 +169,23 @@ class Tuning:
             )
         return self._plannings[variant.switches]
 
-    def _look_up(self, label: str, seat: Seat) -> None:
+    def _look_up(self, label: str, size_class: SizeClass) -> None:
         """Read the cached decision of a class, once; not if pinned, or if it needs more threads than are available."""
-        if seat.signature or self._pinned is not None:
+        if size_class.signature or self._pinned is not None:
             return
-        seat.signature = sign_model(self._recorder.types.types, *self._options)
-        known = find_decisions(seat.signature).get(label)
+        size_class.signature = sign_model(self._recorder.types.types, *self._options)
+        known = find_decisions(size_class.signature).get(label)
         if known is not None and known.variant.threads <= max(most_threads(), self.base.threads):
-            self._adopt(seat, replace(known, why=f"{known.why}; from the cache"))
+            self._adopt(size_class, replace(known, why=f"{known.why}; from the cache"))
 
-    def _begin(self, seat: Seat, graph: Graph, choices: Choices) -> None:
+    def _begin(self, size_class: SizeClass, graph: Graph, choices: Choices) -> None:
         """Find the variants to try, after the first mini-batch of a class."""
         variants = self._worth_trying(graph, choices)
         if len(variants) == 1:
-            self._adopt(seat, Decision(self.base, "nothing else would change it"))
+            self._adopt(size_class, Decision(self.base, "nothing else would change it"))
             return
-        seat.begun, seat.trial = True, Trial(variants)
-        seat.why = f"as given; being compared with {'; '.join(v.differs_from(self.base) for v in variants[1:])}"
+        size_class.begun, size_class.trial = True, Trial(variants)
+        size_class.why = f"as given; being compared with {'; '.join(v.differs_from(self.base) for v in variants[1:])}"
 
     def _worth_trying(self, graph: Graph, choices: Choices) -> list[Variant]:
         """The current variant, and those that change the graph, the cells or the threads of a mini-batch."""
@@ -198,50 +198,55 @@ class Tuning:
             found.setdefault((variant.threads, rewritten.words.tobytes(), layouts), variant)
         return list(found.values())
 
-    def _conclude(self, label: str, seat: Seat, trial: Trial) -> None:
+    def _conclude(self, label: str, size_class: SizeClass, trial: Trial) -> None:
         """Adopt the winner; try several winners together; keep the outcome."""
-        medians = seat.medians = {**seat.medians, **trial.medians}
+        medians = size_class.medians = {**size_class.medians, **trial.medians}
         chosen, together = trial.chosen, trial.variants[0].changed_as(*trial.winners)
         if together not in medians:
-            seat.trial, seat.variant = Trial([chosen, together]), chosen
-            seat.why = f"the best so far; being compared with {together.differs_from(self.base)}"
+            size_class.trial, size_class.variant = Trial([chosen, together]), chosen
+            size_class.why = f"the best so far; being compared with {together.differs_from(self.base)}"
             return
         one_thread = medians.get(replace(chosen, threads=1), medians[trial.variants[0]])
         told = ", ".join(f"{v.differs_from(self.base)} {1e9 * s:.0f}" for v, s in medians.items() if v != chosen)
         why = f"measured: {1e9 * medians[chosen]:.0f} ns per node; {told}"
         decision = Decision(chosen, why, 1e9 * one_thread if chosen.threads > 1 else 0.0)
-        self._adopt(seat, decision)
+        self._adopt(size_class, decision)
         if chosen.threads == 1 and any(v.threads > 1 and s > MUCH_WORSE * one_thread for v, s in medians.items()):
-            _pause(seat)  # the machine may have been busy: not kept in the cache
-        elif not seat.pauses:
-            keep_decision(seat.signature, label, decision)
+            _pause(size_class)  # the machine may have been busy: not kept in the cache
+        elif not size_class.pauses:
+            keep_decision(size_class.signature, label, decision)
 
-    def _adopt(self, seat: Seat, decision: Decision) -> None:
+    def _adopt(self, size_class: SizeClass, decision: Decision) -> None:
         """Run a class as decided; drop plans made with switches that no class uses any more."""
-        seat.variant, seat.why, seat.begun, seat.trial = decision.variant, decision.why, True, None
+        size_class.variant, size_class.why, size_class.begun, size_class.trial = (
+            decision.variant,
+            decision.why,
+            True,
+            None,
+        )
         watched = self._threads and decision.variant.threads > 1
-        seat.watch = Watch(decision.one_ns / 1e9) if watched else None
+        size_class.watch = Watch(decision.one_ns / 1e9) if watched else None
         used = {self.base.switches}
-        for other in self._seats.values():
+        for other in self._classes.values():
             used |= {other.variant.switches, *(v.switches for v in (other.trial.variants if other.trial else ()))}
         self._plannings = {switches: planning for switches, planning in self._plannings.items() if switches in used}
 
-    def _fall_back(self, seat: Seat, watch: Watch) -> None:
+    def _fall_back(self, size_class: SizeClass, watch: Watch) -> None:
         """Use one thread, until the pause ends."""
-        seat.why = (
+        size_class.why = (
             f"back to one thread: the last mini-batches took {watch.ratio:.1f} times as long with "
-            f"{seat.variant.threads} as with one when that was measured, as on a busy machine"
+            f"{size_class.variant.threads} as with one when that was measured, as on a busy machine"
         )
-        seat.variant, seat.watch = replace(seat.variant, threads=1), None
-        _pause(seat)
+        size_class.variant, size_class.watch = replace(size_class.variant, threads=1), None
+        _pause(size_class)
 
-    def _try_again(self, seat: Seat) -> None:
+    def _try_again(self, size_class: SizeClass) -> None:
         """Compare one thread with as many as are available; try later if only one is."""
-        many = replace(seat.variant, threads=most_threads())
-        if many == seat.variant:
-            _pause(seat)
+        many = replace(size_class.variant, threads=most_threads())
+        if many == size_class.variant:
+            _pause(size_class)
         else:
-            seat.trial = Trial([seat.variant, many])
+            size_class.trial = Trial([size_class.variant, many])
 
 
 def make_tuning(
@@ -289,16 +294,16 @@ def _check_library(backend: Backend, library: str) -> None:
     Chooser(None if library == BY_SIZE else library)
 
 
-def _seconds_per_node(step: Step, seat: Seat, variant: Variant) -> float:
+def _seconds_per_node(step: Step, size_class: SizeClass, variant: Variant) -> float:
     """Seconds of running and planning; a plan from the cache counts with the time that making it took."""
     nodes = step.graph.n_nodes
     planning = step.clock.total("rewrite", "schedule", "place") / 1e3 / nodes
     if step.plan_hit:
-        planning = seat.planning.get(variant, 0.0)
-    seat.planning[variant] = planning
+        planning = size_class.planning.get(variant, 0.0)
+    size_class.planning[variant] = planning
     return step.clock.total("forward", "backward") / 1e3 / nodes + planning
 
 
-def _pause(seat: Seat) -> None:
+def _pause(size_class: SizeClass) -> None:
     """Set the pause until more threads are tried; longer each time."""
-    seat.pause, seat.pauses = PAUSE << min(seat.pauses, MOST_DOUBLED), seat.pauses + 1
+    size_class.pause, size_class.pauses = PAUSE << min(size_class.pauses, MOST_DOUBLED), size_class.pauses + 1

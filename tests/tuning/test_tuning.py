@@ -305,12 +305,12 @@ def test_recorded_mini_batches_run_as_kept_from_the_first(clock: Clockwork, fold
 def test_a_mini_batch_that_fails_takes_no_turn(clock: Clockwork) -> None:
     loss, _ = make(clock, threads="auto")
     train(loss, 2)
-    (seat,) = loss._tuning._seats.values()
-    assert seat.trial is not None
-    turn = seat.trial.next()
+    (size_class,) = loss._tuning._classes.values()
+    assert size_class.trial is not None
+    turn = size_class.trial.next()
     with pytest.raises(ab.errors.ShapeError, match="weights"):
         loss.value_and_grad([2, 3, 4, 5], reduce=[1.0])
-    assert seat.trial.next() == turn
+    assert size_class.trial.next() == turn
 
 
 # --- pinned decisions ---
