@@ -323,9 +323,9 @@ def test_a_policy_that_learns_in_use_decides_as_without_a_cache() -> None:
     for found, expected in zip(*outcomes, strict=True):
         assert_same(found, expected)
     assert policies.get("score").revision == 0
-    machine = loss.policy
+    machine: Any = loss.policy
     before = machine.revision
-    machine.learner = None  # type: ignore[attr-defined]
+    machine.learner = None
     assert machine.revision != before
     keep_learning(machine)
     assert machine.revision == before
