@@ -218,12 +218,8 @@ class Tuning:
 
     def _adopt(self, size_class: SizeClass, decision: Decision) -> None:
         """Run a class as decided; drop plans made with switches that no class uses any more."""
-        size_class.variant, size_class.why, size_class.begun, size_class.trial = (
-            decision.variant,
-            decision.why,
-            True,
-            None,
-        )
+        size_class.variant, size_class.why = decision.variant, decision.why
+        size_class.begun, size_class.trial = True, None
         watched = self._threads and decision.variant.threads > 1
         size_class.watch = Watch(decision.one_ns / 1e9) if watched else None
         used = {self.base.switches}

@@ -33,7 +33,7 @@ KERNEL, ABOUT = "play_all", "the simulator of schedules"
 WARP, MOST_WARPS = 32, 16  # threads of a warp, and warps of a block: `THREADS` of the kernel
 NONE = 0x7FFF  # the rank of a type that a machine does not choose
 CHANCES = 1 << 32  # what the kernel takes for a chance of one
-STATE, KIND, N_READY, AGAINST = range(4)  # the columns of a step
+KIND = 1  # the column of a step that has the type
 
 
 class Ranked(NamedTuple):
