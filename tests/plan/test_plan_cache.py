@@ -178,6 +178,15 @@ def freeze(loss: ab.Batched) -> None:
     loss.recorder.module.parameters()["table"].trainable = False
 
 
+class Revised:
+    """A user's policy that may say that its schedules have changed."""
+
+    name, revision = "revised", 0
+
+    def schedule(self, graph: Graph) -> Schedule:
+        return policies.get("agenda").schedule(graph)
+
+
 CHANGES: dict[str, Callable[[ab.Batched], Any]] = {
     "policy": lambda loss: setattr(loss, "policy", policies.get("depth")),
     "policy object": lambda loss: setattr(loss, "policy", policies.get("agenda")),
@@ -194,7 +203,7 @@ CHANGES: dict[str, Callable[[ab.Batched], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_plan_depends_on_makes_it_another_one(change: str) -> None:
-    loss = make(Chains(), "either")
+    loss = make(Chains(), "either", policy=Revised())
     graphs = loss.record_all([("", (1, 2)), ("", (3,))])
     run_training = change == "trainable"
     other = make(loss.recorder.module, "loss")
