@@ -24,7 +24,7 @@ from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import UnreadLoss, loss_weights, put_gradients, take_gradients, weighted_sum
-from autobatch.errors import BackendError, DataError, GraphError, PlanError, PolicyError
+from autobatch.errors import BackendError, DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import DEFAULT, rewrite, to_passes
@@ -36,7 +36,7 @@ from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import check_max_bytes
 from autobatch.plan.plan import Planner
 from autobatch.plan.plan_cache import DEFAULT_SIZE
-from autobatch.schedule.schedule import Policy
+from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
 from autobatch.trace.record import list_instances
@@ -282,16 +282,15 @@ class Batched(Engine):
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
             progress: show how far it is on standard error.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
-                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. reward="time" minimises the time
-                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`. With device="cuda" a
-                GPU plays the mini-batches, many at once.
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. With device="cuda" a GPU plays
+                the mini-batches, many at once.
 
         Returns:
             The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, an option that does not exist or is out of range, a reward in time where
-                nothing was measured, or a GPU that cannot hold the mini-batches.
+            PolicyError: no mini-batches, an option that does not exist or is out of range, or a GPU that cannot hold
+                the mini-batches.
             BackendError: a GPU is to learn, and there is none.
 
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
@@ -305,7 +304,7 @@ class Batched(Engine):
         )
         with show_learning(progress) as on_progress:
             terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
-            policy = learn(graphs, encoding=encoding, backend=self.backend.name, **terms, **options)
+            policy = learn(graphs, encoding=encoding, **terms, **options)
         if online:
             keep_learning(policy)
         self.policy = policy
@@ -346,7 +345,7 @@ def batched(
         module: the owner of the parameters. By default the module that `function` is or is a method of; for another
             object, the module among its attributes, and for a partial among its arguments, that holds the others there.
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
-            `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
+            `autobatch.policies.get`. "auto" is a rule for the backend, `autobatch.policies.AUTO`.
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
             seconds when a model runs for the first time, and half a minute more where autobatch never ran before; or
             for the GPU ("cuda"), if the parameters were moved there.
@@ -401,16 +400,6 @@ def batched(
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
-    elif isinstance(policy, type) or not hasattr(policy, "schedule"):
-        raise PolicyError(
-            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
-            f"of a saved policy."
-        )
-    elif not isinstance(getattr(policy, "name", None), str):
-        raise PolicyError(
-            f"a policy of class {type(policy).__name__} has no name for reports; give the class one, such as "
-            f"name = {type(policy).__name__.lower()!r}."
-        )
     max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
@@ -421,7 +410,7 @@ def batched(
         raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
     _check_threads(threads)
     options = Options(
-        policy, to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,
+        adapt(policy), to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,
         on_error=on_error,
     )  # fmt: skip
     return Batched(function, module, planner or MemoryPlanner(), backend, options, threads, plan_cache)

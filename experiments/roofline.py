@@ -30,7 +30,6 @@ from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import BackendError
 from autobatch.inspect.profiling import RUNNING, Call
 from autobatch.params.stacks import make_gradients
-from autobatch.policies.auto import Auto
 from harness import run
 from matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
 from records import QUICK, Findings, Settings
@@ -300,7 +299,7 @@ def race_matmuls(workload: Workload, config: Config) -> Roofline:
 
 
 def _make_racer(workload: Workload, config: Config) -> _Racer:
-    """Record the mini-batches, settle the policy, run each once and list its products."""
+    """Record the mini-batches, run each once and list its products."""
     loss = workload.batched("loss", config.policy, config.backend, plan_cache=0)
     if not isinstance(loss.backend, Cpu):
         raise BackendError(
@@ -309,8 +308,6 @@ def _make_racer(workload: Workload, config: Config) -> _Racer:
         )
     graphs = record(loss, workload.first(config.batch_size * config.minibatches))
     minibatches = [graphs[start : start + config.batch_size] for start in range(0, len(graphs), config.batch_size)]
-    if isinstance(loss.policy, Auto):
-        loss.policy = loss.policy.settle([loss.merged(one) for one in minibatches], n_uses=1)
     optimizer = ab.optim.Adam(workload.model, lr=1e-3) if config.mode == "train" else None
     racer = _Racer(loss, optimizer, minibatches)
     racer.take_in({name: p for name, p in workload.model.parameters().items() if p.trainable})

@@ -62,7 +62,7 @@ class Config(Settings):
     """Smaller mini-batches are timed more often."""
 
     n_nodes: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 2_000_000)
-    policy: str = policies.Auto("cpu").make_rule().name
+    policy: str = policies.AUTO["cpu"]
     dim: int = 64
     repeats: int = 11
     learning_nodes: tuple[int, ...] = (100, 1_000, 10_000, 100_000)

@@ -115,13 +115,6 @@ def chain(*names: str) -> Graph:
     return make_graph(types, [types.names.index(name) for name in names], edges, [len(names) - 1] if names else [])
 
 
-def words(seed: int) -> Graph:
-    """Twelve paths of random letters, whose schedules stay above the chain bound."""
-    rng = np.random.default_rng(seed)
-    paths = [make_graph(LETTERS, rng.integers(0, 4, 9).tolist(), [(k, k + 1) for k in range(8)]) for _ in range(12)]
-    return merge_graphs(paths)
-
-
 def random_dag(seed: int, n_nodes: int | None = None, types: NamedTypes = LETTERS) -> Graph:
     """Nodes of random types that read up to three earlier ones, near ones rather, some of them twice."""
     rng = np.random.default_rng(seed)

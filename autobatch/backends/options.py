@@ -8,7 +8,7 @@ import numpy as np
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
-from autobatch.schedule.schedule import Policy
+from autobatch.schedule.schedule import BasePolicy
 
 
 class Options(NamedTuple):
@@ -30,7 +30,7 @@ class Options(NamedTuple):
         has_aux: in training, whether the function returns more than the loss; None if all may have gradients.
     """
 
-    policy: Policy
+    policy: BasePolicy
     rewrites: tuple[str, ...] = ()
     precision: str = "float32"
     threads: int = 1

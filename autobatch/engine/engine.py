@@ -18,7 +18,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
 from autobatch.plan.plan import Planner
-from autobatch.schedule.schedule import Policy
+from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.trace.scanning import functions_in
@@ -59,13 +59,12 @@ class Engine:
     Attributes:
         last: counts and times of the last call, and of each round of an async function; None before the first.
         step: counts the calls of value_and_grad; random numbers depend on it and on the seed.
-        options: how mini-batches are planned and run; `policy`, `rewrites`, `seed`, `max_bytes` and `precision` are
-            fields of it, and may be assigned.
+        options: how mini-batches are planned and run; `rewrites`, `seed`, `max_bytes` and `precision` are fields of it,
+            and may be assigned.
         recorder: records instances, and knows the types of their nodes.
         planning: plans mini-batches.
     """
 
-    policy: Policy = _option("policy")
     rewrites: tuple[str, ...] = _option("rewrites")
     seed: int = _option("seed")
     max_bytes: int | None = _option("max_bytes")
@@ -111,6 +110,15 @@ class Engine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made"])  # type: ignore[misc]
         self.step = state["step"]
+
+    @property
+    def policy(self) -> Policy:
+        """What makes schedules."""
+        return self.options.policy.given
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.options = self.options._replace(policy=adapt(policy))
 
     @property
     def planner(self) -> Planner:

@@ -17,8 +17,7 @@ from autobatch.plan.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.plan.plan_check import check_made, check_plan
 from autobatch.plan.stopping import Stopping
-from autobatch.schedule.make import make_schedule, repeat_schedule
-from autobatch.schedule.schedule import Schedule, revision_of
+from autobatch.schedule.make import make_schedule
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
@@ -60,8 +59,6 @@ class Planning:
         if found is not None:
             graph = found.graph.of_instances(minibatch.instances)
             self._recorder.types.check(graph.type_id)
-            for scheduled in found.scheduled:
-                repeat_schedule(options.policy, *scheduled)
             clock.lap("lookup")
             return self._step(graph, found, options, cells, clock, self._loss_slot(graph, options), plan_hit=True)
         if key is not None:
@@ -128,20 +125,18 @@ class Planning:
             return None
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
-            revision_of(policy), options.purpose, options.dtype, options.rewrites, options.max_bytes,
+            policy.revision, options.purpose, options.dtype, options.rewrites, options.max_bytes,
             options.precision, options.n_threads, options.has_aux, options.store,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
-        scheduled: list[tuple[Graph, Schedule]] = []
         run_options = options._replace(threads=options.n_threads)
 
         def plan_part(graph: Graph) -> Part:
             rewritten, rewrites = rewrite(graph, options.rewrites)
             clock.lap("rewrite")
             schedule = make_schedule(rewritten, options.policy)
-            scheduled.append((rewritten, schedule))
             clock.lap("schedule")
             plan = self.planner.place(rewritten, schedule, cells)
             if not is_trusted(self.planner):
@@ -149,9 +144,8 @@ class Planning:
             elif checking():
                 check_plan(plan, cells)
             clock.lap("place")
-            unseen_share = getattr(options.policy, "unseen_share", None)
             executable = self.backend.prepare(plan, cells, run_options)
-            return Part(graph, rewrites, plan, executable, unseen_share)
+            return Part(graph, rewrites, plan, executable, options.policy.unseen_share)
 
         def plan_again(graph: Graph) -> Part:
             clock.lap("merge")
@@ -159,7 +153,7 @@ class Planning:
 
         whole = plan_part(graph)
         parts = fit_parts(whole, plan_again, options.max_bytes)
-        return Planned(graph, tuple(parts), whole.n_bytes, tuple(scheduled))
+        return Planned(graph, tuple(parts), whole.n_bytes)
 
     def _step(
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,

@@ -81,7 +81,6 @@ class Report(AsText):
         whole_bytes: bytes of the values of the mini-batch as a whole.
         max_bytes: the limit of these bytes; None for no limit.
         unseen_share: the share of batches in which a learned policy did not know the state.
-        why: the reason for the policy, unless the user chose it.
         plan_hit: as in `LastCall`.
         plan_hit_rate: as in `LastCall`.
         memory: the places of values and the copies; None unless asked for.
@@ -110,7 +109,6 @@ class Report(AsText):
     types: tuple[TypeReport, ...]
     picture: Picture
     unseen_share: float | None = None
-    why: str = ""
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
     memory: Memory | None = None
@@ -151,8 +149,6 @@ class Report(AsText):
             lines.append(f"operands of matrix products rounded to {self.precision}; sums, and all else, in float32")
         if self.decided:
             lines.append(f"decided for {self.decided}")
-        if self.why:
-            lines.append(f"the policy was chosen by auto: {self.why}")
         if self.unseen_share is not None:
             lines.append(f"{self.unseen_share:.0%} of the batches were chosen in states that the policy did not know")
         groups: dict[int, list[TypeReport]] = defaultdict(list)
@@ -219,9 +215,9 @@ def make_report(
         policy.name, step.graph.n_instances, schedule.n_nodes, schedule.n_batches, compacted, lower, kind,
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
-        Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), step.plan_hit,
-        step.plan_hit_rate, memory, precision, decided, _cells_of_one_length(schedule, types),
-        tuple(_told(schedule, types)), step.rounds,
+        Picture(title, schedule, types.names), step.unseen_share, step.plan_hit, step.plan_hit_rate,
+        memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_told(schedule, types)),
+        step.rounds,
     )  # fmt: skip
 
 

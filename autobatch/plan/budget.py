@@ -35,7 +35,7 @@ class Part:
         rewrites: the changes made to it before planning.
         executable: the plan, prepared by the backend; knows how many bytes running it takes, see
             `autobatch.backends.base.Executable`.
-        unseen_share: see `autobatch.schedule.schedule.Policy`; None for policies that do not learn.
+        unseen_share: see `autobatch.schedule.schedule.BasePolicy`; None for policies that do not learn.
     """
 
     graph: Graph

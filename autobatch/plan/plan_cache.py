@@ -19,7 +19,7 @@ import numpy as np
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
 from autobatch.plan.budget import Part
-from autobatch.schedule.schedule import Policy, Schedule
+from autobatch.schedule.schedule import Policy
 
 DEFAULT_SIZE = 32  # plans
 
@@ -31,13 +31,11 @@ class Planned(NamedTuple):
         graph: merged, before the rewrites.
         parts: the parts, which run one after the other.
         whole_bytes: bytes that the values of the whole mini-batch would take.
-        scheduled: the graphs given to the policy and its schedules; more than there are parts if the whole was split.
     """
 
     graph: Graph
     parts: tuple[Part, ...]
     whole_bytes: int
-    scheduled: tuple[tuple[Graph, Schedule], ...]
 
 
 class PlanCache:

@@ -7,32 +7,35 @@ turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/tutoria
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
-from autobatch.policies.auto import Auto
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fallback import Otherwise
+from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED
-from autobatch.policies.networks.network import Deep
-from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
+from autobatch.policies.rules.network import Deep
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search.search import Search
-from autobatch.policies.timed import Timed
-from autobatch.schedule.schedule import Frontier, FrontierPolicy, Policy, Schedule
+from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
-    "PUBLISHED", "Agenda", "Auto", "CostModel", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
+    "AUTO", "PUBLISHED", "Agenda", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
     "Policy", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names", "to_dag",
 ]  # fmt: skip
 
 _DIRECTED: dict[str, type[Directed]] = {
     policy.rule: policy for policy in (Depth, Agenda, Sufficient, Critical, Score, Deep)
 }
+AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score+both+compact"})
+"""What "auto" stands for, by backend: a GPU runs while the processor plans, so that planning may take longer there."""
+KINDS: Mapping[str, Callable[..., Directed]] = {policy.rule: policy.rebuild for policy in (Fsm, Score, Deep)}
+"""The policies that files hold."""
 _COMPACT = "compact"
 _OR = " or "
 
@@ -42,14 +45,12 @@ def names() -> list[str]:
     return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
-def get(name: str, backend: str = "reference") -> Policy:
+def get(name: str, backend: str = "reference") -> BasePolicy:
     """Make the policy called `name`, for a backend; `ab.batched` gives its own.
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
     outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
-    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, with costs that
-    `autobatch doctor --calibrate` measured on the backend; "auto" chooses for it (see `autobatch.policies.timed` and
-    `auto`). Nothing else depends on the backend.
+    number of steps: "search+20000". "auto" is the rule of `AUTO` for the backend; nothing else depends on it.
 
     The path of a saved policy (a name that ends in .json, or an existing file) loads that policy; "tree.policy.json or
     score" falls back to the rule `score`, with a warning, if the file or the model is refused.
@@ -65,10 +66,8 @@ def get(name: str, backend: str = "reference") -> Policy:
     first, otherwise, second = name.rpartition(_OR)
     if otherwise:
         return Otherwise(lambda: get(first, backend), get(second, backend))
-    if name == Auto.rule:
-        return Auto(backend)
-    if name.startswith(f"{Timed.rule}(") and name.endswith(")"):
-        return Timed(get(name[len(Timed.rule) + 1 : -1], backend), backend=backend)
+    if name == "auto":
+        name = AUTO.get(backend, AUTO["reference"])
     rule, *options = name.split("+")
     if rule == Unbatched.name and not options:
         return Unbatched()
@@ -85,9 +84,23 @@ def get(name: str, backend: str = "reference") -> Policy:
     ):
         raise PolicyError(
             f"choosing a policy: {name!r} is not known; the policies are {', '.join(names())}, "
-            f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, all inside "
-            f"{Timed.rule}(...); {Auto.rule} chooses; "
-            f"or give the path of a saved policy."
+            f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, and auto; or "
+            f"give the path of a saved policy."
         )
     direction = cast(Direction, directions[0]) if directions else "forward"
     return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)
+
+
+def load(path: str | os.PathLike[str]) -> Directed:
+    """Read a policy that `policy.save` wrote.
+
+    Raises:
+        PolicyError: the file is missing, unreadable, truncated, edited, of another format or of another version.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Score("both", compact=True).save(f"{folder}/rule.policy.json")
+    ...     load(f"{folder}/rule.policy.json").name
+    'score+both+compact'
+    """
+    return load_policy(path, KINDS)

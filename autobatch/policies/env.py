@@ -1,4 +1,4 @@
-"""Register the environments of `autobatch.policies.rl.env` in Gymnasium, on import.
+"""Register the environment of `autobatch.policies.rl.env` in Gymnasium, on import.
 
 `gymnasium.make("autobatch.policies.env:autobatch/Batching-v0", dags=...)` imports it by itself. `episodes` gives the
 graphs of a model, and `Agent` makes a policy of what was trained.
@@ -7,9 +7,9 @@ graphs of a model, and `Agent` makes a policy of what was trained.
 from __future__ import annotations
 
 from autobatch.policies.rl.agent import Agent, episodes
-from autobatch.policies.rl.env import Batching, BatchingVector, register
+from autobatch.policies.rl.env import Batching, register
 
-__all__ = ["ID", "Agent", "Batching", "BatchingVector", "episodes"]
+__all__ = ["ID", "Agent", "Batching", "episodes"]
 
 ID = "autobatch/Batching-v0"
 

@@ -8,14 +8,14 @@ from typing import final
 
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.schedule.make import make_schedule, repeat_schedule
-from autobatch.schedule.schedule import Policy, Schedule, revision_of
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import BasePolicy, Policy, Schedule, adapt
 from autobatch.system.trust import trusted
 
 
 @final
 @trusted
-class Otherwise:
+class Otherwise(BasePolicy):
     """Plans with the first policy until it refuses a graph, then with the second; warns once.
 
     Args:
@@ -24,40 +24,36 @@ class Otherwise:
     """
 
     def __init__(self, make_first: Callable[[], Policy], second: Policy) -> None:
-        self.second = second
+        self._second = self._used = adapt(second)
         try:
-            self.first: Policy | None = make_first()
+            self._used = adapt(make_first())
         except PolicyError as error:
             self._give_up(error)
 
     @property
     def name(self) -> str:
         """The name of the policy in use."""
-        return (self.first or self.second).name
+        return self._used.name
 
     @property
     def revision(self) -> Hashable:
         """Changes when the first policy is given up, and with the revision of the policy in use."""
-        return self.first is None, revision_of(self.first or self.second)
+        return self._used is self._second, self._used.revision
 
     @property
     def unseen_share(self) -> float | None:
-        """That of the policy in use; None if it does not learn."""
-        return getattr(self.first or self.second, "unseen_share", None)
+        """That of the policy in use."""
+        return self._used.unseen_share
 
     def schedule(self, graph: Graph) -> Schedule:
         """Plan with the first policy, or with the second once the first has failed."""
-        if self.first is not None:
+        if self._used is not self._second:
             try:
-                return make_schedule(graph, self.first)
+                return make_schedule(graph, self._used)
             except PolicyError as error:
                 self._give_up(error)
-        return make_schedule(graph, self.second)
-
-    def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Report a schedule that runs again to the policy in use."""
-        repeat_schedule(self.first or self.second, graph, schedule)
+        return make_schedule(graph, self._second)
 
     def _give_up(self, error: PolicyError) -> None:
-        self.first = None
-        warnings.warn(f"{error} Going on with {self.second.name}.", stacklevel=2)
+        self._used = self._second
+        warnings.warn(f"{error} Going on with {self.name}.", stacklevel=2)

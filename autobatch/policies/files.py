@@ -1,4 +1,4 @@
-"""Save policies to files: readable JSON, with one state of the machine per line and types by name.
+"""Write policies to files and read them: JSON with one state of the machine per line and types by name.
 
     {"ready": ["leaf", "merge"], "critical": ["leaf"], "values": {"leaf": [-3.25, 40], "merge": [-4.0, 7]}}
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from autobatch.errors import PolicyError
+from autobatch.system.cache import UNREADABLE
 from autobatch.system.files import write_whole
 
 FORMAT = "autobatch policy"
@@ -38,6 +39,9 @@ class Kept(Protocol):
 
     def describe(self) -> dict[str, Any] | None:
         """The learned content as JSON values; None if nothing was learned."""
+
+
+P = TypeVar("P", bound=Kept)
 
 
 def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
@@ -79,23 +83,45 @@ def to_text(policy: Kept, doing: str) -> str:
     return f"{_lay_out({'format': FORMAT, 'version': VERSION, 'digest': _digest(plain), **plain})}\n"
 
 
-def read_text(path: str | os.PathLike[str], doing: str) -> str:
-    """Read the text of a file; raise a PolicyError, which begins with `doing`, if that fails."""
+def load_policy(path: str | os.PathLike[str], kinds: Mapping[str, Callable[..., P]]) -> P:
+    """Read a file; see `from_text`.
+
+    Raises:
+        PolicyError: the file is missing or unreadable; or as for `from_text`.
+    """
+    doing = f"cannot load policy {os.fspath(path)!r}"
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read()
+            text = file.read()
     except OSError as error:
         raise PolicyError(f"{doing}: {(error.strerror or str(error)).lower()}; {ADVICE}.") from error
     except ValueError as error:
         raise PolicyError(f"{doing}: it is cut short or no JSON ({error}); {ADVICE}.") from error
+    return from_text(text, kinds, doing)
 
 
-def read_content(text: str, doing: str) -> dict[str, Any]:
-    """Parse a text of `to_text`, after checking its kind; `doing` begins error messages.
+def from_text(text: str, kinds: Mapping[str, Callable[..., P]], doing: str) -> P:
+    """Make the policy of a text that `to_text` wrote; `doing` begins error messages.
+
+    Args:
+        kinds: what makes a policy of its content, direction and compact, by rule; its errors say what is wrong.
 
     Raises:
         PolicyError: it is truncated, edited, of another format or of another version.
     """
+    content = _check_content(text, doing)
+    try:
+        if content["kind"] not in kinds:
+            raise ValueError(f"kind {content['kind']!r} is none of {', '.join(kinds)}")
+        policy = kinds[content["kind"]](content, content["direction"], bool(content["compact"]))
+        policy.about = dict(content["about"])
+    except (*UNREADABLE, PolicyError) as error:
+        raise PolicyError(f"{doing}: its content makes no policy ({error!r}); learn the policy again.") from error
+    return policy
+
+
+def _check_content(text: str, doing: str) -> dict[str, Any]:
+    """Parse a text, and check its format, version and digest."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -16,7 +16,6 @@ from typing import Any
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.cost import find_costs
 from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import DeviceName, Progress, QLearning, check_device, learn_fsm
 
@@ -39,7 +38,7 @@ EVALUATE_EVERY: Mapping[DeviceName, int] = MappingProxyType({"cpu": QLearning.ev
 60, however many episodes each learns from: after 20, published machines for lattices got up to a quarter more batches
 than those learned on the processor, after 60 at most 1% more (16 lattices; 10, 50 and 200 episodes at once, five seeds
 each)."""
-TERMS = ("direction", "compact", "costs", "seed", "device", "on_progress")
+TERMS = ("direction", "compact", "seed", "device", "on_progress")
 """Options of `learn_fsm`."""
 
 
@@ -47,8 +46,7 @@ def learn(
     graphs: Sequence[Graph],
     *,
     held_out: Sequence[Graph] = (),
-    rival: bool | None = None,
-    backend: str = "reference",
+    rival: bool = True,
     **options: Any,
 ) -> Fsm:
     """Learn a state machine from the graphs of mini-batches, by Q-learning, and a rival.
@@ -57,17 +55,14 @@ def learn(
         graphs: at least one, with one table of types, such as `Batched.merged` gives.
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
         rival: also learn the published machine, with this encoding and these settings, and keep the shorter plan of the
-            two; by default, unless the reward is "time".
-        backend: the name of the one that will run the schedules: without costs, the reward "time" is that of costs that
-            `autobatch doctor --calibrate` measured there.
-        options: direction ("both" by default), compact (True), costs, seed, device ("cpu") and on_progress, see
-            `learn_fsm`; encoding ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"),
+            two.
+        options: direction ("both" by default), compact (True), seed, device ("cpu") and on_progress, see `learn_fsm`;
+            encoding ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"),
             optimism (False) and others, see `QLearning`. On the device "cuda", `evaluate_every` (16) episodes are
             played at once and then learned from: to fill a GPU give thousands, and 60 times as many `episodes`.
 
     Raises:
-        PolicyError: an option does not exist or is out of range, there are no graphs, nothing was measured, or the
-            device cannot hold the graphs.
+        PolicyError: an option does not exist or is out of range, there are no graphs, or the device cannot hold them.
         BackendError: there is no GPU, or it cannot be used; says what is missing.
     """
     dags, held, types = read_lesson(graphs, held_out)
@@ -82,10 +77,8 @@ def learn(
             f"{', '.join(setting.name for setting in fields(QLearning))}."
         )
     settings = QLearning(**{**SETTINGS, "evaluate_every": EVALUATE_EVERY[device], **options})
-    if settings.reward == "time" and terms.get("costs") is None:
-        terms["costs"] = find_costs(types.outlines, backend).of(types.outlines)
     learned = learn_fsm(dags, types, machine, settings, **terms)
-    if rival or (rival is None and settings.reward != "time"):
+    if rival:
         as_published = replace(settings, reward=PUBLISHED["reward"], optimism=PUBLISHED["optimism"])
         learned = learned.with_rival(learn_fsm(dags, types, Machine(machine.encoding), as_published, **terms))
     return learned

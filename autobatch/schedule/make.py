@@ -15,13 +15,6 @@ from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import checking, is_trusted
 
 
-def repeat_schedule(policy: Policy | None, graph: Graph, schedule: Schedule) -> None:
-    """Report to a policy that has `repeat` that its schedule of a graph runs again."""
-    repeat = getattr(policy, "repeat", None)
-    if repeat is not None:
-        repeat(graph, schedule)
-
-
 def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     """Schedule `graph` by `policy`, and check the result unless the policy is trusted and `AUTOBATCH_CHECK` is off.
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -79,12 +79,9 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """Turns a graph into a schedule; sees ints only.
+    """Turns a graph into a schedule; sees ints only. A policy of your own needs no more than this.
 
-    A policy that learns may also have
-        unseen_share: the share of batches in its last schedule that were chosen in unlearned states;
-        revision: a hashable value that changes when schedules may change: plans of earlier revisions are not used;
-        repeat(graph, schedule): called for each schedule that runs again from a cached plan.
+    One that learns may also have `unseen_share` and `revision`, see `BasePolicy`.
     """
 
     @property
@@ -95,9 +92,84 @@ class Policy(Protocol):
         """Order all nodes of `graph` into batches."""
 
 
-def revision_of(policy: Policy | None) -> Hashable:
-    """The revision of a policy, which changes when its schedules may change; 0 for one without."""
-    return getattr(policy, "revision", 0)
+class BasePolicy(ABC):
+    """A policy with all that may be asked of one: every policy of the package, and what `adapt` makes of others."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the policy for users."""
+
+    @property
+    def unseen_share(self) -> float | None:
+        """The share of batches in its last schedule that were chosen in unlearned states; None if it does not learn."""
+        return None
+
+    @property
+    def revision(self) -> Hashable:
+        """Changes when schedules may change: plans of earlier revisions are not used."""
+        return 0
+
+    @property
+    def given(self) -> Policy:
+        """The policy as the user gave it."""
+        return self
+
+    @abstractmethod
+    def schedule(self, graph: Graph) -> Schedule:
+        """Order all nodes of `graph` into batches."""
+
+
+class _Adapted(BasePolicy):
+    """A policy that is none of the package's."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    @property
+    def given(self) -> Policy:
+        given: Policy = self._policy
+        return given
+
+    @property
+    def name(self) -> str:
+        return str(self._policy.name)
+
+    @property
+    def unseen_share(self) -> float | None:
+        share: float | None = getattr(self._policy, "unseen_share", None)
+        return share
+
+    @property
+    def revision(self) -> Hashable:
+        revision: Hashable = getattr(self._policy, "revision", 0)
+        return revision
+
+    def schedule(self, graph: Graph) -> Schedule:
+        schedule: Schedule = self._policy.schedule(graph)
+        return schedule
+
+
+def adapt(policy: object) -> BasePolicy:
+    """Give a policy as one of which all may be asked: itself, if it is one.
+
+    Raises:
+        PolicyError: it is no policy, or has no name.
+    """
+    if isinstance(policy, BasePolicy):
+        return policy
+    if isinstance(policy, type) or not hasattr(policy, "schedule"):
+        what = "a name, which ab.batched alone takes" if isinstance(policy, str) else "neither a name nor a Policy"
+        raise PolicyError(
+            f"policy={policy!r} is {what}; give ab.batched a name of ab.policies.names() or the path of a saved "
+            f"policy, or an object with a name and schedule(graph), such as ab.policies.get(name)."
+        )
+    if not isinstance(getattr(policy, "name", None), str):
+        raise PolicyError(
+            f"a policy of class {type(policy).__name__} has no name for reports; give the class one, such as "
+            f"name = {type(policy).__name__.lower()!r}."
+        )
+    return _Adapted(policy)
 
 
 def min_batches(graph: Graph) -> int:

@@ -130,14 +130,6 @@ def finish(sim: Simulator) -> tuple[IntArray, IntArray, IntArray]:
     return sim.batch_type[:n_batches].copy(), batch_ptr, sim.order[: batch_ptr[-1]]
 
 
-@compiled
-def is_done(sim: Simulator, g: int) -> bool:
-    """Say whether no node of stacked dag `g` is ready."""
-    n_types = sim.head.size // sim.n_batches.size
-    first, end = g * n_types, (g + 1) * n_types
-    return bool((sim.head[first:end] == sim.tail[first:end]).all())
-
-
 def stack(dags: Sequence[Dag]) -> tuple[Dag, IntArray]:
     """Join dags of T types each into one of G * T types, in which type t of dag g has number g * T + t.
 

@@ -1,9 +1,9 @@
-"""The user's cache folder: what autobatch learned and measured on this machine, for later processes.
+"""The user's cache folder: what autobatch measured and laid out on this machine, for later processes.
 
-An entry is a file, named by a digest of what it depends on (for policies: `autobatch.policies.store.sign`). Files are
-written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries
-may be deleted at any time: one that cannot be read counts as absent, and one that cannot be written is computed again
-by the next process; a warning says so.
+An entry is a file, named by a digest of what it depends on. Files are written whole
+(`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries may be deleted
+at any time: one that cannot be read counts as absent, and one that cannot be written is computed again by the next
+process; a warning says so.
 
     AUTOBATCH_CACHE=path     keeps entries in this folder
     AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
@@ -16,11 +16,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 from autobatch.errors import AutobatchError
 
-Kind: TypeAlias = Literal["policies", "costs", "matmul"]
 Entry = TypeVar("Entry")
 
 VARIABLE = "AUTOBATCH_CACHE"
@@ -47,7 +46,7 @@ def cache_folder() -> Path | None:
     return (Path(base) if os.path.isabs(base) else home / ".cache") / "autobatch"
 
 
-def find_entry(kind: Kind, signature: str, load: Callable[[Path], Entry]) -> Entry | None:
+def find_entry(kind: str, signature: str, load: Callable[[Path], Entry]) -> Entry | None:
     """Read an entry.
 
     Args:
@@ -68,7 +67,7 @@ def find_entry(kind: Kind, signature: str, load: Callable[[Path], Entry]) -> Ent
         return None
 
 
-def keep_entry(kind: Kind, signature: str, save: Callable[[Path], None]) -> Path | None:
+def keep_entry(kind: str, signature: str, save: Callable[[Path], None]) -> Path | None:
     """Write an entry, in place of what is there.
 
     Args:
@@ -94,6 +93,6 @@ def keep_entry(kind: Kind, signature: str, save: Callable[[Path], None]) -> Path
     return path
 
 
-def _place(kind: Kind, signature: str) -> Path | None:
+def _place(kind: str, signature: str) -> Path | None:
     folder = cache_folder()
     return None if folder is None else folder / kind / f"{signature}.json"

@@ -1,8 +1,7 @@
-"""Do schedules that are predicted to be faster take less time on the device? The same mini-batches, several policies.
+"""Do schedules of fewer batches take less time on the device? The same mini-batches, several policies.
 
-First the costs of batches are measured on the device, as `autobatch doctor --calibrate MODEL --backend cuda` does, but
-kept nowhere. Then each policy plans the same mini-batches. What the costs predict for its schedules stands beside what
-the batches took, by the clock of the device, and beside the time of the whole step.
+The number of batches of each policy stands beside what they took, by the clock of the device, and beside the time of
+the whole step.
 """
 
 from __future__ import annotations
@@ -16,33 +15,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.measuring.calibrating import SIZES, calibrate
 from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.workload import Workload, load_workload, record
-from autobatch.policies.cost import MeasuredCosts
-from autobatch.policies.timed import Timed
 from gpu.check import Check, Result
 
 RULE = "score+both+compact"
-POLICIES = ("agenda", "score", RULE, "learned", "learned for time", f"timed({RULE})")
+POLICIES = ("agenda", "score", RULE, "learned")
 MODELS = ("lattice-lstm", "tree-lstm-2type", "tree-lstm")
 N_MINIBATCHES = 2
 EPISODES = 300  # of learning, in place of 1000: as good on these within a batch
 
 
 class Planned(NamedTuple):
-    """A batched loss under a policy, and what its schedules of the mini-batches are predicted to take in training."""
+    """A batched loss under a policy, and the batches that it makes of the mini-batches in training."""
 
     loss: Any
     graphs: Sequence[Any]
-    predicted_ms: list[float]
+    n_batches: list[int]
 
 
 def time_policies(check: Check) -> Result:
-    """Measure costs, then predict and time schedules, planning included."""
+    """Time schedules, planning included."""
     columns = (
-        "model", "dim", "mini-batch", "mode", "policy", "batches", "bound", "predicted ms", "ms of batches",
-        "ms running", "ms",
+        "model", "dim", "mini-batch", "mode", "policy", "batches", "bound", "ms of batches", "ms running",
+        "ms",
     )  # fmt: skip
     result = Result("policies in time", columns)
     models = check.choose(MODELS, MODELS[:1])
@@ -52,38 +48,29 @@ def time_policies(check: Check) -> Result:
 
 
 def time_model(check: Check, result: Result, model: str, dim: int) -> None:
-    """Measure the costs of a model, and time all policies on its mini-batches."""
+    """Time all policies on the mini-batches of a model."""
     workload = load_workload(model, None, dim, check.seed)
-    costs = calibrate(workload, check.backend(), check.choose(SIZES, (1, 4, 8)))
     for size in check.choose((256, 16), (3,)):
-        planned = {policy: prepare(check, workload, policy, size, costs) for policy in POLICIES}
+        planned = {policy: prepare(check, workload, policy, size) for policy in POLICIES}
         for mode in ("training", "inference"):
             time_mode(check, result, (model, dim, size, mode), planned)
 
 
-def prepare(check: Check, workload: Workload, policy: str, size: int, costs: MeasuredCosts) -> Planned:
+def prepare(check: Check, workload: Workload, policy: str, size: int) -> Planned:
     """Make a policy and plan the mini-batches with it; what is learned is learned on other instances."""
     loss = ab.batched(workload.model.loss, policy="agenda", backend=check.backend(), plan_cache=0)
     graphs = list(ab.minibatches(record(loss, workload.first(size * (N_MINIBATCHES + 1))), size))
     lesson, graphs = graphs[N_MINIBATCHES:], graphs[:N_MINIBATCHES]
-    model = costs.of(loss.merged(lesson[0]).types.outlines)
-    options = {"seed": check.seed, "episodes": check.choose(EPISODES, 5)}
-    match policy:
-        case "learned":
-            loss.learn_policy(lesson, **options)
-        case "learned for time":
-            loss.learn_policy(lesson, reward="time", costs=model, **options)
-        case _ if policy.startswith(Timed.rule):
-            loss.policy = Timed(ab.policies.get(RULE), costs)
-        case _:
-            loss.policy = ab.policies.get(policy)
+    if policy == "learned":
+        loss.learn_policy(lesson, seed=check.seed, episodes=check.choose(EPISODES, 5))
+    else:
+        loss.policy = ab.policies.get(policy)
     steps = [loss.prepare(graph, training=True) for graph in graphs]
-    predicted = [sum(model.schedule_us(part.plan.schedule) for part in step.parts) / 1e3 for step in steps]
-    return Planned(loss, graphs, predicted)
+    return Planned(loss, graphs, [sum(part.n_batches for part in step.parts) for step in steps])
 
 
 def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Mapping[str, Planned]) -> None:
-    """Let the policies take turns, and note what each took; in training, how well that was predicted."""
+    """Let the policies take turns, and note what each took; in training, how that goes with the numbers of batches."""
     lasts: defaultdict[str, list[Any]] = defaultdict(list)
     runs = {policy: step(*one[:2], about[-1]) for policy, one in planned.items()}
     n_repeats = check.choose(9, 1)
@@ -100,12 +87,11 @@ def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Map
         batches, bound = (
             statistics.fmean(getattr(last, n) for last in lasts[policy]) for n in ("batches", "lower_bound")
         )
-        predicted = statistics.fmean(planned[policy].predicted_ms) if about[-1] == "training" else None
         running = statistics.median(last.execute_ms for last in lasts[policy])
-        result.add(*about, policy, batches, bound, predicted, statistics.fmean(clocked[policy]), running, ms)
+        result.add(*about, policy, batches, bound, statistics.fmean(clocked[policy]), running, ms)
     if about[-1] == "training":
-        predictions = np.array([planned[policy].predicted_ms for policy in runs])
-        result.note(f"{', '.join(map(str, about))}: {judge(predictions, np.array([*clocked.values()]))}")
+        n_batches = np.array([planned[policy].n_batches for policy in runs])
+        result.note(f"{', '.join(map(str, about))}: {judge(n_batches, np.array([*clocked.values()]))}")
 
 
 def step(loss: Any, graphs: Sequence[Any], mode: str) -> Callable[[int], object]:
@@ -130,19 +116,18 @@ def clock_batches(loss: Any, run: Callable[[int], object], n_repeats: int) -> li
     return found
 
 
-def judge(predicted: Any, took: Any) -> str:
-    """Say how predictions agree with times; both are [policies, mini-batches].
+def judge(n_batches: Any, took: Any) -> str:
+    """Say how numbers of batches agree with times; both are [policies, mini-batches].
 
-    >>> judge(np.array([[1.0], [2.0], [3.0]]), np.array([[1.1], [2.2], [3.3]]))
-    'rank correlation of predicted and measured times 1.00 over policies; predictions are off by 9% in the median'
+    >>> judge(np.array([[10], [20], [30]]), np.array([[1.1], [2.2], [3.3]]))
+    'rank correlation of batches and measured times 1.00 over policies'
     """
-    off = f"predictions are off by {float(np.median(np.abs(predicted / took - 1))):.0%} in the median"
     ranks = [
-        rank_correlation(*columns) for columns in zip(predicted.T, took.T, strict=True) if min(map(np.ptp, columns))
+        rank_correlation(*columns) for columns in zip(n_batches.T, took.T, strict=True) if min(map(np.ptp, columns))
     ]
     if not ranks:
-        return f"all schedules are predicted to take equally long; {off}"
-    return f"rank correlation of predicted and measured times {statistics.fmean(ranks):.2f} over policies; {off}"
+        return "all schedules have equally many batches"
+    return f"rank correlation of batches and measured times {statistics.fmean(ranks):.2f} over policies"
 
 
 def rank_correlation(one: Any, other: Any) -> float:

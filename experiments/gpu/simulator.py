@@ -14,7 +14,6 @@ from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.policies.evaluate import take_minibatches
 from autobatch.cli.workload import load_workload
 from autobatch.graph.dag import Dag, to_dag
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.device_simulator import KIND, DeviceSimulator, Played, rank_tried
 from autobatch.policies.fsm.machine import Machine, run_machine
 from autobatch.policies.fsm.practice import OnDevice, OnProcessor, Task
@@ -43,7 +42,7 @@ def time_setting(check: Check, result: Result, model: str, size: int, at_once: i
     """Time so many schedules, and so many episodes, of mini-batches of a model."""
     dags = draw_dags(check, model, size, check.choose(16, 2))
     n_types = dags[0].n_types
-    task = Task(dags, [], MACHINE, SETTINGS.rules(), SETTINGS.exploration(), CostModel.counting(n_types))
+    task = Task(dags, [], MACHINE, SETTINGS.rules(), SETTINGS.exploration())
     here, there = OnProcessor(task, [check.seed]), OnDevice(task, [check.seed], check.device)
     table = here.learn(make_table(n_types, MACHINE.width(n_types)), LESSON)
     simulator, machines = DeviceSimulator(dags, check.device), [rank_tried(MACHINE, table)] * (at_once // len(dags))

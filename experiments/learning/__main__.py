@@ -12,7 +12,7 @@ from autobatch.cli.ending import run_process
 from autobatch.cli.policies.learn import ALGORITHMS, learn_command
 from autobatch.graph.graph import Graph
 from autobatch.policies.learning import read_lesson
-from autobatch.policies.networks.network import Deep
+from autobatch.policies.rules.network import Deep
 from autobatch.policies.rules.rules import Score
 
 sys.path[0] = str(Path(__file__).parents[1])

@@ -1,7 +1,7 @@
 """Learn a network by deep reinforcement learning: MaskablePPO or DQN of stable-baselines3, on many graphs at once.
 
-The network scores all types alike (`autobatch.policies.networks.network`), so the graphs need not have the same types:
-what is learned on the families of `autobatch.policies.rl.families` can be used on any model. Each graph is played
+The network scores all types alike (`autobatch.policies.rules.network`), so the graphs need not have the same types:
+what is learned on generated families (`learning.families`) can be used on any model. Each graph is played
 forward and backward, so that one network plans in both directions. From time to time the network plans the graphs that
 it is measured on; the best one met is kept.
 """
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -22,9 +23,9 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.fsm.rewards import Reward
-from autobatch.policies.networks.network import Deep, Network
-from autobatch.policies.rl.families import draw_graphs
 from autobatch.policies.rules.directed import Direction
+from autobatch.policies.rules.network import Deep, Network
+from learning.families import draw_graphs
 
 Algorithm: TypeAlias = Literal["ppo", "dqn"]
 EXTRA = {"gymnasium": "rl", "stable_baselines3": "rl", "sb3_contrib": "rl", "torch": "rl"}
@@ -180,14 +181,16 @@ def _make_model(
     """Make what learns, and what finds the scoring module in it."""
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.torch_layers import CombinedExtractor
-    from stable_baselines3.common.vec_env import VecMonitor
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
-    from autobatch.policies.rl.env import BatchingVector
-    from learning.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
+    from autobatch.policies.rl.env import Batching
+    from learning.torch_policy import make_actor_critic, make_masked_dqn
 
-    env = BatchingVector(settings.seats, dags, reward=settings.reward)
+    n_types = max(dag.n_types for dag in dags)
+    own = [dags[seat :: settings.seats] or [dags[seat % len(dags)]] for seat in range(settings.seats)]
+    env = DummyVecEnv([partial(Batching, some, settings.reward, n_types) for some in own])
     shared: dict[str, Any] = {
-        "env": VecMonitor(make_vec_env(env)),
+        "env": VecMonitor(env),
         "learning_rate": lambda left: settings.learning_rate * left,
         "gamma": settings.discount,
         "policy_kwargs": {"features_extractor_class": CombinedExtractor},

@@ -21,19 +21,19 @@ from autobatch.jit.loops import compiled
 from autobatch.policies.fsm.encoding import encode
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.table import Table, add_state, make_table, with_room
-from autobatch.policies.networks.features import (
+from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.network import (
     CRITICAL,
     HEIGHT,
     OVERALL_FEATURES,
     OWN_SHARE,
     READY_SHARE,
     TYPE_FEATURES,
-    describe,
+    describe_types,
 )
-from autobatch.policies.networks.fleet import advance, start_fleet
-from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import Score, Weights, is_ready
 from autobatch.schedule.chains import follow, start_chains
+from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.simulator import start, step
 
 P = TypeVar("P", Fsm, Score)
@@ -75,7 +75,7 @@ def distill_fsm(
     """Make a state machine that does what a policy does.
 
     Args:
-        policy: such as `autobatch.policies.networks.network.Deep`.
+        policy: such as `autobatch.policies.rules.network.Deep`.
         dags: mini-batches to watch it on, of one table of types.
         types: what these are.
         machine: what it sees.
@@ -105,7 +105,7 @@ def distill_rule(policy: Directed, dags: Sequence[Dag], held_out: Sequence[Dag] 
     """Fit the weights of `Score` to what a policy does.
 
     Args:
-        policy: such as `autobatch.policies.networks.network.Deep`.
+        policy: such as `autobatch.policies.rules.network.Deep`.
         dags: mini-batches to watch it on; their types need not be the same.
         held_out: what the two are measured on; by default `dags`.
 
@@ -181,17 +181,18 @@ def _vote(dag: Dag, sequence: IntArray, table: Table, encoding: int) -> None:
 @compiled
 def _list_choices(dag: Dag, sequence: IntArray) -> tuple[FloatArray, LongArray, LongArray]:
     """List what `Score` sees of the ready types wherever there were several, where each choice ends, and its choice."""
-    fleet = start_fleet(dag, np.array([0, dag.type_id.size], np.int32))
+    sim, restricted = start(dag), start_restricted(dag)
+    chains = start_chains(dag, sim)
     features = np.empty((dag.n_types, len(TYPE_FEATURES)), np.float32)
     overall = np.empty(len(OVERALL_FEATURES), np.float32)
     rows = np.empty((sequence.size * dag.n_types, 4))
     ends, chosen = np.empty(sequence.size, np.int64), np.empty(sequence.size, np.int64)
     n_rows, n_choices = 0, 0
     for kind in sequence:
-        describe(fleet, 0, features, overall)
+        describe_types(sim, chains, restricted, features, overall)
         first = n_rows
         for a in range(dag.n_types):
-            if is_ready(fleet.sim, a):
+            if is_ready(sim, a):
                 if a == kind:
                     chosen[n_choices] = n_rows
                 rows[n_rows, 0] = features[a, CRITICAL]
@@ -204,5 +205,7 @@ def _list_choices(dag: Dag, sequence: IntArray) -> tuple[FloatArray, LongArray, 
             n_choices += 1
         else:
             n_rows = first
-        advance(fleet, kind)
+        batch = step(sim, kind)
+        follow(chains, sim, batch)
+        unblock(restricted, sim, batch)
     return rows[:n_rows], ends[:n_choices], chosen[:n_choices]

@@ -20,10 +20,10 @@ from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.graph.sketch import Sketch
 from autobatch.jit.arrays import FloatArray
 from autobatch.policies.fsm.qlearning import Progress
-from autobatch.policies.rl.families import draw_graphs
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
 from autobatch.policies.sequences.compaction import compact as compact_sequence
+from learning.families import draw_graphs
 
 FIXED = Weights._fields.index("ready")
 FOREST_SIZE, FOREST_STEPS = 256, range(2, 17)

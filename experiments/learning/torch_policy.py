@@ -1,4 +1,4 @@
-"""The network of `autobatch.policies.networks.network` in torch, as stable-baselines3 learns it.
+"""The network of `autobatch.policies.rules.network` in torch, as stable-baselines3 learns it.
 
 torch takes seconds to import, so the classes are made inside functions, by the one module that learns (`deep`). Types
 that are not ready are masked: PPO never draws them, and in DQN their value is so low that neither the best type of a
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
-from autobatch.policies.networks.network import Network
+from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, Network
 
 NEVER = -1e6  # the value of a type that is not ready
 
@@ -144,46 +143,3 @@ def _unpack(flat: Any) -> tuple[Any, Any, Any]:
     n_types = (flat.shape[1] - n_overall) // (n_features + 1)
     types = flat[:, n_types + n_overall :].reshape(-1, n_types, n_features)
     return flat[:, :n_types], types, flat[:, n_types : n_types + n_overall]
-
-
-def make_vec_env(env: Any) -> Any:
-    """Wrap a `BatchingVector` as stable-baselines3 wants its environments."""
-    from stable_baselines3.common.vec_env import VecEnv
-
-    class Seated(VecEnv):
-        def __init__(self) -> None:
-            super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
-
-        def reset(self) -> Any:
-            observation, _ = env.reset(seed=self._seeds)
-            self._reset_seeds()
-            return observation
-
-        def step_async(self, actions: Any) -> None:
-            self.actions = actions
-
-        def step_wait(self) -> Any:
-            observation, rewards, terminated, truncated, info = env.step(self.actions)
-            infos: list[dict[str, Any]] = [{} for _ in rewards]
-            for seat in np.flatnonzero(terminated | truncated):
-                infos[seat]["terminal_observation"] = info["final_obs"][seat]
-                infos[seat]["TimeLimit.truncated"] = bool(truncated[seat])
-            return observation, rewards, terminated | truncated, infos
-
-        def close(self) -> None:
-            env.close()
-
-        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-            return [getattr(env, attr_name) for _ in self._get_indices(indices)]
-
-        def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-            setattr(env, attr_name, value)
-
-        def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-            result = getattr(env, method_name)(*args, **kwargs)
-            return [result[seat] for seat in self._get_indices(indices)]
-
-        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-            return [False for _ in self._get_indices(indices)]
-
-    return Seated()

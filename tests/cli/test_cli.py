@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -188,7 +187,7 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
     status, out, err = command("bench", "tree-lstm", *arguments)
     assert (status, err) == (0, "")
     rows = [line.split("  ") for line in out.splitlines()[-5:]]
-    policies = ["auto (score)", "unbatched", "depth", "agenda"]
+    policies = ["score", "unbatched", "depth", "agenda"]
     assert [row[0] for row in rows] == ["policy", *policies]
     assert min(row[-1].split()[-1] for row in rows[1:]) == "1.0x"
     written = read_json(results)
@@ -203,7 +202,7 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
 def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
     status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 4)
     assert (status, err) == (0, "")
-    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy auto (score): 4 instances, ")
+    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy score: 4 instances, ")
     assert "\n\npolicy depth: 4 instances, " in out
     assert "\n\npolicy agenda: 4 instances, " in out
     for word in ("nodes", "batches", "bound", "gap", "launches", "copied"):
@@ -213,7 +212,7 @@ def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
 def test_explain_takes_fewer_instances_than_asked_for(command: Command, trees: Path) -> None:
     status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 99)
     assert (status, err) == (0, "")
-    assert out.startswith(f"tree-lstm, all 48 instances of {trees}\n\npolicy auto (score): 48 instances, ")
+    assert out.startswith(f"tree-lstm, all 48 instances of {trees}\n\npolicy score: 48 instances, ")
 
 
 def test_models_and_data_are_listed(command: Command) -> None:
@@ -253,21 +252,6 @@ def test_the_doctor_tells_the_cache(command: Command, tmp_path: Path, monkeypatc
 def test_more_threads_than_cores_are_told(command: Command) -> None:
     err = command("train", "tree-lstm", "--threads", 100_000, "--data", "no/such/file")[2]
     assert re.match(r"autobatch: --threads 100000 is more than the (one core|\d+ cores) here, which makes nothing", err)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
-def test_the_doctor_measures_what_batches_cost_on_a_backend(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
-    monkeypatch.setattr("autobatch.cli.measuring.doctor.SIZES", (1, 8))
-    for backend in ("reference", "cuda"):
-        status, out, err = command("doctor", "--calibrate", "--dim", 2, "--backend", backend)
-        assert (status, err) == (0, "")
-        assert out.startswith(f"tree-lstm, dim 2, training on the {backend} backend")
-        assert re.search(r"^merge +[\d.]+ +[\d.]+ +\d+ +112$", out, re.MULTILINE)
-    assert len([*(tmp_path / "costs").iterdir()]) == 2
 
 
 def test_without_a_gpu_auto_stays_on_the_processor_and_the_doctor_says_why(
@@ -344,7 +328,6 @@ ERRORS = [
     (["explain", "tree-lstm", "--plot", "no/such/x.png"], "cannot draw 'no/such/x.png': there is no folder 'no/such'"),
     (["explain", "tree-lstm", "--plot", "x.xyz"], "cannot draw 'x.xyz': its name ends in none of .png, .pdf, .svg;"),
     (["explain", "tree-lstm", "--plot", "x.png/x.png"], "cannot draw 'x.png/x.png': there is no folder 'x.png'"),
-    (["doctor", "--matmul", "--calibrate"], "--calibrate and --matmul are two measurements; give one of them"),
     (["train", "tree-lstm", "--backend", "abacus"], "abacus"),
     (["explain", "my_models:EMPTY"], "nothing holds no instances; give a file with at least one"),
     (

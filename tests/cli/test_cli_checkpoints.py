@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from autobatch.cli.training.stored import BEST, LAST, read_run
+from autobatch.cli.training.stored import BEST, LAST
 from autobatch.models.data.sst import read_trees
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.policies.auto import Auto
-from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.learning import learn
 from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
@@ -232,18 +229,11 @@ def test_a_learned_policy_is_stored_and_training_goes_on_under_it(command: Comma
     assert command("eval", "tree-lstm", "--checkpoint", "halves")[0] == 0
 
 
-def test_what_auto_chose_is_stored(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule by its name; a machine as it is, whatever the cache holds later."""
+def test_what_auto_stands_for_is_stored(command: Command) -> None:
+    """So that training goes on with it, on any backend."""
     model = ("train", "tree-lstm", "--data", "trees.txt", *RUN)
-    assert command(*model, "--checkpoint", "rule")[0] == 0
-    assert load_checkpoint(Path("rule", LAST)).state["settings"]["policy"] == "score"
-    with monkeypatch.context() as patched:
-        patched.setattr(Auto, "settle", lambda self, graphs, n_uses: learn(graphs, episodes=20))
-        assert command(*model, "--checkpoint", "machine")[0] == 0
-    stored = read_run(Path("machine", LAST))
-    assert (stored.settings.policy, stored.policy) == ("auto", "auto")
-    assert isinstance(stored.learned, Fsm)
-    assert command(*model, "--epochs", 5, "--checkpoint", "machine", "--resume", "--json", "x.jsonl")[0] == 0
-    assert [result["policy"] for result in read_json("x.jsonl")] == [stored.learned.name]
-    assert load_checkpoint(Path("machine", LAST)).state["policy"] is not None
-    assert command("eval", "tree-lstm", "--checkpoint", "machine")[0] == 0
+    assert command(*model, "--checkpoint", "run")[0] == 0
+    assert load_checkpoint(Path("run", LAST)).state["settings"]["policy"] == "score"
+    assert command(*model, "--epochs", 5, "--checkpoint", "run", "--resume", "--json", "x.jsonl")[0] == 0
+    assert [result["policy"] for result in read_json("x.jsonl")] == ["score"]
+    assert command("eval", "tree-lstm", "--checkpoint", "run")[0] == 0

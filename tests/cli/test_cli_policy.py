@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -60,28 +59,6 @@ def test_learn_writes_a_policy_and_says_how_good_it_is(command: Command, tmp_pat
     assert {name: policy.about[name] for name in ("algorithm", "model", "data", "batch_size", "instances", "seed")} == {
         "algorithm": "q", "model": "tree-lstm", "data": "listops", "batch_size": 8, "instances": 16, "seed": 3,
     }  # fmt: skip
-
-
-def test_learn_for_the_time_that_was_measured_on_a_backend(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("autobatch.cli.measuring.doctor.SIZES", (1, 8))
-    path = tmp_path / "x.policy.json"
-    learn = ("policy", "learn", "tree-lstm-2type", *SMALL, "--episodes", 50, "--reward", "time", "--out", path)
-    assert command("doctor", "--calibrate", "tree-lstm-2type", "--dim", 4, "--backend", "reference")[0] == 0
-    status, output, errors = command(*learn)
-    assert (status, errors) == (0, "")
-    (told,) = re.findall(
-        r"predicted to take on the reference backend: fsm\S+ (\S+), score\S+ (\S+), agenda (\S+)\.", output
-    )
-    assert all(float(ms) > 0 for ms in told)
-    policy = policies.load(path)
-    assert (policy.about["settings"]["reward"], "rivals" in policy.about) == ("time", False)
-    assert command("explain", "tree-lstm-2type", "--dim", 4, "--batch-size", 8, "--policy", f"timed({path})")[0] == 0
-    status, output, errors = command(*learn, "--backend", "cuda")
-    assert (status, output, errors.count("\n")) == (2, "", 1)
-    assert "on the cuda backend; run autobatch doctor --calibrate MODEL --backend cuda first" in errors
 
 
 def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> None:
@@ -348,7 +325,6 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "tree-lstm", "--algorithm", "k"], "--algorithm"),
         (["learn", "tree-lstm", "--episodes", "0"], "--episodes"),
         (["learn", "tree-lstm", "--plot", "x.png"], "algorithm 'q' has no option --plot; leave it out, its"),
-        (["learn", "tree-lstm", "--algorithm", "ppo", "--reward", "time"], "the reward time is for --algorithm q;"),
         (["learn", "families"], "'q' learns a state machine by Q-learning, which serves the types of one model only; "),
         (["learn", "families"], "--algorithm ppo (for --steps N) or --algorithm es (for --generations N)."),
         (["learn", "families", "--algorithm", "es", "--episodes", "3"], "leave it out, its options are --generations."),
@@ -357,7 +333,6 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
         (["show", "agenda"], "cannot look into policy 'agenda': it comes with the package and has learned nothing, so"),
-        (["show", "auto"], "cannot look into policy 'auto': it comes with the package and has learned nothing, so"),
         (["show", "score+sideways"], "choosing a policy: 'score+sideways' is not known"),
         (["diff", "score", "depth"], "cannot look into policy 'depth': it comes with the package"),
         (["diff", "score", "network"], "cannot compare 'score' with 'network': one is a rule with weights, the"),

@@ -22,7 +22,7 @@ from counting_arrays import counting
 BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and what they are weighted by, a few times; single numbers
 
 
-WARM_UP = 10  # steps, of which `auto` looks at the first eight
+WARM_UP = 10  # steps
 
 
 def make_step(dim: int, depth: int, n_instances: int, backend: Any, **options: Any) -> Callable[[], None]:

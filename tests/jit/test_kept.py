@@ -15,11 +15,7 @@ import pytest
 
 from autobatch.blas import choosing
 from autobatch.compiler.numba.loading import load
-from autobatch.errors import PolicyError
 from autobatch.jit.kept import compile_callback, keep
-from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
-from autobatch.policies.policy_file import load as load_policy
-from autobatch.policies.rules.rules import Score
 from autobatch.system.cache import find_entry, keep_entry
 from ways import each
 
@@ -142,31 +138,11 @@ def test_damaged_kernels_are_made_again(tmp_path: Path, pattern: str) -> None:
 # --- what is learned and measured ---
 
 
-def keep_policy() -> None:
-    keep_entry("policies", "signature", lambda path: Score("both").save(path))
-
-
-def find_policy() -> bool:
-    return find_entry("policies", "signature", load_policy) is not None
-
-
-COSTS = MeasuredCosts("reference", 8, "train", (TypeCost("a", "a(value)", 9.0, 0.5, 1.0, 32.0),))
-
-
-def find_the_costs() -> bool:
-    try:
-        return find_costs(["a(value)"]) == COSTS
-    except PolicyError:
-        return False
-
-
 def keep_table() -> None:
     keep_entry("matmul", "signature", lambda path: choosing._save({"float32 4 4 4 NN": {"numpy": 1.0}}, path))
 
 
 ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-    "policies": (keep_policy, find_policy),
-    "costs": (COSTS.keep, find_the_costs),
     "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._load)),
 }
 

@@ -12,20 +12,31 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.graph.sketch import to_graph
 from autobatch.policies.fsm.machine import Machine, TypeNames
 from autobatch.policies.fsm.qlearning import Progress
-from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
-from autobatch.policies.networks.network import Deep, Network, score_types, to_network
-from autobatch.policies.rl.families import draw, draw_graphs
+from autobatch.policies.rules.network import (
+    OVERALL_FEATURES,
+    TYPE_FEATURES,
+    Deep,
+    Network,
+    describe_types,
+    score_types,
+    to_network,
+)
 from autobatch.policies.rules.rules import Score, Weights
+from autobatch.schedule.chains import follow, start_chains
+from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
+from autobatch.schedule.simulator import start, step
 from graphs import LETTERS, random_batch, random_dag
 from learning import deep
 from learning.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
 from learning.distill import distill_fsm, distill_rule, fit_choices
+from learning.families import draw, draw_graphs
+from ways import each
 
 ALGORITHMS = ("ppo", "dqn")
 TINY = DeepLearning(steps=600, seats=4, hidden=4, measure_every=300)
@@ -60,6 +71,59 @@ def scores_of(network: Network, rows: np.ndarray, overall: np.ndarray) -> np.nda
     scores = np.empty(len(rows))
     score_types(network, rows, overall, scores)
     return scores
+
+
+def defined(dag: Dag, done: set[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The same, from the definitions."""
+    n, kinds, ahead = dag.type_id.size, dag.type_id.tolist(), chains_ahead(dag)
+    inputs = [dag.edge_src[dag.edge_ptr[i] : dag.edge_ptr[i + 1]].tolist() for i in range(n)]
+    unrun = [i for i in range(n) if i not in done]
+    ready = [i for i in unrun if set(inputs[i]) <= done]
+    before: list[set[int]] = []
+    for i in range(n):
+        before.append(set().union(*({s} | before[s] for s in inputs[i])))
+    most = {a: max(int(ahead[i, a]) for i in ready) for a in range(dag.n_types)}
+    tops = {a: [i for i in ready if most[a] and ahead[i, a] == most[a]] for a in range(dag.n_types)}
+    own = {a: [i for i in ready if kinds[i] == a] for a in range(dag.n_types)}
+    heights = {a: float(np.mean([ahead[i].sum() for i in nodes])) for a, nodes in own.items() if nodes}
+    rows = np.zeros((dag.n_types, len(TYPE_FEATURES)))
+    for a in range(dag.n_types):
+        mine = [i for i in unrun if kinds[i] == a]
+        if not mine:
+            continue
+        frontier = [i for i in mine if not any(kinds[j] == a and j not in done for j in before[i])]
+        own_top = [i for i in tops[a] if kinds[i] == a]
+        rows[a] = [
+            1, bool(own[a]), bool(own[a]) and own_top == tops[a], len(own[a]) / len(mine),
+            len(own_top) / len(tops[a]) if own[a] else 0, heights.get(a, 0) / max(heights.values()),
+            most[a] / sum(most.values()), len(own[a]) / len(frontier), len(own[a]) / len(ready), len(mine) / len(unrun),
+        ]  # fmt: skip
+    left, with_ready, critical = rows[:, 0].sum(), rows[:, 1].sum(), rows[:, 2].sum()
+    overall = [len(unrun) / n, len(ready) / len(unrun), with_ready / left, critical / with_ready, 1 / left]
+    return rows, np.array(overall)
+
+
+@each("seed", range(10))
+def test_features_follow_their_definitions(seed: int) -> None:
+    dag = to_dag(random_dag(seed))._replace(n_types=6)
+    sim, restricted = start(dag), start_restricted(dag)
+    chains = start_chains(dag, sim)
+    rng, done = np.random.default_rng(seed), set[int]()
+    rows, overall = np.empty((6, len(TYPE_FEATURES)), np.float32), np.empty(len(OVERALL_FEATURES), np.float32)
+    while len(done) < dag.type_id.size:
+        describe_types(sim, chains, restricted, rows, overall)
+        expected, expected_overall = defined(dag._replace(n_types=4), done)
+        np.testing.assert_allclose(rows[:4], expected, rtol=1e-6)
+        np.testing.assert_allclose(overall, expected_overall, rtol=1e-6)
+        assert not rows[4:].any(), "types that the dag lacks"
+        assert rows.min() >= 0
+        assert max(rows.max(), overall.max()) <= 1
+        batch = step(sim, int(rng.choice(np.flatnonzero(rows[:, 1]))))
+        follow(chains, sim, batch)
+        unblock(restricted, sim, batch)
+        done |= set(batch.tolist())
+    describe_types(sim, chains, restricted, rows, overall)
+    assert not rows.any(), "nothing is left"
 
 
 @pytest.mark.usefixtures("_extra")
@@ -152,7 +216,7 @@ def test_the_network_that_comes_along_plans_graphs_it_never_saw_without_torch() 
     both = policies.get("network+both+compact")
     counts = [len(both.schedule(to_graph(dag))) for dag in graphs]
     assert counts == [4, 16, 14, 28, 17, 15, 51, 9, 28, 8, 33, 21]
-    program = "import sys; from autobatch.policies.networks.network import Deep; Deep(); print('torch' in sys.modules)"
+    program = "import sys; from autobatch.policies.rules.network import Deep; Deep(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -19,7 +19,6 @@ from autobatch.errors import BackendError, PolicyError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import NamedTypes
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.device_simulator import (
     CHANCES,
     SOURCE,
@@ -72,7 +71,7 @@ def learned(dags: Sequence[Dag], machine: Machine, seed: int = 0) -> Table:
     n_types = dags[0].n_types
     table, rng = make_table(n_types, machine.width(n_types)), np.random.default_rng(seed)
     for episode in range(6):
-        course = start_course(dags[episode % len(dags)], CostModel.counting(n_types).array())
+        course = start_course(dags[episode % len(dags)])
         table = with_room(table, course.dag.type_id.size)
         run_episode(course, table, machine.rules(), QLearning().rules(), 0.3, rng, NO_PLAN)
     return table
@@ -171,7 +170,7 @@ def test_frontiers_are_those_of_the_processor(device: Device, n_types: int) -> N
     played = DeviceSimulator(dags, device, frontiers=True).play(ranked, episodes)
     for run, n_batches in enumerate(played.n_batches):
         _, kinds, n_ready, frontier = played.steps[run, :n_batches].T
-        course = start_course(dags[run % 3], CostModel.counting(n_types).array())
+        course = start_course(dags[run % 3])
         rules, table = QLearning(reward="published").rules(), make_table(n_types, 2 * n_types, 200)
         run_episode(course, table, UNMASKED.rules(), rules, 0.0, np.random.default_rng(0), kinds)
         assert course.sim.n_batches[0] == n_batches

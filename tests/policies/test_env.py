@@ -1,10 +1,9 @@
-"""The environments: what Gymnasium asks for, episodes that are schedules, and many seats that do what one does."""
+"""The environment: what Gymnasium asks for, and episodes that are schedules."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,15 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="environments need autobatch[rl]")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402, there is nothing to import without it
-from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from autobatch.errors import PolicyError  # noqa: E402
 from autobatch.graph.dag import Dag, chains_ahead, to_dag  # noqa: E402
-from autobatch.policies.cost import CostModel  # noqa: E402
-from autobatch.policies.env import ID, Batching, BatchingVector  # noqa: E402
+from autobatch.policies.env import ID, Batching  # noqa: E402
 from autobatch.policies.fsm.rewards import REWARDS  # noqa: E402
 from autobatch.policies.rules.rules import Score  # noqa: E402
 from autobatch.policies.sequences.embedding import finishes  # noqa: E402
-from autobatch.schedule.simulator import start, step  # noqa: E402
 from graphs import random_dag  # noqa: E402
 from ways import each  # noqa: E402
-
-COSTS = CostModel([5.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])  # type: ignore[arg-type]
 
 
 def some_dags(n: int = 6) -> list[Dag]:
@@ -49,7 +43,7 @@ def play(env: Any, seed: int) -> tuple[list[int], list[float]]:
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("max_types", [None, 4])
 def test_gymnasium_makes_and_accepts_it(reward: str, max_types: int | None) -> None:
-    env = gymnasium.make(ID, dags=some_dags(), reward=reward, max_types=max_types, costs=COSTS)
+    env = gymnasium.make(ID, dags=some_dags(), reward=reward, max_types=max_types)
     check_env(env.unwrapped)
     assert env.unwrapped.action_space.n == 4
 
@@ -57,7 +51,7 @@ def test_gymnasium_makes_and_accepts_it(reward: str, max_types: int | None) -> N
 def test_the_name_alone_imports_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(gymnasium.registry, ID)
     monkeypatch.delitem(sys.modules, "autobatch.policies.env")
-    env = gymnasium.make(f"autobatch.policies.env:{ID}", family="trees", n_dags=3, max_types=7)
+    env = gymnasium.make(f"autobatch.policies.env:{ID}", dags=some_dags(), max_types=7)
     assert env.observation_space["types"].shape == (7, 10)
     importlib.import_module("autobatch.policies.env")
     assert env.spec.id == ID
@@ -69,15 +63,6 @@ def test_an_episode_is_a_schedule_and_rewards_are_the_bound_less_its_batches(see
     actions, rewards = play(Batching([dag]), seed)
     assert finishes(dag, np.array(actions, np.int32))
     assert sum(rewards) == chains_ahead(dag).max(axis=0).sum() - len(actions)
-
-
-def test_rewards_in_time_are_the_predicted_time_of_the_schedule() -> None:
-    dag = to_dag(random_dag(7, n_nodes=40))
-    actions, rewards = play(Batching([dag], reward="time", costs=COSTS), 0)
-    sim, expected = start(dag), []
-    for kind in actions:
-        expected.append(-COSTS.batch_us(kind, step(sim, kind).size) / np.mean([6.0, 5.0, 11.0, 19.0]))
-    np.testing.assert_allclose(rewards, expected)
 
 
 def test_the_published_reward_is_zero_only_for_what_cannot_be_regretted() -> None:
@@ -108,47 +93,22 @@ def test_a_rule_can_be_played() -> None:
     assert over == [False] * (len(sequence) - 1) + [True]
 
 
-def assert_same(one: Any, other: Any) -> None:
-    """Compare what environments give, tuples, dictionaries and object arrays included."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_same(one[name], other[name])
-    elif isinstance(one, tuple) or (isinstance(one, np.ndarray) and one.dtype == object):
-        for a, b in zip(one, other, strict=True):
-            assert_same(a, b)
-    else:
-        np.testing.assert_array_equal(one, other)
-
-
-@each("reward", REWARDS)
-@each("n_seats, n_dags", [(1, 3), (3, 8), (5, 3)])
-def test_every_seat_does_what_an_environment_alone_does(reward: Any, n_seats: int, n_dags: int) -> None:
-    dags = some_dags(n_dags)
-    own = [dags[seat::n_seats] or [dags[seat % n_dags]] for seat in range(n_seats)]
-    costs = CostModel(*np.ones((3, 5))) if reward == "time" else None
-    many = gymnasium.make_vec(ID, num_envs=n_seats, dags=dags, reward=reward, max_types=5, costs=costs)
-    each = SyncVectorEnv(
-        [partial(Batching, mine, reward=reward, max_types=5, costs=costs) for mine in own],
-        autoreset_mode=AutoresetMode.SAME_STEP,
-    )
-    assert_same(many.reset(seed=7), each.reset(seed=7))
-    rng, finished = np.random.default_rng(0), 0
-    for _ in range(150):
-        actions = rng.integers(5, size=n_seats)
-        got, expected = many.step(actions), each.step(actions)
-        assert_same(got, expected)
-        finished += int(got[2].sum())
-        assert many.unwrapped.action_masks().tolist() == (got[0]["mask"] == 1).tolist()
-    assert finished >= n_seats
+def test_a_vector_plays_several_at_once() -> None:
+    many, alone = gymnasium.make_vec(ID, num_envs=2, dags=some_dags(), max_types=5), Batching(some_dags(), max_types=5)
+    observations, infos = many.reset(seed=7)
+    for seat in range(2):
+        observation, info = alone.reset(seed=7 + seat)
+        assert infos["action_mask"][seat].tolist() == info["action_mask"].tolist()
+        assert all(observations[name][seat].tolist() == observation[name].tolist() for name in observation)
+    _, rewards, *_ = many.step(infos["action_mask"].argmax(axis=1))
+    assert rewards.shape == (2,)
 
 
 def test_a_seed_decides_which_graphs_come() -> None:
-    def played(seed: int) -> list[int]:
-        env = BatchingVector(2, some_dags(8))
+    def played(seed: int) -> list[list[int]]:
+        env = Batching(some_dags(8))
         env.reset(seed=seed)
-        moves = [env.step(env.action_masks().argmax(axis=1)) for _ in range(60)]
-        return [int(n) for move in moves for n in move[4]["n_batches"]]
+        return [[*env.reset()[1]["action_mask"].tolist(), env._sim.type_id.size] for _ in range(20)]
 
     assert played(1) == played(1)
     assert played(1) != played(2)
@@ -157,14 +117,10 @@ def test_a_seed_decides_which_graphs_come() -> None:
 @each(
     "options, message",
     [
-        ({}, "give either dags=, some graphs, or family="),
-        ({"dags": [to_dag(random_dag(0))], "family": "trees"}, "give either dags="),
         ({"dags": []}, "there are no graphs"),
         ({"dags": [to_dag(random_dag(0, n_nodes=0))]}, "or one has no nodes"),
         ({"dags": [to_dag(random_dag(0))], "max_types": 3}, "a graph has 4 types, but max_types=3"),
-        ({"dags": [to_dag(random_dag(0))], "reward": "kudos"}, "reward='kudos' is none of published, critical, time"),
-        ({"dags": [to_dag(random_dag(0))], "reward": "time"}, "needs costs=, a CostModel of 4 types"),
-        ({"family": "shrubs"}, "family 'shrubs' is not known"),
+        ({"dags": [to_dag(random_dag(0))], "reward": "kudos"}, "reward='kudos' is none of published, critical"),
     ],
 )
 def test_what_cannot_be_played_is_refused(options: dict[str, Any], message: str) -> None:
@@ -191,27 +147,9 @@ def test_a_number_that_is_no_type_wastes_a_move(action: Any) -> None:
         np.testing.assert_array_equal(after["types"], before["types"])
 
 
-def test_numbers_that_are_no_types_waste_the_moves_of_their_seats() -> None:
-    env, alone = BatchingVector(3, some_dags(), max_types=4), Batching(some_dags()[1::3], max_types=4)
-    env.reset(seed=5)
-    _, info = alone.reset(seed=6)
-    kind = int(np.flatnonzero(info["action_mask"])[0])
-    observations, rewards, *_ = env.step(np.array([99, kind, -1]))
-    own, reward, *_ = alone.step(kind)
-    assert rewards.tolist() == [-1.0, reward, -1.0]
-    np.testing.assert_array_equal(observations["types"][1], own["types"])
-
-
 @pytest.mark.parametrize("action", [0.5, "a", None, [0, 1], True])
 def test_what_is_no_int_is_refused(action: Any) -> None:
     env = Batching(some_dags())
     env.reset(seed=0)
-    with pytest.raises(PolicyError, match="takes an int for each, from 0 to 3, and not"):
+    with pytest.raises(PolicyError, match="a move in an environment is an int from 0 to 3, and not"):
         env.step(action)
-
-
-def test_a_vector_takes_an_action_for_each_seat() -> None:
-    env = BatchingVector(3, some_dags())
-    env.reset(seed=0)
-    with pytest.raises(PolicyError, match=r"an environment of 3 seats takes an int for each"):
-        env.step(np.array([0, 1]))

@@ -20,7 +20,6 @@ from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
 from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.learning import read_lesson
-from autobatch.policies.rl.families import FAMILIES, draw_graphs
 from autobatch.policies.rules.rules import LEARNED, Score, Weights
 from autobatch.policies.search.bounds import pair_bound
 from autobatch.schedule.schedule import min_batches
@@ -36,6 +35,7 @@ from learning.evolution import (
     make_forest,
     measure_loss,
 )
+from learning.families import FAMILIES, draw_graphs
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 START = Weights(0.5, 1.0, 0.5, 0.5)

@@ -10,7 +10,10 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, depths
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.sketch import to_graph
-from autobatch.policies.rl.families import (
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
+from autobatch.schedule.schedule_check import check_schedule
+from learning.families import (
     FAMILIES,
     MAX_INSTANCES,
     MAX_NODES,
@@ -19,9 +22,6 @@ from autobatch.policies.rl.families import (
     draw_grammars,
     draw_trees,
 )
-from autobatch.schedule.make import make_schedule
-from autobatch.schedule.schedule import min_batches
-from autobatch.schedule.schedule_check import check_schedule
 
 N_DRAWS = 60
 

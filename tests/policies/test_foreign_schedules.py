@@ -15,7 +15,6 @@ from autobatch.backends.reference import Reference
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.fallback import Otherwise
-from autobatch.policies.timed import Timed
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule
@@ -81,15 +80,12 @@ WRONG: dict[str, tuple[Callable[[Schedule], Any], str]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @each("name", WRONG)
-@each("wrap", [lambda p: p, Timed, lambda p: Otherwise(lambda: p, policies.get("depth"))])
+@each("wrap", [lambda p: p, lambda p: Otherwise(lambda: p, policies.get("depth"))])
 def test_a_schedule_that_does_not_run_the_graph_is_refused(
     model: Model, name: str, backend: str, wrap: Callable[[Any], Policy]
 ) -> None:
     change, text = WRONG[name]
-    policy = wrap(Foreign(change))
-    if isinstance(policy, Timed):
-        policy = Timed(Foreign(change), policies.CostModel.counting(2))
-    loss = ab.batched(model.loss, policy=policy, backend=BACKENDS[backend]())
+    loss = ab.batched(model.loss, policy=wrap(Foreign(change)), backend=BACKENDS[backend]())
     for run in (loss, loss.value_and_grad):
         with refused(ab.ScheduleError, "scheduling with policy 'foreign'", text):
             run([0, 1])
@@ -118,6 +114,28 @@ def test_a_schedule_that_changes_later_does_not_change_what_runs() -> None:
     schedule = make_schedule(ANOTHER, Foreign(lambda _: kept))
     kept.order[...] = 99
     assert schedule.order.tolist() == [0, 1, 2]
+
+
+def test_what_a_policy_of_ones_own_says_of_itself_is_heard() -> None:
+    """By attributes that it need not have, wherever it is given; and it stays the object that it is."""
+
+    class Learning(Foreign):
+        unseen_share, revision = 0.5, 0
+
+    model, policy = Model(), Learning(lambda schedule: schedule)
+    loss: Any = ab.batched(model.loss, policy=policy, backend="reference")
+    graphs = loss.record_all([0, 1])
+    for revision, hit in ((0, False), (0, True), (1, False)):
+        policy.revision = revision
+        loss(graphs)
+        assert (loss.last.unseen_share, loss.last.plan_hit) == (0.5, hit)
+    loss.policy = plain = Foreign(lambda schedule: schedule)
+    loss(graphs)
+    assert (loss.policy, loss.last.unseen_share) == (plain, None)
+    for wrong, told in ((3, "3 is neither a name nor a Policy"), ("score", "'score' is a name, which ab.batched")):
+        with refused(ab.PolicyError, told):
+            loss.policy = wrong
+    assert loss.policy is plain
 
 
 def test_built_in_policies_are_believed_and_classes_made_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

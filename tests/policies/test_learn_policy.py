@@ -12,7 +12,6 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.models.tree_classifier import NodeClassifier
-from autobatch.policies.cost import MeasuredCosts, TypeCost
 from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
 from autobatch.schedule.make import make_schedule
@@ -30,7 +29,6 @@ MACHINES: dict[str, dict[str, Any]] = {
     "published": dict(PUBLISHED),
     "base, backward": {"encoding": "base", "direction": "backward", "compact": False},
     "max, online": {"encoding": "max", "mask": False, "online": True},
-    "in time": {"reward": "time", "critical": False},
 }
 
 
@@ -79,12 +77,7 @@ def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, 
 @each("machine", MACHINES)
 def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting, machine: str) -> None:
     loss = ab.batched(setting.model.loss)
-    options = dict(MACHINES[machine])
-    if options.get("reward") == "time":
-        loss.merged(setting.seen[0] + setting.seen[1])
-        n_types = len(loss.merged(setting.seen[0]).types.names)
-        options["costs"] = policies.CostModel(np.full(n_types, 5.0), np.full(n_types, 0.5), np.full(n_types, 4.0))
-    policy = loss.learn_policy(setting.seen, episodes=60, **options)
+    policy = loss.learn_policy(setting.seen, episodes=60, **MACHINES[machine])
     assert isinstance(policy, Fsm)
     assert loss.policy is policy
     for _ in range(3):  # one that goes on learning changes
@@ -181,20 +174,6 @@ def test_the_published_machine_is_learned_beside_ours(setting: Setting) -> None:
         assert [rows_of(tables[way]) for way in WAYS] == [rows_of(one.tables[way]) for way in WAYS]
     graph = loss.merged(setting.unseen)
     assert len(policy.schedule(graph)) == min(len(one.schedule(graph)) for one in alone)
-
-
-def test_a_reward_in_time_is_that_of_the_backend_of_the_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    model, instances = CASES[0].draw(seed=3, n_instances=4, dim=3)
-    loss = ab.batched(model.loss, backend="cpu")
-    outlines = loss.merged(instances).types.outlines
-    kinds = [TypeCost(outline, outline, 5.0 + k, 0.5, 4.0, 8.0) for k, outline in enumerate(outlines)]
-    MeasuredCosts("cpu", 3, "train", tuple(kinds)).keep()
-    assert loss.learn_policy([instances], reward="time", episodes=60).about["settings"]["reward"] == "time"
-    with pytest.raises(PolicyError, match=r"on the reference backend; run autobatch doctor --calibrate MODEL"):
-        ab.batched(model.loss, backend="reference").learn_policy([instances], reward="time")
 
 
 def test_on_trees_it_reaches_the_bound() -> None:

@@ -22,9 +22,8 @@ from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.learning import learn
-from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
-from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rules.directed import Direction
+from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, Deep, Network
 from autobatch.policies.rules.rules import Score, Weights
 from graphs import LETTERS, random_dag, random_tree
 from machine_tables import rows_of
@@ -259,11 +258,11 @@ def test_a_run_goes_on_with_another_policy_only_if_asked_to(saved: Path, tmp_pat
     policy = policies.get(f"{saved} or score+both")
     assert policy.name == "fsm+both+compact"
     assert policy.schedule(trees()[0]).n_batches > 0
-    assert policy.unseen_share is not None  # type: ignore[attr-defined]
+    assert policy.unseen_share is not None
     with pytest.warns(UserWarning, match=r"learn a policy for this model\. Going on with score\+both\.$"):
         schedule = policy.schedule(graph)
     assert policy.name == "score+both"
-    assert policy.unseen_share is None  # type: ignore[attr-defined]
+    assert policy.unseen_share is None
     assert schedule.batch_type.tolist() == policies.get("score+both").schedule(graph).batch_type.tolist()
     assert policy.schedule(graph).n_batches == schedule.n_batches  # without a further warning
     with pytest.warns(UserWarning, match=r"^cannot load policy .*: no such file .* Going on with agenda\.$"):

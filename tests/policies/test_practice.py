@@ -16,7 +16,6 @@ from autobatch.models.data.dag import draw_lattices
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
 from autobatch.policies import PUBLISHED
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.device_simulator import CHANCES, DeviceSimulator, Episodes, rank_all
 from autobatch.policies.fsm.episodes import run_episode, start_course
 from autobatch.policies.fsm.machine import WAYS, Machine
@@ -31,7 +30,6 @@ from host_device import HostDevice
 from machine_tables import rows_of
 from ways import each
 
-COSTS = CostModel([5.0, 1.0, 2.0, 3.0], [1.0, 0.5, 0.25, 2.0], [1.0, 4.0, 0.0, 2.0])  # type: ignore[arg-type]
 MACHINE = Machine("sort", critical=True, mask=True)
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -43,7 +41,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_task(settings: QLearning, machine: Machine = MACHINE, n: int = 3) -> Task:
     dags = [to_dag(random_dag(seed, n_nodes=size)) for seed, size in enumerate((40, 70, 1)[:n])]
-    return Task(dags, dags[:1], machine, settings.rules(), settings.exploration(), COSTS)
+    return Task(dags, dags[:1], machine, settings.rules(), settings.exploration())
 
 
 def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> Table:
@@ -55,7 +53,7 @@ def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> T
     for run, n_batches in enumerate(played.n_batches):
         dag, plan = task.dags[(first + run) % len(task.dags)], played.steps[run, :n_batches, 1].copy()
         table = with_room(table, dag.type_id.size)
-        course, rng = start_course(dag, task.prices.array()), np.random.default_rng(0)
+        course, rng = start_course(dag), np.random.default_rng(0)
         run_episode(course, table, task.machine.rules(), task.rules, 0.0, rng, plan)
     return table
 
@@ -156,7 +154,7 @@ def test_both_directions_are_learned_and_held_out_mini_batches_measured() -> Non
 @pytest.mark.usefixtures("_host")
 def test_empty_mini_batches_teach_nothing() -> None:
     nothing: list[Dag] = [to_dag(random_dag(0, n_nodes=0))]
-    task = Task(nothing, [], MACHINE, QLearning().rules(), QLearning().exploration(), COSTS)
+    task = Task(nothing, [], MACHINE, QLearning().rules(), QLearning().exploration())
     practice = OnDevice(task, [0, 0], HostDevice())
     assert rows_of(practice.learn(make_table(4, 8), 3)) == {}
     assert practice.measure(make_table(4, 8)) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
-from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.episodes import NO_PLAN, Course, run_episode, start_course
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
@@ -26,17 +24,16 @@ from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import LETTERS, TREE, chain, random_dag, random_tree, words
+from graphs import LETTERS, TREE, chain, random_dag, random_tree
 from machine_tables import rows_of, states_by_hand
 from ways import each
 
-COSTS = CostModel(np.array([5.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.5, 0.25, 2.0]), np.array([1.0, 4.0, 0.0, 2.0]))
 Learnt = dict[tuple[int, ...], tuple[list[float], list[int]]]
 
 
 def play(graph: Graph, machine: Machine, settings: QLearning, epsilon: float, seed: int) -> tuple[Course, Table]:
     dag = to_dag(graph)
-    course = start_course(dag, COSTS.array())
+    course = start_course(dag)
     table = make_table(dag.n_types, machine.width(dag.n_types), dag.type_id.size)
     rng = np.random.default_rng(seed)
     run_episode(course, table, machine.rules(), settings.rules(), epsilon, rng, NO_PLAN)
@@ -47,7 +44,6 @@ def rewards_by_hand(dag: Dag, sequence: list[int], reward: Reward) -> list[float
     """From the definitions: what is left, and which paths are in it, is looked at anew before each batch."""
     sources = [dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]].tolist() for n in range(dag.type_id.size)]
     critical = [state[dag.n_types :] for state in states_by_hand(dag, sequence, "base", True)]
-    unit = np.mean(COSTS.launch_us + COSTS.row_us * np.maximum(1.0, COSTS.efficient_rows))
     done, rewards = set[int](), list[float]()
     for k, kind in enumerate(sequence):
         left = [n for n in range(dag.type_id.size) if n not in done]
@@ -58,10 +54,8 @@ def rewards_by_hand(dag: Dag, sequence: list[int], reward: Reward) -> list[float
                 above[n] = any(above[s] or dag.type_id[s] == kind for s in sources[n] if s not in done)
             frontier = [n for n in left if dag.type_id[n] == kind and not above[n]]
             rewards.append(len(run) / len(frontier) - 1)
-        elif reward == "critical":
-            rewards.append(critical[k][kind] - 1)
         else:
-            rewards.append(-COSTS.batch_us(kind, len(run)) / float(unit))
+            rewards.append(critical[k][kind] - 1)
         done.update(run)
     return rewards
 
@@ -166,7 +160,7 @@ def repeated(*chains: str) -> Graph:
         (["abb", "aba", "bab"], 4),
     ],
 )
-@each("reward", ["published", "critical", "time"])
+@each("reward", REWARDS)
 @each("direction", ["forward", "backward", "both"])
 def test_the_best_policy_for_two_types_is_found(
     chains: list[str], fewest: int, reward: Reward, direction: Direction
@@ -174,10 +168,7 @@ def test_the_best_policy_for_two_types_is_found(
     graph = repeated(*chains)
     dag = to_dag(graph)
     settings = QLearning(episodes=200, reward=reward, evaluate_every=1)
-    costs = CostModel.counting(2)
-    policy = learn_fsm(
-        [dag], TypeNames.of(graph.types), Machine("sort", True), settings, direction=direction, costs=costs
-    )
+    policy = learn_fsm([dag], TypeNames.of(graph.types), Machine("sort", True), settings, direction=direction)
     schedule = policy.schedule(graph)
     check_schedule(graph, schedule)
     assert len(schedule) == fewest
@@ -211,35 +202,6 @@ def test_held_out_mini_batches_choose_the_table() -> None:
     assert measured[0].bound == np.mean([chains_ahead(to_dag(g)).max(axis=0).sum() for g in graphs[2:]])
     assert np.mean([len(policy.schedule(graph)) for graph in graphs[2:]]) == min(batches) < max(batches)
     assert [row["batches"] for row in policy.about["curves"]["forward"]] == batches
-
-
-@each("options", [{}, {"direction": "forward", "compact": False, "rival": False}])
-def test_where_rows_matter_a_machine_for_time_is_faster_than_one_for_batches(options: dict[str, Any]) -> None:
-    """A batch takes a microsecond per row, and one of `a` at least twelve; also on mini-batches never seen."""
-    costs = CostModel(np.zeros(4), np.ones(4), np.array([12.0, 1.0, 1.0, 1.0]))
-    seen, unseen = ([words(first + seed) for seed in range(4)] for first in (0, 50))
-    counting = learn(seen, episodes=300, **options)
-    timed = learn(seen, episodes=300, reward="time", costs=costs, **options)
-    for graphs in (seen, unseen):
-        plans = [[policy.schedule(graph) for graph in graphs] for policy in (counting, timed)]
-        slow, fast = (sum(costs.schedule_us(plan) for plan in some) for some in plans)
-        assert fast < 0.97 * slow
-        assert sum(len(plan) for plan in plans[0]) < sum(len(plan) for plan in plans[1])
-
-
-def test_the_reward_in_time_is_what_was_measured_on_the_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    graphs, measured = [words(0)], {}
-    for dear, backend in (("a", "reference"), ("b", "cuda")):
-        kinds = [TypeCost(name, name, 30.0 if name == dear else 1.0, 0.5, 4.0, 8.0) for name in LETTERS.names]
-        measured[backend] = MeasuredCosts(backend, 8, "train", tuple(kinds))
-        measured[backend].keep()
-    for backend, costs in measured.items():
-        found = learn(graphs, reward="time", backend=backend, episodes=60)
-        given = learn(graphs, reward="time", costs=costs.of(LETTERS.outlines), episodes=60)
-        assert [rows_of(found.tables[way]) for way in WAYS] == [rows_of(given.tables[way]) for way in WAYS]
 
 
 def test_tables_grow() -> None:
@@ -283,9 +245,3 @@ def test_what_cannot_be_learned_is_refused() -> None:
         learn([graph], episode=3)
     with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):
         learn([graph, random_tree(0)])
-    with pytest.raises(
-        PolicyError, match=r"nothing was measured .* a, b, c, d on the cpu backend; .* --backend cpu first"
-    ):
-        learn([graph], reward="time", backend="cpu")
-    with pytest.raises(PolicyError, match=r'the reward "time" needs costs=, a CostModel'):
-        learn_fsm([to_dag(graph)], TypeNames.of(graph.types), settings=QLearning(reward="time"))

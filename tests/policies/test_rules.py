@@ -180,8 +180,8 @@ def test_an_unknown_policy_is_refused(spec: str) -> None:
         policies.get(spec)
     assert str(error.value) == (
         f"choosing a policy: {spec!r} is not known; the policies are unbatched, depth, agenda, sufficient, critical, "
-        f"score, network, search, rules also with +backward or +both, and with +compact, search with +STEPS, all "
-        f"inside timed(...); auto chooses; or give the path of a saved policy."
+        f"score, network, search, rules also with +backward or +both, and with +compact, search with +STEPS, and "
+        f"auto; or give the path of a saved policy."
     )
 
 

@@ -285,7 +285,7 @@ def test_policies_and_backends_may_be_objects() -> None:
     np.testing.assert_allclose(loss(WORDS), ab.batched(model.loss)(WORDS), rtol=1e-6)
     assert loss.backend is backend
     assert loss.explain(WORDS).policy == "last type"
-    assert ab.batched(model.loss).policy.name == "auto (score)"
+    assert ab.batched(model.loss).policy.name == "score"
     assert ab.batched(model.loss).backend.name == "reference"
 
 

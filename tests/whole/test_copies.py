@@ -126,30 +126,6 @@ def test_a_function_with_a_learned_policy_is_copied(trees: list[Any], clone: str
     assert (twin.policy.learner is not None) == online
 
 
-@pytest.mark.parametrize("clone", CLONES)
-def test_a_copy_in_the_midst_of_choosing_chooses_by_itself(trees: list[Any], clone: str) -> None:
-    """The mini-batches kept to learn from are of the other function's types."""
-    loss = make_with("auto", trees)
-    for n in range(1, 7):
-        loss(trees[:n])
-    twin = CLONES[clone](loss)
-    assert not twin.policy.settled
-    for n in range(1, 7):
-        for _ in range(2):
-            assert np.array_equal(twin(trees[:n]), loss(trees[:n]))
-    types = {id(graph.types) for graph in twin.policy._lessons}
-    assert types <= {id(twin.merged([]).types)}
-
-
-def test_a_policy_of_two_functions_learns_from_mini_batches_of_one(trees: list[Any]) -> None:
-    policy = ab.policies.Auto("reference")
-    first, second = make_with(policy, trees), ab.batched(lambda n: ab.sum(np.ones(2) * n), policy=policy)
-    for n in range(1, 6):
-        first(trees[:n])
-        second([1, 2])
-    assert len({id(graph.types) for graph in policy._lessons}) == 1
-
-
 # Cells themselves.
 
 

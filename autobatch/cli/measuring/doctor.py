@@ -13,14 +13,9 @@ import click
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli import options
 from autobatch.cli.machine import blas_name, package_version
-from autobatch.cli.measuring.calibrating import REPEATS, SIZES, calibrate
 from autobatch.cli.measuring.products import describe_bf16, describe_providers, show_speeds
-from autobatch.cli.progress import show_progress
-from autobatch.cli.results import format_table
-from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
-from autobatch.cli.workload import load_workload
+from autobatch.cli.threads import threads_in_force
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
 from autobatch.models.data.listops import N_CLASSES, draw_trees
@@ -45,7 +40,6 @@ OPTIONAL = {
     "mkl": "multiplies matrices, see doctor --matmul",
     "cupy": "runs on GPUs, see cuda below",
 }
-CALIBRATED = "tree-lstm"
 TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ in the order of sums only
 
 
@@ -63,43 +57,20 @@ class Finding(NamedTuple):
 
 
 @click.command()
-@click.option(
-    "--calibrate",
-    "model",
-    metavar="[MODEL]",
-    is_flag=False,
-    flag_value=CALIBRATED,
-    help=f"Instead, measure what batches of a model's types cost on a backend here, for policies that minimise time, "
-    f"and keep that in the user's cache ({CALIBRATED} unless a model is named).",
-)
 @click.option("--matmul", is_flag=True, help="Instead, measure the libraries that multiply matrices.")
-@options.data_option
-@options.dim_option
-@options.backend_option
-def doctor(model: str | None, matmul: bool, data: str | None, dim: int, backend: str) -> int:
+def doctor(matmul: bool) -> int:
     """Check the installation, and train a tiny model.
 
     It shows the versions of packages, the processor, BLAS, the compiler, and the result of a training step. The exit
     status is 1 if something does not work.
 
-    With --calibrate, it measures the costs of batches in training on --backend and shows them: the time of a launch and
-    of a row, the rows below which a batch takes no less time, and the bytes of a row. On this backend, the policy
-    "timed(RULE)" makes a rule minimise time by these costs, a policy may be learned for them (policy learn --reward
-    time), and for cuda "auto" uses them. Measure again for another width (--dim); the last measurement counts. With
-    --matmul, it measures the speed of matrix products of each installed library.
+    With --matmul, it measures the speed of matrix products of each installed library.
 
     \b
     Examples:
       autobatch doctor
       autobatch doctor --matmul
-      autobatch doctor --calibrate lattice-lstm --dim 64
-      autobatch doctor --calibrate lattice-lstm --backend cuda
-      autobatch bench lattice-lstm --policy "score+both+compact,timed(score+both+compact)"
     """
-    if model is not None and matmul:
-        raise click.UsageError("--calibrate and --matmul are two measurements; give one of them.")
-    if model is not None:
-        return _calibrate(model, data, dim, backend)
     if matmul:
         show_speeds()
         return 0
@@ -111,25 +82,6 @@ def doctor(model: str | None, matmul: bool, data: str | None, dim: int, backend:
     faults = [finding.what for finding in findings if finding.state == "FAULT"]
     click.echo(f"\nAt fault: {', '.join(faults)}." if faults else "\nEverything is in place.")
     return 1 if faults else 0
-
-
-def _calibrate(model: str, data: str | None, dim: int, backend: str) -> int:
-    """Measure what batches cost, print it and keep it."""
-    use_threads(DEFAULT_THREADS)
-    n_threads = threads_in_force()
-    workload = load_workload(model, data, dim, seed=0)
-    with show_progress(len(SIZES) * REPEATS) as progress:
-        measured = calibrate(workload, backend, SIZES, lambda what: progress.advance(f"calibrating {model}", what))
-    header = ("type", "launch us", "row us", "efficient rows", "bytes per row")
-    rows = [
-        (t.name, f"{t.launch_us:.1f}", f"{t.row_us:.3f}", f"{t.efficient_rows:.0f}", f"{t.row_bytes:,.0f}")
-        for t in measured.types
-    ]
-    click.echo(f"{model}, dim {dim}, training on the {measured.backend} backend, BLAS threads: {n_threads}\n")
-    click.echo(format_table(header, rows))
-    path = measured.keep()
-    click.echo(f"\nKept in {path}." if path else "\nNot kept: there is no cache folder.")
-    return 0
 
 
 def _versions() -> Iterator[Finding]:

@@ -16,10 +16,9 @@ from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed
 from autobatch.schedule.make import make_schedule
-from autobatch.schedule.schedule import Policy, min_batches
+from autobatch.schedule.schedule import BasePolicy, min_batches
 
 OTHERS = ("score+both+compact", "agenda")
 file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
@@ -87,8 +86,8 @@ def find_policy(file: Path) -> Directed:
         PolicyError: the file is refused, or is the name of a policy that has learned nothing.
     """
     name = str(file)
-    if file.exists() or name.partition("+")[0] not in (policies.Auto.rule, *policies.names()):
-        return load(file)
+    if file.exists() or name.partition("+")[0] not in ("auto", *policies.names()):
+        return policies.load(file)
     named = policies.get(name)
     if not isinstance(named, policies.Score | policies.Deep):
         raise PolicyError(
@@ -109,13 +108,13 @@ class Measurement:
     ms: float
 
 
-def measure(measured: Policy, graphs: Sequence[Graph]) -> Measurement:
+def measure(measured: BasePolicy, graphs: Sequence[Graph]) -> Measurement:
     """Plan each mini-batch."""
     measured.schedule(graphs[0])  # compiles
     batches, shares, start = [], [], perf_counter()
     for graph in graphs:
         batches.append(make_schedule(graph, measured).n_batches)
-        shares.append(getattr(measured, "unseen_share", None))
+        shares.append(measured.unseen_share)
     ms = 1e3 * (perf_counter() - start) / len(graphs)
     known = [share for share in shares if share is not None]
     bound = float(np.mean([min_batches(graph) for graph in graphs]))
@@ -136,7 +135,7 @@ def _row(m: Measurement) -> tuple[str, ...]:
     return m.policy, f"{m.batches:,.1f}", f"{m.bound:,.1f}", gap, unseen, f"{m.ms:,.2f}"
 
 
-def with_others(measured: Directed) -> list[Policy]:
+def with_others(measured: Directed) -> list[BasePolicy]:
     """Give a policy, and those that it is compared with."""
     return [measured, *(policies.get(name) for name in OTHERS if name != measured.name)]
 

@@ -15,10 +15,8 @@ from time import perf_counter
 from typing import Any, get_args
 
 import click
-import numpy as np
 from click.core import ParameterSource
 
-from autobatch.backends import NAMES, make_backend
 from autobatch.cli import experiment, options
 from autobatch.cli.places import require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
@@ -26,13 +24,11 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.policies.cost import find_costs
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, QLearning
-from autobatch.policies.fsm.rewards import REWARDS, Reward
+from autobatch.policies.fsm.rewards import REWARDS
 from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
-from autobatch.schedule.schedule import Policy
 
 FAMILIES = "families"
 ELSEWHERE = "learning"
@@ -65,19 +61,16 @@ class Algorithm:
         return replace(self, learn=learn, count=count)
 
 
-def count_rollouts(
-    direction: Direction, episodes: int, reward: Reward, device: DeviceName, rival: bool | None = None, **others: Any
-) -> int:
+def count_rollouts(direction: Direction, episodes: int, device: DeviceName, rival: bool, **others: Any) -> int:
     """Count the rollouts of Q-learning."""
-    has_rival = reward != "time" if rival is None else rival
-    n_tables = (2 if direction == "both" else 1) * (2 if has_rival else 1)
+    n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
     return -(-episodes // EVALUATE_EVERY[device]) * n_tables
 
 
 ALGORITHMS = {
     "q": Algorithm(
         "a state machine by Q-learning",
-        ("encoding", "critical", "mask", "reward", "backend", "rival", "episodes", "device"), learn, count_rollouts,
+        ("encoding", "critical", "mask", "reward", "rival", "episodes", "device"), learn, count_rollouts,
     ),
     "dqn": Algorithm("a network by DQN", ("reward", "steps", "log_folder", "plot")),
     "ppo": Algorithm("a network by PPO", ("reward", "steps", "log_folder", "plot")),
@@ -121,24 +114,16 @@ ALGORITHMS = {
 )
 @click.option(
     "--rival/--no-rival",
-    default=None,
-    help="q: learn the published machine too, plan with both, and keep the shorter schedule.  [default: rival, unless "
-    "the reward is time]",
+    default=True,
+    show_default=True,
+    help="q: learn the published machine too, plan with both, and keep the shorter schedule.",
 )
 @click.option(
     "--reward",
     type=click.Choice(REWARDS),
     default="critical",
     show_default=True,
-    help="q, dqn, ppo: what learning maximizes. time (q) minimises the time of batches, which `autobatch doctor "
-    "--calibrate MODEL` has to measure before.",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(("auto", *NAMES)),
-    default="auto",
-    show_default=True,
-    help="q: whose measured times the reward time minimises.",
+    help="q, dqn, ppo: what learning maximizes.",
 )
 @click.option(
     "--direction",
@@ -207,9 +192,6 @@ def learn_command(
     any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does. These
     three are experiments: they need a checkout of the repository.
 
-    With --reward time the machine minimises the time of batches, as `autobatch doctor --calibrate MODEL` measured it on
-    --backend; as --policy "timed(FILE)" it also keeps the faster of its two plans.
-
     \b
     What ED-Batch (arXiv:2302.03851) published is learned by
       autobatch policy learn MODEL --no-critical --no-mask --reward published \\
@@ -224,10 +206,6 @@ def learn_command(
         _require_families(algorithm)
     lesson = {name: chosen.pop(name) for name in LESSON}
     own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
-    if own.get("reward") == "time" and algorithm != "q":
-        raise PolicyError("learning a policy: the reward time is for --algorithm q; choose another reward.")
-    if own.get("backend") == "auto":
-        own["backend"] = make_backend("auto").name
     if plot is not None:
         require_picture(plot, "draw how learning went to", ())
     if model == FAMILIES:
@@ -257,18 +235,8 @@ def learn_command(
         click.echo(f"The policy, which serves any model, is in {out}.")
         return 0
     click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
-    if own.get("reward") == "time":
-        click.echo(predict_times(with_others(learned), graphs[:n_seen], own["backend"]))
     click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
     return 0
-
-
-def predict_times(policies: Sequence[Policy], graphs: Sequence[Graph], backend: str) -> str:
-    """Say what the batches of policies are predicted to take, by what was measured on a backend."""
-    costs = find_costs(graphs[0].types.outlines, backend).of(graphs[0].types.outlines)
-    us = {policy.name: np.mean([costs.schedule_us(policy.schedule(graph)) for graph in graphs]) for policy in policies}
-    told = ", ".join(f"{name} {mean / 1e3:,.3f}" for name, mean in us.items())
-    return f"Milliseconds that batches are predicted to take on the {backend} backend: {told}."
 
 
 def run_elsewhere(ctx: click.Context) -> int:

@@ -19,10 +19,8 @@ from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.devices.late import Late
 from autobatch.errors import DataError, NumericError
-from autobatch.policies.auto import LESSONS, Auto
 from autobatch.schedule.schedule import Policy
 
-N_JUDGED = 2 * LESSONS  # mini-batches
 LARGE = 1e6  # a loss of so much is told with a power of ten
 
 
@@ -113,19 +111,9 @@ class Fitting:
         self._graphs = record(self.loss, workload.dataset.train)
         self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size, max_bytes)
 
-    def settle_policy(self) -> None:
-        """Have "auto" choose now and for good, from the first mini-batches of the data, so that resuming can go on.
-
-        What it may learn has to pay within an epoch, however many there are to come.
-        """
-        if isinstance(self.loss.policy, Auto):
-            starts = range(0, len(self._graphs), self._batch_size)[:N_JUDGED]
-            firsts = [self.loss.merged(self._graphs[start : start + self._batch_size]) for start in starts]
-            self.loss.policy = self.loss.policy.settle(firsts, self.steps_per_epoch)
-
     @property
     def policy(self) -> str:
-        """Name the policy in use, which may have been asked for as "auto"."""
+        """Name the policy in use."""
         return str(self.loss.policy.name)
 
     @property

@@ -9,7 +9,6 @@ import click
 import numpy as np
 
 from autobatch.cli.workload import Workload, record
-from autobatch.policies.auto import Auto
 from autobatch.schedule.schedule import Policy
 
 
@@ -30,8 +29,6 @@ class Scorer:
     ) -> None:
         """Record the instances, unless the model does not predict: then there are none to measure.
 
-        With the policy "auto" nothing is learned for this, and nothing learned is used: the rule plans.
-
         Raises:
             PolicyError, BackendError: there is no such policy or backend.
         """
@@ -42,8 +39,6 @@ class Scorer:
         if self._instances:
             self._predictor = workload.batched(spec.predictor, policy, backend, max_bytes)
             workload.move_to(str(self._predictor.backend.name))
-            if isinstance(self._predictor.policy, Auto):
-                self._predictor.policy = self._predictor.policy.make_rule()
             self._given = [spec.given(instance) for instance in self._instances]
             if not self._predictor.recorder.is_async:
                 self._given = record(self._predictor, self._given)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autobatch import policies
 from autobatch.cli.results import Tally
 from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
@@ -13,16 +14,10 @@ from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.policies.auto import Auto
-from autobatch.policies.files import to_text
-from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.networks.network import Deep
-from autobatch.policies.policy_file import from_text
+from autobatch.policies.files import from_text, to_text
 from autobatch.policies.rules.directed import Directed
-from autobatch.policies.rules.rules import Score
 from autobatch.schedule.schedule import Policy
 
-AUTO = Auto.rule
 LAST, BEST = "last.safetensors", "best.safetensors"
 FREE = ("epochs", "max_bytes", "backend")  # the settings that may change from one command to the next
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
@@ -67,7 +62,7 @@ class StoredRun:
     @property
     def policy(self) -> str | Policy:
         """What a loss or scores are to be batched with, whatever has become of a policy's file since."""
-        return self.settings.policy if self.learned is None or self.settings.policy == AUTO else self.learned
+        return self.settings.policy if self.learned is None else self.learned
 
     def refuse_model(self, model: str) -> None:
         """Refuse a model other than the one stored; CheckpointError."""
@@ -156,19 +151,16 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     save_checkpoint(path, arrays, state)
 
 
-def name_policy(asked: str, policy: Policy) -> str:
-    """Name a policy for a checkpoint: as it was asked for, but if "auto" chose a rule, by that rule."""
-    return policy.name if asked == AUTO and isinstance(policy, Score) else asked
-
-
 def policy_text(policy: Policy) -> str | None:
     """Write a policy whose name does not say all of it; None for others."""
-    return to_text(policy, "cannot store the policy") if isinstance(policy, Fsm | Deep | Score) else None
+    if isinstance(policy, Directed) and policy.rule in policies.KINDS:
+        return to_text(policy, "cannot store the policy")
+    return None
 
 
 def read_policy(path: Path, text: str | None) -> Directed | None:
     """Read what `policy_text` wrote."""
-    return None if text is None else from_text(text, f"cannot load the policy in {str(path)!r}")
+    return None if text is None else from_text(text, policies.KINDS, f"cannot load the policy in {str(path)!r}")
 
 
 def read_run(path: Path) -> StoredRun:

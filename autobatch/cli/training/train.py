@@ -18,7 +18,7 @@ from autobatch.cli.threads import use_threads
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.training.scoring import say_missing_metrics
-from autobatch.cli.training.stored import Settings, StoredRun, name_policy
+from autobatch.cli.training.stored import Settings, StoredRun
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.workload import Workload, load_workload, say_dim
 
@@ -145,8 +145,8 @@ def _run(
     policy = settings.policy if stored is None else stored.policy
     fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes)
     if stored is None:
-        fitting.settle_policy()
-        settings = replace(settings, policy=name_policy(settings.policy, fitting.loss.policy), backend=fitting.backend)
+        asked = settings.policy
+        settings = replace(settings, policy=fitting.policy if asked == "auto" else asked, backend=fitting.backend)
     else:
         stored.restore(fitting, len(workload.dataset.train))
         at = fitting.position

@@ -23,15 +23,17 @@ from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import Machine, mask_weights
 from autobatch.policies.fsm.table import Table
-from autobatch.policies.networks.fleet import make_fleet
 from autobatch.policies.rules.rules import LEARNED
+from autobatch.schedule.chains import start_chains
+from autobatch.schedule.restricted import start_all_restricted
+from autobatch.schedule.simulator import stack, start_all
 
 SOURCE = Path(__file__).with_suffix(".cuh")
 KERNEL, ABOUT = "play_all", "the simulator of schedules"
 WARP, MOST_WARPS = 32, 16  # threads of a warp, and warps of a block: `THREADS` of the kernel
 NONE = 0x7FFF  # the rank of a type that a machine does not choose
 CHANCES = 1 << 32  # what the kernel takes for a chance of one
-STATE, KIND, N_READY, AGAINST = range(4)  # the columns of a step
+KIND = 1  # the column of a step that has the type
 
 
 class Ranked(NamedTuple):
@@ -115,8 +117,9 @@ class DeviceSimulator:
     """
 
     def __init__(self, dags: Sequence[Dag], device: Device, frontiers: bool = False) -> None:
-        fleet = make_fleet(dags)
-        sim, chains, restricted = fleet.sim, fleet.chains, fleet.restricted
+        joined, node_ptr = stack(dags)
+        sim = start_all(joined, node_ptr)
+        chains = start_chains(joined, sim)
         self.device, self.n_dags, self.n_types = device, len(dags), dags[0].n_types
         self._n_nodes, self._frontiers = int(np.diff(sim.node_ptr).max()), frontiers
         self._n_steps = self._n_fresh = 0  # for which episodes had room so far
@@ -127,9 +130,9 @@ class DeviceSimulator:
                 f"memory and there are {device.most_shared_bytes}; simulate on the processor."
             )
         kinds = sim.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(sim.node_ptr))
-        columns = [kinds, sim.reader_ptr, sim.reader, np.diff(fleet.dag.edge_ptr), chains.ahead[:, : self.n_types]]
+        columns = [kinds, sim.reader_ptr, sim.reader, np.diff(joined.edge_ptr), chains.ahead[:, : self.n_types]]
         columns += [chains.height, sim.segment, sim.node_ptr]
-        columns += [restricted.blocked, restricted.frontier] if frontiers else []
+        columns += start_all_restricted(joined, node_ptr)[:2] if frontiers else []  # blocked and frontier
         self._graphs = [self._put(column, np.int32) for column in columns]
         self._kernel = device.load(SOURCE.read_text(), [KERNEL], ABOUT)[KERNEL]
 

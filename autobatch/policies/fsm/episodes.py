@@ -51,15 +51,14 @@ class Course(NamedTuple):
     sim: Simulator
     chains: Chains
     restricted: Restricted
-    prices: FloatArray  # [3, T]
     episode: Episode
 
 
 @compiled
-def start_course(dag: Dag, prices: FloatArray) -> Course:
+def start_course(dag: Dag) -> Course:
     """Set up a mini-batch to learn on."""
     sim = start(dag)
-    return Course(dag, sim, start_chains(dag, sim), start_restricted(dag), prices, start_episode(dag.type_id.size))
+    return Course(dag, sim, start_chains(dag, sim), start_restricted(dag), start_episode(dag.type_id.size))
 
 
 @compiled
@@ -82,7 +81,7 @@ def run_episode(
 
     The table has room for a state per batch.
     """
-    dag, sim, chains, restricted, prices, episode = course
+    dag, sim, chains, restricted, episode = course
     restart(sim, dag, 0)
     restart_chains(chains, sim, 0)
     restart_restricted(restricted, dag)
@@ -103,7 +102,7 @@ def run_episode(
             kind = _best(table, number, allowed, rules.optimism)
         n_ready, critical = sim.tail[kind] - sim.head[kind], is_critical(chains, kind)
         episode.visited[t], episode.chosen[t] = number, kind
-        episode.rewards[t] = reward_of(rules.reward, prices, kind, n_ready, restricted.frontier[kind], critical)
+        episode.rewards[t] = reward_of(rules.reward, n_ready, restricted.frontier[kind], critical)
         batch = step(sim, kind)
         follow(chains, sim, batch)
         unblock(restricted, sim, batch)

@@ -22,7 +22,7 @@ from autobatch.graph.graph import Graph, Types
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, State, encode
-from autobatch.policies.fsm.table import Table, describe_table, find_state, make_table, widen_table
+from autobatch.policies.fsm.table import Table, describe_table, find_state, make_table, rebuild_table, widen_table
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.rules.rules import LEARNED, Weights, highest_score, is_ready
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
@@ -95,6 +95,13 @@ class Taught(NamedTuple):
             "tables": {way: describe_table(self.tables[way], machine.encoding, names) for way in WAYS},
         }
 
+    @classmethod
+    def rebuild(cls, content: Mapping[str, Any], names: Sequence[str]) -> Taught:
+        """Make them of what `describe` gave."""
+        machine, tables = Machine(**content["machine"]), content["tables"]
+        width = machine.width(len(names))
+        return cls(machine, {way: rebuild_table(tables[way], machine.encoding, width, names) for way in WAYS})
+
 
 Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
 """Takes a machine, its table, a dag and the sequence that it ran there; gives the updated table."""
@@ -160,6 +167,14 @@ class Fsm(Directed):
         first, *rivals = (taught.describe(self.types.names) for taught in self.machines)
         types = [{"name": n, "outline": o} for n, o in zip(self.types.names, self.types.outlines, strict=True)]
         return {"weights": self.weights._asdict(), "types": types, **first, "rivals": rivals}
+
+    @classmethod
+    def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Fsm:
+        """Make the policy of a file's content."""
+        names, outlines = (tuple(str(kind[part]) for kind in content["types"]) for part in ("name", "outline"))
+        (machine, tables), *rivals = (Taught.rebuild(one, names) for one in (content, *content["rivals"]))
+        weights = Weights.read(content["weights"])
+        return cls(machine, TypeNames(names, outlines), tables, direction, compact, weights=weights, rivals=rivals)
 
     def apart(self) -> list[Fsm]:
         """Give each machine as a policy of its own."""

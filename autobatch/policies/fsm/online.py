@@ -14,7 +14,6 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.episodes import run_episode, start_course
 from autobatch.policies.fsm.machine import Fsm, Machine
 from autobatch.policies.fsm.qlearning import QLearning
@@ -30,7 +29,7 @@ class Online:
 
     def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
         """Give the table, updated with the plan of these batches."""
-        course = start_course(dag, CostModel.counting(dag.n_types).array())
+        course = start_course(dag)
         roomy = with_room(table, sequence.size)
         run_episode(course, roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
         return roomy
@@ -43,7 +42,7 @@ def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critic
 
     Args:
         policy: the policy, which changes in use from now on.
-        settings: only the reward, learning rate and number of steps matter; the reward "time" counts batches.
+        settings: only the reward, learning rate and number of steps matter.
 
     Raises:
         PolicyError: the policy is not a state machine.

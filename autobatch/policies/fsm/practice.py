@@ -17,11 +17,8 @@ from autobatch.devices.device import Device
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.cost import CostModel, batch_cost
 from autobatch.policies.fsm.device_simulator import (
     CHANCES,
-    KIND,
-    N_READY,
     DeviceSimulator,
     Episodes,
     rank_all,
@@ -75,7 +72,6 @@ class Task(NamedTuple):
         machine: what it sees, and what it may choose.
         rules: of learning.
         exploration: how much is tried.
-        prices: what batches cost.
     """
 
     dags: Sequence[Dag]
@@ -83,14 +79,6 @@ class Task(NamedTuple):
     machine: Machine
     rules: LearningRules
     exploration: Exploration
-    prices: CostModel
-
-
-class Measured(NamedTuple):
-    """What a machine makes of a mini-batch: the number of batches, and what they are predicted to cost."""
-
-    n_batches: int
-    us: float
 
 
 class Practice(Protocol):
@@ -99,8 +87,8 @@ class Practice(Protocol):
     def learn(self, table: Table, n_episodes: int) -> Table:
         """Play so many more episodes; give the table, which has learned from them."""
 
-    def measure(self, table: Table) -> list[Measured]:
-        """Schedule each of the mini-batches that are measured on, without exploration."""
+    def measure(self, table: Table) -> list[int]:
+        """Count the batches of each of the mini-batches that are measured on, without exploration."""
 
 
 class OnProcessor:
@@ -108,7 +96,7 @@ class OnProcessor:
 
     def __init__(self, task: Task, seeds: Sequence[int]) -> None:
         self._task, self._rng, self._exploration = task, np.random.default_rng(seeds), task.exploration
-        self._courses = [start_course(dag, task.prices.array()) for dag in task.dags]
+        self._courses = [start_course(dag) for dag in task.dags]
         self._n_played = 0
 
     def learn(self, table: Table, n_episodes: int) -> Table:
@@ -122,12 +110,10 @@ class OnProcessor:
             self._n_played += 1
         return table
 
-    def measure(self, table: Table) -> list[Measured]:
+    def measure(self, table: Table) -> list[int]:
         """See `Practice`."""
         task = self._task
-        plans = [run_machine(dag, table, task.machine.rules(), LEARNED)[0] for dag in task.measured]
-        prices = task.prices.array()
-        return [Measured(kinds.size, _cost(prices, kinds, np.diff(ends))) for kinds, ends, _ in plans]
+        return [run_machine(dag, table, task.machine.rules(), LEARNED)[0][0].size for dag in task.measured]
 
 
 class OnDevice:
@@ -150,34 +136,22 @@ class OnDevice:
         ranked = rank_all(task.machine, table, bool(task.rules.optimism))
         played = self._lesson.play(ranked, Episodes(self._seed, self._n_played, chances))
         table = with_room(table, played.n_fresh)
-        _learn_from_all(table, task.rules, task.prices.array(), played.n_batches, played.steps, played.fresh)
+        _learn_from_all(table, task.rules, played.n_batches, played.steps, played.fresh)
         self._n_played += n_episodes
         return copy_table(table)  # without the room for states that came again and again
 
-    def measure(self, table: Table) -> list[Measured]:
+    def measure(self, table: Table) -> list[int]:
         """See `Practice`."""
         if self._measured is None:
             return []
-        played = self._measured.run([rank_tried(self._task.machine, table)], steps=True)
-        plans = [steps[:n] for n, steps in zip(played.n_batches, played.steps, strict=True)]
-        prices = self._task.prices.array()
-        return [Measured(len(plan), _cost(prices, plan[:, KIND].copy(), plan[:, N_READY].copy())) for plan in plans]
-
-
-@compiled
-def _cost(prices: FloatArray, kinds: IntArray, n_ready: IntArray) -> float:
-    """Predict the time of batches of these types and numbers of nodes, in microseconds."""
-    us = 0.0
-    for k in range(kinds.size):
-        us += batch_cost(prices, kinds[k], n_ready[k])
-    return us
+        n_batches: list[int] = self._measured.run([rank_tried(self._task.machine, table)]).n_batches.tolist()
+        return n_batches
 
 
 @compiled
 def _learn_from_all(
     table: Table,
     rules: LearningRules,
-    prices: FloatArray,
     n_batches: IntArray,
     steps: IntArray,
     fresh: NDArray[np.int16],
@@ -189,5 +163,5 @@ def _learn_from_all(
             number, kind, n_ready, against = steps[e, t]
             episode.visited[t] = number if number >= 0 else add_state(table, fresh[-1 - number])
             episode.chosen[t] = kind
-            episode.rewards[t] = reward_of(rules.reward, prices, kind, n_ready, against, against)
+            episode.rewards[t] = reward_of(rules.reward, n_ready, against, against)
         learn_from(episode, n_batches[e], table, rules)

@@ -22,7 +22,6 @@ import numpy as np
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.episodes import LearningRules
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
@@ -46,7 +45,7 @@ class QLearning:
             that a GPU plays at once have chances from the first to the least.
         n_steps: rewards that a return adds up.
         evaluate_every: episodes between rollouts without exploration; on a GPU they are played at once.
-        tolerance: learning stops when the batches, or their time, are within this fraction of the chain bound.
+        tolerance: learning stops when the batches are within this fraction of the chain bound.
         reward: see the module.
         bootstrap: returns add the highest value of the state that is reached after `n_steps`. Learned worse machines:
             12% to 15% more batches on lattices.
@@ -130,7 +129,6 @@ def learn_fsm(
     direction: Direction = "forward",
     compact: bool = False,
     held_out: Sequence[Dag] = (),
-    costs: CostModel | None = None,
     seed: int = 0,
     device: DeviceName = "cpu",
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -144,30 +142,26 @@ def learn_fsm(
         settings: of the learning.
         direction: of planning; "both" learns a table for each.
         compact: see `Directed`.
-        held_out: mini-batches that decide which table is the best, the one of the fewest batches or, for the reward
-            "time", of the least predicted time; by default those learned on.
-        costs: of the T types, for the reward "time".
+        held_out: mini-batches that decide which table is the best, the one of the fewest batches; by default those
+            learned on.
         seed: same seed, same table.
         device: that plays the episodes: "cpu", one after the other; or "cuda", a GPU, `evaluate_every` at once.
         on_progress: is told of every rollout.
 
     Raises:
-        PolicyError: no mini-batches, or the reward "time" without costs; or the device cannot do it.
+        PolicyError: no mini-batches, or the device cannot do it.
         BackendError: there is no GPU, or it cannot be used.
     """
     if not dags:
         raise PolicyError("learning a policy: no mini-batches; give at least one.")
-    if settings.reward == "time" and costs is None:
-        raise PolicyError('learning a policy: the reward "time" needs costs=, a CostModel.')
     if check_device(device) == "cuda" and settings.bootstrap:
         raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
     practise = OnProcessor if device == "cpu" else partial(OnDevice, device=find_device())
-    prices = costs if costs is not None and settings.reward == "time" else CostModel.counting(dags[0].n_types)
     tables, curves = {}, {}
     for way in WAYS if direction == "both" else (direction,):
         turned, held = (dags, held_out) if way == "forward" else ([*map(reverse, dags)], [*map(reverse, held_out)])
         measured = [dag for dag in held or turned if dag.type_id.size]
-        task = Task(turned, measured, machine, settings.rules(), settings.exploration(), prices)
+        task = Task(turned, measured, machine, settings.rules(), settings.exploration())
         learned = _learn(task, practise(task, [seed, way == "backward"]), settings, on_progress)
         tables[way], curves[way] = learned.table, [asdict(progress) for progress in learned.curve]
     about: dict[str, Any] = {"settings": asdict(settings), "seed": seed, "mini_batches": len(dags), "curves": curves}
@@ -185,22 +179,18 @@ def _learn(task: Task, practice: Practice, settings: QLearning, on_progress: Cal
     """Learn the table of one direction."""
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
-    lengths = [chains_ahead(dag).max(axis=0) for dag in task.measured]
-    counts = [np.bincount(dag.type_id, minlength=n_types) for dag in task.measured]
-    bound = _mean([chain.sum() for chain in lengths])
-    least = _mean([*map(task.prices.least_us, lengths, counts)])
-    best, fastest, curve, n_played = table, np.inf, [], 0
+    bound = _mean([chains_ahead(dag).max(axis=0).sum() for dag in task.measured])
+    best, fewest, curve, n_played = table, np.inf, [], 0
     while n_played < settings.episodes:
         n_more = min(settings.evaluate_every, settings.episodes - n_played)
         table = practice.learn(table, n_more)
         n_played += n_more
-        measured = practice.measure(table)
-        curve.append(Progress(n_played, _mean([m.n_batches for m in measured]), bound, int(table.n_states[0])))
+        batches = _mean(practice.measure(table))
+        curve.append(Progress(n_played, batches, bound, int(table.n_states[0])))
         on_progress(curve[-1])
-        us = _mean([m.us for m in measured])
-        if us < fastest:
-            best, fastest = copy_table(table), us
-        if us <= (1 + settings.tolerance) * least:
+        if batches < fewest:
+            best, fewest = copy_table(table), batches
+        if batches <= (1 + settings.tolerance) * bound:
             break
     return Learned(best, curve)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +123,22 @@ def describe_table(table: Table, encoding: Encoding, names: Sequence[str]) -> li
     return rows
 
 
+def rebuild_table(rows: Sequence[Mapping[str, Any]], encoding: Encoding, width: int, names: Sequence[str]) -> Table:
+    """Make the table that `describe_table` described, for states of `width` ints.
+
+    Raises:
+        ValueError, LookupError and others: the rows are not such a description.
+    """
+    number = {name: a for a, name in enumerate(names)}
+    table = make_table(len(names), width, max(1, len(rows)))
+    for i, row in enumerate(rows):
+        if add_state(table, _number_state(row, encoding, width, number)) != i:
+            raise ValueError(f"state {i} comes twice")
+        for name, (value, updates) in row["values"].items():
+            table.values[i, number[name]], table.updates[i, number[name]] = value, updates
+    return table
+
+
 def name_state(state: State, encoding: Encoding, names: Sequence[str]) -> dict[str, Any]:
     """Describe a state by the names of the ready types, in the order of their ranks for "sort".
 
@@ -139,3 +155,16 @@ def name_state(state: State, encoding: Encoding, names: Sequence[str]) -> dict[s
     if len(entries) > n:
         named["critical"] = [names[a] for a in range(n) if entries[n + a]]
     return named
+
+
+def _number_state(row: Mapping[str, Any], encoding: Encoding, width: int, number: Mapping[str, int]) -> State:
+    """Make the state that `name_state` described."""
+    state = np.zeros(width, np.int16)
+    for rank, name in enumerate(row["ready"], 1):
+        state[number[name]] = rank if encoding == "sort" else 1
+    if encoding == "max" and row["largest"] is not None:
+        state[number[row["largest"]]] = 2
+    if width > len(number):
+        for name in row["critical"]:
+            state[len(number) + number[name]] = 1
+    return state

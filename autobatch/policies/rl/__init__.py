@@ -1,1 +1,1 @@
-"""Batching as a Gymnasium environment, and generated families of graphs for training."""
+"""Batching as a Gymnasium environment, and trained agents as policies."""

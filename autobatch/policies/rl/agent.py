@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import numpy as np
-
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.rl.env import observe_seat
-from autobatch.policies.rl.seats import make_game
+from autobatch.policies.rl.env import Batching
 from autobatch.schedule.schedule import Schedule, to_schedule
-from autobatch.schedule.simulator import finish, start, step
+from autobatch.schedule.simulator import finish, start
 
 
 class MaskedAgent(Protocol):
@@ -51,23 +48,21 @@ class Agent:
             PolicyError: the graph has more types than the agent was trained for, or the agent names a type that is not
                 ready.
         """
-        dag = to_dag(graph)
-        sim = start(dag)
-        if dag.type_id.size:
-            game = make_game([dag], 1, "critical", self._n_types, None)
-            game.deal(0, np.random.default_rng(0))
-            seats = game.seats
-            while not seats.done[0]:
-                ready, seen = seats.mask[0].astype(np.bool_), observe_seat(seats, 0)
-                action, _ = self._agent.predict(seen, deterministic=True, action_masks=ready)
-                if not 0 <= int(action) < len(ready) or not ready[int(action)]:
-                    raise PolicyError(
-                        f"policy {self.name!r} chose type {action}, which is not ready; give an agent that heeds "
-                        f"action_masks, such as MaskablePPO."
-                    )
-                game.move(np.asarray(action))
-                step(sim, int(action))
-        return to_schedule(graph, finish(sim))
+        if not graph.n_nodes:
+            return to_schedule(graph, finish(start(to_dag(graph))))
+        env = Batching([to_dag(graph)], max_types=self._n_types)
+        seen, _ = env.reset(seed=0)
+        done = False
+        while not done:
+            ready = env.action_masks()
+            action, _ = self._agent.predict(seen, deterministic=True, action_masks=ready)
+            if not 0 <= int(action) < len(ready) or not ready[int(action)]:
+                raise PolicyError(
+                    f"policy {self.name!r} chose type {action}, which is not ready; give an agent that heeds "
+                    f"action_masks, such as MaskablePPO."
+                )
+            seen, _, done, _, _ = env.step(action)
+        return to_schedule(graph, env.batches())
 
 
 def episodes(loss: Recording, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:

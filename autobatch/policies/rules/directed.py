@@ -7,7 +7,7 @@ the reversed dag, read from its end, is a plan for the dag; and superfluous batc
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -22,13 +22,13 @@ from autobatch.jit.loops import compiled
 from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
-from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.schedule import BasePolicy, Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]
 
 
-class Directed(ABC):
+class Directed(BasePolicy):
     """A policy that can plan in either direction; subclasses say how in `plan`.
 
     Args:

@@ -12,14 +12,14 @@ from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.rules.directed import Batches, Directed
-from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.schedule import BasePolicy, Schedule
 from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
 
 
 @final
 @trusted
-class Unbatched:
+class Unbatched(BasePolicy):
     """Every node is its own batch, in the order in which it was recorded."""
 
     name = "unbatched"

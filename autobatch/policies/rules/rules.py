@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
 from autobatch.graph.dag import Dag
@@ -53,6 +55,14 @@ class Weights(NamedTuple):
     own: float
     height: float
 
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Weights:
+        """Make them of a file's content; ValueError unless all are finite."""
+        weights = cls(**{name: float(weight) for name, weight in content.items()})
+        if not all(map(math.isfinite, weights)):
+            raise ValueError(f"weights {weights} are not finite")
+        return weights
+
 
 LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
 """Weights learned by `autobatch policy learn families --algorithm es`, see `experiments/learning/evolution.py`."""
@@ -94,6 +104,11 @@ class Score(Directed):
     def describe(self) -> dict[str, Any]:
         """The weights."""
         return {"weights": self.weights._asdict()}
+
+    @classmethod
+    def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Score:
+        """Make the rule of a file's content."""
+        return cls(direction, compact, Weights.read(content["weights"]))
 
 
 @compiled

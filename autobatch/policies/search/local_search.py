@@ -1,45 +1,34 @@
-"""Improve a sequence of types by local search: perturb it, compact it, and keep the result unless it costs more.
+"""Improve a sequence of types by local search: perturb it, compact it, and keep the result unless it is longer.
 
 A step inserts up to eight types within about twenty positions, or moves one entry, or swaps two; the perturbed sequence
 is compacted from the left or from the right, at random (`autobatch.policies.sequences.compaction`). An inserted type
-makes others superfluous, so most steps that improve are insertions. Results of equal cost are also kept, so that the
+makes others superfluous, so most steps that improve are insertions. Results of equal length are also kept, so that the
 search can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse
-from autobatch.jit.arrays import FloatArray, IntArray, blank, copied, filled, turned
+from autobatch.jit.arrays import IntArray, blank, copied, turned
 from autobatch.jit.loops import compiled, laborious
 from autobatch.jit.patience import ALWAYS
-from autobatch.policies.cost import ROW, CostModel, batch_cost
 from autobatch.policies.sequences.compaction import compact, keep_from_left
-from autobatch.policies.sequences.embedding import fill_early, fill_mirrored, index_stops
+from autobatch.policies.sequences.embedding import fill_mirrored, index_stops
 
 DRAW_MODULUS, DRAW_FACTOR = 2**31 - 1, 48271  # Park, Miller, Stockmeyer 1993, Remarks on random number generators
 SHARE_INSERTED = 0.9  # of all steps; the rest are half moves, half swaps
 MAX_INSERTED = 8
 INSERT_REACH = 10
 SHIFT_REACH = 8
-STEPS_PER_LOOK = 100
-"""Steps between two readings of the clock, when seconds are limited."""
 
 
 def local_search(
-    dag: Dag,
-    sequence: IntArray,
-    rng: np.random.Generator,
-    max_steps: int = 5000,
-    costs: CostModel | None = None,
-    enough: float = 0.0,
-    max_seconds: float | None = None,
+    dag: Dag, sequence: IntArray, rng: np.random.Generator, max_steps: int = 5000, enough: float = 0.0
 ) -> IntArray:
-    """Search for a cheaper sequence around one that finishes a graph.
+    """Search for a shorter sequence around one that finishes a graph.
 
     Args:
         dag: N nodes, T types: the graph, or its kernel (`make_kernel`), which the same sequences finish and on which
@@ -47,14 +36,10 @@ def local_search(
         sequence: int32[K] type ids; finishes `dag`.
         rng: supplies the seed, one number.
         max_steps: number of perturbed sequences to examine.
-        costs: costs of batches; by default each costs one. If small batches cost more than their rows (`row_us` and
-            `efficient_rows` above 0), rows are counted with each node running as early as it can, and `dag` must be the
-            graph itself, since a kernel has fewer nodes.
-        enough: stop when the cost reaches this, such as a lower bound.
-        max_seconds: stop after this time, checked every hundred steps; the result then depends on the machine.
+        enough: stop when the length reaches this, such as a lower bound.
 
     Returns:
-        int32[K'] that finishes `dag` and costs no more than `sequence`.
+        int32[K'] that finishes `dag`, with K' <= K.
 
     Raises:
         ScheduleError: the sequence does not finish the graph.
@@ -68,73 +53,22 @@ def local_search(
     >>> local_search(dag, np.array([1, 0, 1, 0, 1, 0], np.int32), np.random.default_rng(0)).tolist()
     [0, 1, 0]
     """
-    table = (CostModel.counting(dag.n_types) if costs is None else costs).array()
     state = np.array([rng.integers(1, DRAW_MODULUS)], np.int64)
-    end = None if max_seconds is None else perf_counter() + max_seconds
-    backward = reverse(dag)
-    current, cost = sequence, sequence_cost(dag, sequence, table)
-    compacted = compact(dag, sequence)
-    compacted_cost = sequence_cost(dag, compacted, table)
-    if compacted_cost <= cost:
-        current, cost = compacted, compacted_cost
-    stride = max(max_steps, 1) if end is None else STEPS_PER_LOOK
-    for done in range(0, max_steps, stride):
-        if end is not None and perf_counter() > end:
-            break
-        n_steps = min(stride, max_steps - done)
-        current, cost = _search(dag, backward, current, cost, table, n_steps, enough, state)
-        if cost <= enough:
-            break
-    return current
-
-
-def weigh_small_batches(costs: CostModel) -> CostModel:
-    """Give each type one cost for any batch: its launch, and its rows up to the efficient number.
-
-    If all batches are efficient, the rest of the predicted time depends only on the total number of rows. So a sequence
-    can be priced on a kernel.
-    """
-    none = np.zeros(costs.launch_us.size)
-    return CostModel(costs.launch_us + costs.row_us * costs.efficient_rows, none, none)
-
-
-@compiled
-def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
-    """Predict the cost of a sequence from the array of a `CostModel`, nodes running as early as they can.
-
-    Cost: O(K) if batches of a type cost the same, whatever their rows; else O(N + E + K).
-    """
-    total, by_row = 0.0, False
-    for us in costs[ROW]:
-        by_row |= us != 0
-    if not by_row:
-        for kind in sequence:
-            total += batch_cost(costs, kind, 0)
-        return total
-    position = blank(dag.type_id.size)
-    fill_early(dag, index_stops(sequence, dag.n_types, dag.type_id.size), position)
-    rows = filled(sequence.size + 1, 0)
-    for place in position:
-        rows[place] += 1
-    for k in range(sequence.size):
-        if rows[k] > 0:
-            total += batch_cost(costs, sequence[k], rows[k])
-    return total
+    return _search(dag, reverse(dag), compact(dag, sequence), max_steps, enough, state)
 
 
 @laborious(ALWAYS)
 def _search(
-    dag: Dag, backward: Dag, sequence: IntArray, cost: float, costs: FloatArray,
-    n_steps: int, enough: float, state: NDArray[np.int64],
-) -> tuple[IntArray, float]:  # fmt: skip
-    """Do `n_steps` steps; give the final sequence and its cost. `state` is the state of the random numbers.
+    dag: Dag, backward: Dag, sequence: IntArray, n_steps: int, enough: float, state: NDArray[np.int64]
+) -> IntArray:
+    """Do `n_steps` steps; `state` is the state of the random numbers.
 
     Compacting from the right is compacting the reversed sequence for the reversed graph (`backward`) from the left.
     """
     current = sequence
     position = blank(dag.type_id.size)
     for _ in range(n_steps):
-        if cost <= enough or current.size == 0:
+        if current.size <= enough or current.size == 0:
             break
         other = _disturb(current, dag.n_types, state)
         left = _draw(state, 2) == 0
@@ -142,12 +76,9 @@ def _search(
             other = turned(other, other.size)
         kept = blank(other.size)
         count = _compact_once(dag if left else backward, other, position, kept)
-        if count >= 0:
-            other = copied(kept, count) if left else turned(kept, count)
-            other_cost = sequence_cost(dag, other, costs)
-            if other_cost <= cost:
-                current, cost = other, other_cost
-    return current, cost
+        if 0 <= count <= current.size:
+            current = copied(kept, count) if left else turned(kept, count)
+    return current
 
 
 @compiled

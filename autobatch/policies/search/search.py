@@ -27,7 +27,7 @@ from autobatch.policies.search.bounds import chain_bound
 from autobatch.policies.search.kernel import make_kernel
 from autobatch.policies.search.local_search import local_search
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
-from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.schedule import BasePolicy, Schedule
 from autobatch.system.trust import trusted
 
 STEPS = 5000
@@ -35,7 +35,7 @@ STEPS = 5000
 
 @final
 @trusted
-class Search:
+class Search(BasePolicy):
     """Beam search and local search on the kernel.
 
     The budget counts steps instead of seconds, so the same arguments give the same schedule on every machine. A step

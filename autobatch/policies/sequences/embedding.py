@@ -114,8 +114,8 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
     Args:
         dag: N nodes, T types.
         sequence: int32[K] type ids.
-        position: int32[N], from `embed_early`, `embed_late` or `assign_rows`; whether nodes come after their inputs is
-            left to `check_schedule`.
+        position: int32[N], from `embed_early` or `embed_late`; whether nodes come after their inputs is left to
+            `check_schedule`.
 
     Returns:
         A schedule of at most K batches, nodes of a batch in their order in `dag`.

@@ -68,7 +68,7 @@ def test_models_run_where_their_parameters_are(case: Case) -> None:
 
 
 def test_a_training_step_waits_for_nothing() -> None:
-    """Uploads: the ints of the mini-batch, addresses of gradients, the seeds, and how to sort the ids for each table."""
+    """Uploads: the ints of the mini-batch, addresses of gradients, the seeds, and how to sort ids for each table."""
     model, instances = CASES[0].draw(seed=3, n_instances=8, dim=5)
     device = HostDevice()
     loss = ab.batched(model.to(device).loss, backend=Cuda(device=device))

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autobatch.errors import PolicyError
-from autobatch.policies.files import save_policy
-from autobatch.policies.policy_file import load
-from autobatch.policies.rules.rules import LEARNED, Score
-from autobatch.policies.store import cache_folder, find_entry, keep_entry, sign
+from autobatch.errors import DataError
 from autobatch.system import cache
+from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
+from autobatch.system.files import write_whole
 
-SIGNATURE = sign(["leaf()", "merge(value)"])
+SIGNATURE = "0123456789abcdef"
 
 
 @pytest.fixture
@@ -27,9 +25,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def keep(critical: float = 0.65) -> Path | None:
-    rule = Score(weights=LEARNED._replace(critical=critical))
-    return keep_entry("policies", SIGNATURE, lambda path: save_policy(rule, path))
+def keep(number: float = 0.65) -> Path | None:
+    content = json.dumps({"number": number}).encode()
+    return keep_entry("tuning", SIGNATURE, lambda path: write_whole(path, content))
+
+
+def load(path: Path) -> float:
+    try:
+        return float(json.loads(path.read_text())["number"])
+    except UNREADABLE as error:
+        raise DataError(f"cannot load {path}: {error}") from error
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", " OFF "])
@@ -37,7 +42,7 @@ def test_the_cache_can_be_switched_off(value: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AUTOBATCH_CACHE", value)
     assert cache_folder() is None
     assert keep() is None
-    assert find_entry("policies", SIGNATURE, load) is None
+    assert find_entry("tuning", SIGNATURE, load) is None
 
 
 @pytest.mark.parametrize(
@@ -76,62 +81,47 @@ def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_kept_is_found_and_nothing_else(folder: Path) -> None:
     path = keep(0.25)
-    assert path == folder / "policies" / f"{SIGNATURE}.json"
-    found = find_entry("policies", SIGNATURE, load)
-    assert isinstance(found, Score)
-    assert found.weights.critical == 0.25
-    assert find_entry("costs", SIGNATURE, load) is None
-    assert find_entry("policies", sign(["leaf()"]), load) is None
-    signatures = [
-        sign(["a"]),
-        sign(["b"]),
-        sign(["a", "a"]),
-        sign(["a"], "cuda"),
-        sign(["a"], "auto", "cuda"),
-        sign([]),
-    ]
-    assert len(set(signatures)) == 6
+    assert path == folder / "tuning" / f"{SIGNATURE}.json"
+    assert find_entry("tuning", SIGNATURE, load) == 0.25
+    assert find_entry("layouts", SIGNATURE, load) is None
+    assert find_entry("tuning", "another", load) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", json.dumps({"format": "x"}).encode()])
 def test_a_damaged_entry_is_told_and_replaced(folder: Path, content: bytes) -> None:
-    path = folder / "policies" / f"{SIGNATURE}.json"
+    path = folder / "tuning" / f"{SIGNATURE}.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: cannot load policy"):
-        assert find_entry("policies", SIGNATURE, load) is None
+    with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: cannot load "):
+        assert find_entry("tuning", SIGNATURE, load) is None
     assert keep(0.5) == path
-    found = find_entry("policies", SIGNATURE, load)
-    assert isinstance(found, Score)
-    assert found.weights.critical == 0.5
+    assert find_entry("tuning", SIGNATURE, load) == 0.5
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match=r"cannot keep policies in .*; going on without\. Set AUTOBATCH_CACHE"):
+    with pytest.warns(UserWarning, match=r"cannot keep tuning in .*; going on without\. Set AUTOBATCH_CACHE"):
         assert keep() is None
-    assert find_entry("policies", SIGNATURE, load) is None
+    assert find_entry("tuning", SIGNATURE, load) is None
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
 
     def refuse(path: Path) -> None:
-        raise PolicyError(f"cannot save policy {str(path)!r}: permission denied.")
+        raise PermissionError(f"cannot write {str(path)!r}: permission denied.")
 
     with pytest.warns(UserWarning, match="permission denied"):
-        assert keep_entry("policies", SIGNATURE, refuse) is None
+        assert keep_entry("tuning", SIGNATURE, refuse) is None
 
 
 WRITER = """
-import sys, warnings
-from autobatch.policies.files import save_policy
-from autobatch.policies.policy_file import load
-from autobatch.policies.rules.rules import LEARNED, Score
-from autobatch.policies.store import find_entry, keep_entry
+import json, sys, warnings
+from autobatch.system.cache import find_entry, keep_entry
+from autobatch.system.files import write_whole
 warnings.simplefilter("error")
-rule = Score(weights=LEARNED._replace(critical=float(sys.argv[1])))
+content = json.dumps({"number": float(sys.argv[1])} | dict.fromkeys(map(str, range(1000)), sys.argv[1])).encode()
 for _ in range(25):
-    assert keep_entry("policies", sys.argv[2], lambda path: save_policy(rule, path))
-    print(find_entry("policies", sys.argv[2], load).weights.critical)
+    assert keep_entry("tuning", sys.argv[2], lambda path: write_whole(path, content))
+    print(find_entry("tuning", sys.argv[2], lambda path: json.loads(path.read_text())["number"]))
 """
 
 
@@ -143,6 +133,6 @@ def test_processes_that_write_and_read_one_entry_see_whole_files(folder: Path) -
     ]
     seen = [writer.communicate(timeout=100)[0].split() for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0, 0, 0]
-    assert [len(weights) for weights in seen] == [25, 25, 25, 25]
-    assert {float(weight) for weights in seen for weight in weights} <= {0.0, 1.0, 2.0, 3.0}
-    assert os.listdir(folder / "policies") == [f"{SIGNATURE}.json"]
+    assert [len(numbers) for numbers in seen] == [25, 25, 25, 25]
+    assert {float(number) for numbers in seen for number in numbers} <= {0.0, 1.0, 2.0, 3.0}
+    assert os.listdir(folder / "tuning") == [f"{SIGNATURE}.json"]

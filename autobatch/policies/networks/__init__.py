@@ -1,1 +1,0 @@
-"""Small-network policies: features of types, and the network that scores them."""
