@@ -103,7 +103,7 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         with self.standing_in(in_place), stage(calls):
-            calls.start(self.parameters())
+            calls.start()
             for instance in instances:
                 structures.append(self._run(len(structures), instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
@@ -121,11 +121,13 @@ class Recorder:
     @contextmanager
     def standing_in(self, in_place: bool) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
+        parameters = self.parameters()  # functions in the place of cells would look like a change of the module
         with (
             recording_lock(),
             self.calls.stand_ins.in_place(self._places(in_place), self.calls.entry),
             self._of_module(),
         ):
+            self.calls.traces.name_weights(parameters)
             yield
 
     def _of_module(self) -> AbstractContextManager[Any]:
@@ -166,7 +168,7 @@ class Recorder:
         traces = self.calls.traces
         if not traces.watchlist.holds():
             with recording_lock(), self._of_module():
-                traces.name_weights({} if self.known is None else self.known.parameters())
+                traces.name_weights(self.parameters())
                 traces.renew()
 
     def check_unchanged(self, n_taken: int) -> None:
@@ -238,7 +240,7 @@ class Recorder:
         if unknown:
             self.renew()
             with self.standing_in(in_place=False), stage(self.calls):
-                self.calls.start(self.parameters())
+                self.calls.start()
                 for types in unknown:
                     self._carrier.find(types)
         memo: dict[int, Any] = {}

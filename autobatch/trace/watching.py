@@ -128,7 +128,7 @@ class Watch:
             return self._note(owner, partial(getattr, owner), name, text, value)
         self._note(base, vars(base).get, name, f"{name} of class {base.__name__}", member)
         told, get = f"the class of {type(owner).__name__}", partial(getattr, owner)
-        self.guards.setdefault((id(owner), "__class__"), Read(owner, get, "__class__", told, type(owner), None))
+        self.guards.setdefault((id(owner), "__class__"), Read(owner, get, "__class__", told, None))
         if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
             own = _attributes_of(owner)
             self._note(own, own.get, name, text, MISSING)
@@ -143,7 +143,7 @@ class Watch:
         """Record that something was read; return its value, or its replacement."""
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
-            self.guards[id(holder), name] = Read(holder, get, name, text, value, live)
+            self.guards[id(holder), name] = Read(holder, get, name, text, live)
         if live is not None:
             return LiveValue.of(self.builder, live)
         return self.follow(value, text, replaces)
@@ -211,7 +211,7 @@ class Watch:
             if (live := self._live(holder, name, x)) is not None:
                 lives[name] = live
         guard = Contents(holder, text, lives)
-        if not isinstance(holder, (tuple, frozenset)):
+        if guard.is_deep or not isinstance(holder, (tuple, frozenset)):
             self.guards[guard.key] = guard
         self._containers[id(holder)] = guard, holder
         given = [

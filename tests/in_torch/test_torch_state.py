@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_n
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import exact
+from counting import count_calls
 
 
 class Everything(nn.Module):
@@ -139,6 +140,21 @@ def test_an_unchanged_model_is_not_traced_again() -> None:
         model.c.f.normal_()
         f([drawn()])
     assert f.recorder.calls.traces.n_traced == before
+
+
+def test_a_check_of_all_guards_makes_few_calls() -> None:
+    """However many dicts of hooks modules have."""
+    model, f = model_of()
+    model.c.many = [torch.ones(4)] * 2
+    model.c.l = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    with torch.no_grad():
+        f([drawn()])
+    watchlist = f.recorder.calls.traces.watchlist
+    n_deep = sum(guard.is_deep for guard in watchlist.guards)
+    assert len(watchlist.guards) > 300
+    assert n_deep < 5
+    assert watchlist.holds()
+    assert count_calls(watchlist.holds) <= 20 + 100 * n_deep
 
 
 class Functional(nn.Module):
