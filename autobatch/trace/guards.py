@@ -122,11 +122,16 @@ class Read(Guard):
 
 
 class Contents(Guard):
-    """The contents of a list, tuple, dict or set; the names are indices or keys."""
+    """The contents of a list, tuple, dict or set; the names are indices or keys.
 
-    def __init__(self, holder: Any, text: str, lives: Mapping[Any, Live]) -> None:
-        self.key = "contents", id(holder)
-        super().__init__(holder, text, lives)
+    Args:
+        find: gives the input of the program that stands for an element, if there is one.
+    """
+
+    def __init__(self, holder: Any, text: str, find: Callable[[Any, Any], Live | None]) -> None:
+        self.key, self.holder = ("contents", id(holder)), holder
+        lives = {name: find(name, x) for name, x in zip(*self.look(), strict=True)}
+        super().__init__(holder, text, {name: live for name, live in lives.items() if live is not None})
 
     def look(self) -> tuple[Sequence[Any], list[Any]]:
         """The present indices or keys, and elements."""
@@ -150,7 +155,7 @@ class Watchlist:
         self._gets, self._names = [guard.get for guard in self._reads], [guard.name for guard in self._reads]
         self._seen = [guard.seen[0] for guard in self._reads]
         self._containers = [guard for guard in self.guards if isinstance(guard, Contents)]
-        self._snapshot = Snapshot([guard.holder for guard in self._containers])
+        self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
 
     def holds(self) -> bool:
         """Whether nothing has changed since it was read; live numbers take their new values."""
@@ -159,10 +164,11 @@ class Watchlist:
             if not all(guard.holds() for guard, x, y in zip(self._reads, found, self._seen, strict=True) if x is not y):
                 return False
             self._seen = found
-        if not self._snapshot.holds():
+        if self._snapshot is None or not self._snapshot.holds():
+            snapshot = Snapshot([guard.holder for guard in self._containers])
             if not all(guard.holds() for guard in self._containers):
                 return False
-            self._snapshot = Snapshot([guard.holder for guard in self._containers])
+            self._snapshot = snapshot
         return all(guard.holds() for guard in self._deep)
 
 

@@ -45,7 +45,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     """
     refuse_inside()
     recorder.renew()
-    n_taken = recorder.calls.traces.n_taken
+    n_taken = recorder.calls.traces.lives.n_taken
     with recorder.standing_in(in_place=True):
         recorder.calls.handles.recycle()
         with closing(Phases(recorder, instances, inputs)) as phases:

@@ -99,7 +99,7 @@ class Recorder:
         """
         refuse_inside()
         self.renew()
-        calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.n_taken
+        calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.lives.n_taken
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         with self.standing_in(in_place), stage(calls):
@@ -161,7 +161,7 @@ class Recorder:
         Cost: some microseconds, if nothing changed.
         """
         self.renew()
-        self.calls.traces.refresh(dtype)
+        self.calls.traces.lives.refresh(dtype)
 
     def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
@@ -174,7 +174,7 @@ class Recorder:
     def check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
         traces = self.calls.traces
-        if not traces.watchlist.holds() or traces.n_taken != n_taken:
+        if not traces.watchlist.holds() or traces.lives.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
                 f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "

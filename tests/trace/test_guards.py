@@ -199,6 +199,14 @@ def test_a_number_that_one_cell_has_as_an_input_and_another_as_a_constant(case: 
         check(model, loss, graphs)
 
 
+def test_a_list_that_changes_right_after_each_trace() -> None:
+    model = model_of(OTHERS["changed list of layers"])
+    loss = ab.batched(model.loss, backend="reference")
+    for _ in range(4):
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-10)
+        model.layers.reverse()
+
+
 def test_a_layer_that_moves_from_one_list_to_the_next() -> None:
     def apply(layers: Any, x: Any) -> Any:
         return x if not layers else apply(layers[1:], layers[0](x))
