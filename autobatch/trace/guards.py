@@ -8,7 +8,6 @@ objects at all places in two passes; a guard is asked itself only where another 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import singledispatch
 from itertools import repeat
@@ -44,37 +43,40 @@ class Difference(NamedTuple):
         return can_be_live(self.before) and can_be_live(self.now) and np.shape(self.before) == np.shape(self.now)
 
 
-class Guard(ABC):
-    """What was read at one place: names, and the value under each.
+class Guard:
+    """What was read at one place: a value under a name, or all that a list, tuple, dict or set contains.
 
     Args:
         holder: the object that has the place; kept alive, since its `id` identifies it.
         text: a description of the place, for messages.
-        lives: by name, the inputs of the program that stand for values.
+        lives: by name, or index, the inputs of the program that stand for values.
+        get: `get(name, default)` returns the present value; None for all contents.
+        name: of the attribute or item.
 
     Attributes:
         key: equal for guards of one place.
-        names, seen: the names and values at the last comparison.
+        names, seen: the names, or indices, and values at the last comparison.
         is_deep: whether a value may change while it stays the same object.
     """
 
-    key: Hashable
-
-    def __init__(self, holder: Any, text: str, lives: Mapping[Any, Live]) -> None:
-        self.holder, self.text, self.lives = holder, text, lives
+    def __init__(
+        self, holder: Any, text: str, lives: Mapping[Any, Live], get: Callable[..., Any] | None = None, name: Any = None
+    ) -> None:
+        self.holder, self.text, self.lives, self.get, self.name = holder, text, lives, get, name
+        self.key: Hashable = ("contents", id(holder)) if get is None else (id(holder), name)
         self.retake()
 
-    @abstractmethod
-    def look(self) -> tuple[Sequence[Any], list[Any]]:
-        """The present names and values."""
+    def _look(self) -> tuple[Sequence[Any], list[Any]]:
+        """The present names, or indices, and values."""
+        return named_parts(self.holder) if self.get is None else ((self.name,), [self.get(self.name, MISSING)])
 
     def tell(self, name: Any) -> str:
         """A description of the value of this name."""
-        return self.text
+        return f"{self.text}[{name!r}]" if self.get is None else self.text
 
     def retake(self) -> None:
         """Take what is there as what to compare with."""
-        self.names, self.seen = self.look()
+        self.names, self.seen = self._look()
         self._contents = [
             None if name in self.lives else content_of(x) for name, x in zip(self.names, self.seen, strict=True)
         ]
@@ -82,7 +84,7 @@ class Guard(ABC):
 
     def holds(self) -> bool:
         """Compare what is there, arrays by content; live numbers take the new values."""
-        names, found = self.look()
+        names, found = self._look()
         if self.is_deep or not (are(found, self.seen) and are(names, self.names)):
             if self._compare(names, found):
                 return False
@@ -91,7 +93,7 @@ class Guard(ABC):
 
     def differences(self) -> list[Difference]:
         """The values that have changed, or the whole place if it has other names now."""
-        return self._compare(*self.look())
+        return self._compare(*self._look())
 
     def _compare(self, names: Sequence[Any], found: list[Any]) -> list[Difference]:
         if not (are(names, self.names) or is_same(tuple(names), tuple(self.names))):
@@ -103,47 +105,6 @@ class Guard(ABC):
         ]
 
 
-class Read(Guard):
-    """Something that was read under a name.
-
-    Args:
-        get: `get(name, default)` returns the present value.
-        name: of the attribute or item.
-        live: the input of the program that stands for it, if there is one.
-    """
-
-    def __init__(self, holder: object, get: Callable[..., Any], name: Any, text: str, live: Live | None) -> None:
-        self.key, self.get, self.name = (id(holder), name), get, name
-        super().__init__(holder, text, {} if live is None else {name: live})
-
-    def look(self) -> tuple[Sequence[Any], list[Any]]:
-        """The name and its present value."""
-        return (self.name,), [self.get(self.name, MISSING)]
-
-
-class Contents(Guard):
-    """The contents of a list, tuple, dict or set; the names are indices or keys.
-
-    Args:
-        find: gives the input of the program that stands for an element, if there is one.
-    """
-
-    def __init__(self, holder: Any, text: str, find: Callable[[Any, Any], Live | None]) -> None:
-        self.key, self.holder = ("contents", id(holder)), holder
-        lives = {name: find(name, x) for name, x in zip(*self.look(), strict=True)}
-        super().__init__(holder, text, {name: live for name, live in lives.items() if live is not None})
-
-    def look(self) -> tuple[Sequence[Any], list[Any]]:
-        """The present indices or keys, and elements."""
-        if isinstance(self.holder, dict):
-            return [*self.holder], [*self.holder.values()]
-        return range(len(self.holder)), [*self.holder]
-
-    def tell(self, name: Any) -> str:
-        """A description of an element."""
-        return f"{self.text}[{name!r}]"
-
-
 class Watchlist:
     """The guards of all traces in force; every call checks them."""
 
@@ -151,17 +112,19 @@ class Watchlist:
         found = {(guard.key, *map(id, guard.seen), *map(id, guard.lives.values())): guard for guard in guards}
         self.guards = list(found.values())
         self._deep = [guard for guard in self.guards if guard.is_deep]
-        self._reads = [guard for guard in self.guards if isinstance(guard, Read)]
-        self._gets, self._names = [guard.get for guard in self._reads], [guard.name for guard in self._reads]
-        self._seen = [guard.seen[0] for guard in self._reads]
-        self._containers = [guard for guard in self.guards if isinstance(guard, Contents)]
+        self._containers = [guard for guard in self.guards if guard.get is None]
+        self._others = [guard for guard in self.guards if guard.get is not None]
+        self._gets, self._names = [guard.get for guard in self._others], [guard.name for guard in self._others]
+        self._seen = [guard.seen[0] for guard in self._others]
         self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
 
     def holds(self) -> bool:
         """Whether nothing has changed since it was read; live numbers take their new values."""
         found = [*map(call, self._gets, self._names, repeat(MISSING))]
         if not are(found, self._seen):
-            if not all(guard.holds() for guard, x, y in zip(self._reads, found, self._seen, strict=True) if x is not y):
+            if not all(
+                guard.holds() for guard, x, y in zip(self._others, found, self._seen, strict=True) if x is not y
+            ):
                 return False
             self._seen = found
         if self._snapshot is None or not self._snapshot.holds():
@@ -180,6 +143,13 @@ def differences(guards: Iterable[Guard]) -> list[Difference]:
 def are(found: Sequence[Any], seen: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects."""
     return len(found) == len(seen) and all(map(is_, found, seen))
+
+
+def named_parts(container: Any) -> tuple[Sequence[Any], list[Any]]:
+    """The keys and values of a dict, or the indices and elements of a list, tuple or set."""
+    if isinstance(container, dict):
+        return [*container], [*container.values()]
+    return range(len(container)), [*container]
 
 
 def is_same(x: Any, y: Any) -> bool:

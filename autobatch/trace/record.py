@@ -105,11 +105,11 @@ class Recorder:
         with self.standing_in(in_place), stage(calls):
             calls.start()
             for instance in instances:
+                if in_place and structures and (traces.n_renewed or len(structures) == 1):
+                    self.check_unchanged(n_taken)
                 structures.append(self._run(len(structures), instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
-                if in_place and (traces.n_renewed or len(structures) == 1):
-                    self.check_unchanged(n_taken)
             first = self.first_serial()
             graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures), first)
             self.next_serial(first + graph.n_nodes)

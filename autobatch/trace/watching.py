@@ -28,7 +28,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
-from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
+from autobatch.trace.guards import MISSING, Guard, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
 from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
@@ -56,7 +56,7 @@ class Watch:
         self.builder, self.guards, self.offered = builder, dict[Hashable, Guard](), dict[int, Hashable]()
         self.busy = False
         self._lives, self._by_value = lives, by_value
-        self._containers: dict[int, tuple[Contents, Any]] = {}
+        self._containers: dict[int, tuple[Guard, Any]] = {}
         self._functions: dict[CodeType, set[FunctionType]] = {}
         self._called = set[CodeType]()
         self._attribute_names = set[str]()
@@ -146,7 +146,7 @@ class Watch:
         value = get(name, MISSING)
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
-            self.guards[id(holder), name] = Read(holder, get, name, text, live)
+            self.guards[id(holder), name] = Guard(holder, text, {} if live is None else {name: live}, get, name)
         return LiveValue.of(self.builder, live) if live is not None else self._follow(value, text, replaces)
 
     def _constant(self, holder: object, get: Callable[..., Any], name: str, text: str) -> None:
@@ -160,7 +160,7 @@ class Watch:
             return self._note(owner, get, name, text)
         self._note(base, vars(base).get, name, f"{name} of class {base.__name__}")
         told = f"the class of {type(owner).__name__}"
-        self.guards.setdefault((id(owner), "__class__"), Read(owner, get, "__class__", told, None))
+        self.guards.setdefault((id(owner), "__class__"), Guard(owner, told, {}, get, "__class__"))
         if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
             self._note(own, own.get, name, text)
         return self._follow(value, text, replaces=True)
@@ -204,7 +204,8 @@ class Watch:
             if not replaces:  # the body also gets the numbers themselves
                 self.builder.needed.update(map(id, guard.lives.values()))
             return given
-        guard = Contents(holder, text, lambda name, x: self._live(holder, name, x) if replaces else None)
+        found = {name: self._live(holder, name, x) for name, x in zip(*named_parts(holder), strict=True) if replaces}
+        guard = Guard(holder, text, {name: live for name, live in found.items() if live is not None})
         if guard.is_deep or not isinstance(holder, (tuple, frozenset)):
             self.guards[guard.key] = guard
         self._containers[id(holder)] = guard, holder
