@@ -20,7 +20,6 @@ BEHIND: dict[type, str] = {
     property: "fget", partial: "func", cached_property: "func", Cell: "function", BoundCell: "cell",
 }  # fmt: skip
 """The attribute that has the function behind an object."""
-NOT_CALLED = {"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "__class_getitem__"}
 
 
 class Names(NamedTuple):
@@ -60,15 +59,10 @@ def functions_in(x: Any) -> list[FunctionType]:
     return own if name is None else [*own, *functions_in(getattr(x, name, None))]
 
 
-def special_methods(kind: type) -> list[FunctionType]:
-    """The methods that Python calls for operators, calls and iteration of a class's instances."""
-    found: list[FunctionType] = []
-    for base in kind.__mro__:
-        if not is_library(base.__module__):
-            for name, member in vars(base).items():
-                if name.startswith("__") and name.endswith("__") and name not in NOT_CALLED:
-                    found += functions_in(member)
-    return found
+def methods_of(kind: type) -> list[FunctionType]:
+    """The functions among the members of a class; Python calls those for operators without reading an attribute."""
+    members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
+    return [function for member in members for function in functions_in(member)]
 
 
 def is_library(module: str | None) -> bool:

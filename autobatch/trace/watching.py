@@ -31,7 +31,7 @@ from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
-from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
+from autobatch.trace.scanning import functions_in, is_library, methods_of, names_in
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
@@ -228,7 +228,7 @@ class Watch:
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._note_inherited(kind)
-            self._may_call(special_methods(kind))
+            self._may_call(methods_of(kind))
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
 
