@@ -200,6 +200,7 @@ OTHERS: dict[str, Case] = {
     "name": Case(lambda m, x: getattr(ab, m.name)(x), lambda m, v: setattr(m, "name", "sigmoid")),
     "function": Case(lambda m, x: m.function(x), lambda m, v: setattr(m, "function", ab.sigmoid)),
     "global function": Case(lambda m, x: activation(x), lambda m, v: set_global("activation", ab.sigmoid)),
+    "hidden builtin": Case(lambda m, x: x * divmod(7, 2)[0], lambda m, v: set_global("divmod", lambda a, b: (a, b))),
     "method": Case(lambda m, x: m.helper(x), lambda m, v: setattr(m, "helper", lambda x: x * x)),
     "partial": Case(lambda m, x: m.function(x), lambda m, v: setattr(m, "function", functools.partial(scaled, by=v))),
     "code": Case(lambda m, x: with_global(x), lambda m, v: setattr(with_global, "__code__", (lambda x: -x).__code__)),

@@ -114,7 +114,8 @@ class Watchlist:
         self._deep = [guard for guard in self.guards if guard.is_deep]
         self._containers = [guard for guard in self.guards if guard.get is None]
         self._others = [guard for guard in self.guards if guard.get is not None]
-        self._gets, self._names = [guard.get for guard in self._others], [guard.name for guard in self._others]
+        self._gets: list[Any] = [guard.get for guard in self._others]
+        self._names = [guard.name for guard in self._others]
         self._seen = [guard.seen[0] for guard in self._others]
         self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
 

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from inspect import currentframe
 from types import CodeType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from autobatch.trace.watching import Watch
+from typing import Any, cast
 
 HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while Python runs; of fixed attributes
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
@@ -20,21 +17,21 @@ LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
 
 
 class _Listening(threading.local):
-    """What gets the reports of this thread."""
+    """What gets the reports of this thread: a `Watch`, or None."""
 
-    current: Watch | None = None
+    current: Any = None
 
 
 LISTENING = _Listening()
 
 
 @contextmanager
-def listening(watch: Watch | None) -> Iterator[None]:
+def listening(watch: Any) -> Iterator[None]:
     """Within the context, report what this thread reads and calls to `watch`, or to nobody.
 
     A profiler is paused meanwhile.
     """
-    before, profiler = LISTENING.current, sys.getprofile()
+    before, profiler = LISTENING.current, cast(Any, sys.getprofile())
     LISTENING.current = watch
     sys.setprofile(None if watch is None else watch.hear)
     try:

@@ -40,6 +40,8 @@ def as_before() -> Iterator[None]:
     functions = {f: (f.__code__, f.__defaults__) for f in names.values() if isinstance(f, FunctionType)}
     beta = guard_cases.SETTINGS.BETA
     yield
+    for name in [name for name in vars(guard_cases) if name not in names and not name.startswith("__")]:
+        delattr(guard_cases, name)
     vars(guard_cases).update(names)
     guard_cases.SETTINGS.BETA = beta
     for function, (code, defaults) in functions.items():
