@@ -56,6 +56,7 @@ class Guard:
     Attributes:
         key: equal for guards of one place.
         names, seen: the names, or indices, and values at the last comparison.
+        copies: the former contents of values that are arrays.
         is_deep: whether a value may change while it stays the same object.
     """
 
@@ -77,10 +78,10 @@ class Guard:
     def retake(self) -> None:
         """Take what is there as what to compare with."""
         self.names, self.seen = self._look()
-        self._contents = [
+        self.copies = [
             None if name in self.lives else content_of(x) for name, x in zip(self.names, self.seen, strict=True)
         ]
-        self.is_deep = any(content is not None for content in self._contents)
+        self.is_deep = any(content is not None for content in self.copies)
 
     def holds(self) -> bool:
         """Compare what is there, arrays by content; live numbers take the new values."""
@@ -100,7 +101,7 @@ class Guard:
             return [Difference(self.key, f"{self.text} has other elements", self.names, names)]
         return [
             _difference((id(self.holder), name), self.tell(name), before, now)
-            for name, before, now, content in zip(names, self.seen, found, self._contents, strict=True)
+            for name, before, now, content in zip(names, self.seen, found, self.copies, strict=True)
             if not _is_still(before, now, content, self.lives.get(name))
         ]
 
@@ -109,7 +110,9 @@ class Watchlist:
     """The guards of all traces in force; every call checks them."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
-        found = {(guard.key, *map(id, guard.seen), *map(id, guard.lives.values())): guard for guard in guards}
+        found = {
+            (guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies): guard for guard in guards
+        }
         self.guards = list(found.values())
         self._deep = [guard for guard in self.guards if guard.is_deep]
         self._containers = [guard for guard in self.guards if guard.get is None]

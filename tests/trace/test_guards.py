@@ -360,6 +360,26 @@ def test_what_changes_while_instances_are_recorded() -> None:
             loss(XS)
 
 
+def test_an_array_that_changes_between_two_cells_that_read_it() -> None:
+    class Refilling(Base):
+        @ab.cell
+        def first(self, x: Any) -> Any:
+            return x * self.mask
+
+        @ab.cell
+        def second(self, x: Any) -> Any:
+            return ab.sum(x * self.mask)
+
+        def loss(self, x: Any) -> Any:
+            y = self.first(x)
+            self.mask[:] = 3.0
+            return self.second(y)
+
+    loss = ab.batched(Refilling().loss, backend="reference")
+    with refused(ab.GraphError, "while instances were recorded, mask of Refilling holds other numbers"):
+        loss(XS)
+
+
 def test_a_model_within_a_batch_of_64() -> None:
     model = model_of(NUMBERS["attribute"])
     loss, alone = ab.batched(model.loss, backend="reference"), ab.batched(model.loss, backend="reference")
