@@ -75,7 +75,7 @@ class Base(ab.Module):
         self.options: dict[str, Any] = {"beta": 2.0, "inner": {"beta": 2.5}}
         self.numbers = [1.0, 2.0]
         self.mask = np.array([1.0, 0.0, 1.0])
-        self.ids = np.array([0, 2])
+        self.masks, self.ids = (np.array([1.0, 0.0, 1.0]),), np.array([0, 2])
         self.drop = ab.Dropout(0.5)
         self.function = ab.tanh
         self._hidden = 2.0
@@ -186,6 +186,7 @@ NUMBERS: dict[str, Case] = {
     "array": Case(lambda m, x: x * m.mask, lambda m, v: setattr(m, "mask", np.array([v, 1.0, 0.0])), live=True),
     "array in place": Case(lambda m, x: x * m.mask, lambda m, v: refill(m.mask, v), live=True),
     "part of an array": Case(lambda m, x: x * m.mask[1:2], lambda m, v: m.mask.fill(v), live=True),
+    "array in a tuple": Case(lambda m, x: x * m.masks[0], lambda m, v: refill(m.masks[0], v)),
     "array by NumPy": Case(lambda m, x: x * m.mask.sum(), lambda m, v: m.mask.fill(v)),
     "array of ids": Case(
         lambda m, x: ab.sum(ab.lookup(m.W, m.ids), axis=0), lambda m, v: setattr(m, "ids", np.array([1, int(v) % 3]))
@@ -199,11 +200,13 @@ OTHERS: dict[str, Case] = {
     "name": Case(lambda m, x: getattr(ab, m.name)(x), lambda m, v: setattr(m, "name", "sigmoid")),
     "function": Case(lambda m, x: m.function(x), lambda m, v: setattr(m, "function", ab.sigmoid)),
     "global function": Case(lambda m, x: activation(x), lambda m, v: set_global("activation", ab.sigmoid)),
+    "hidden builtin": Case(lambda m, x: x * divmod(7, 2)[0], lambda m, v: set_global("divmod", lambda a, b: (a, b))),
     "method": Case(lambda m, x: m.helper(x), lambda m, v: setattr(m, "helper", lambda x: x * x)),
     "partial": Case(lambda m, x: m.function(x), lambda m, v: setattr(m, "function", functools.partial(scaled, by=v))),
     "code": Case(lambda m, x: with_global(x), lambda m, v: setattr(with_global, "__code__", (lambda x: -x).__code__)),
     "another layer": Case(lambda m, x: m.other(x), lambda m, v: setattr(m, "other", new_layer(m))),
     "another parameter": Case(lambda m, x: m.W @ x, lambda m, v: setattr(m, "W", new_layer(m).weight)),
+    "computed name": Case(lambda m, x: getattr(m, "lay" + "ers")[0](x), replace_element),
     "list of layers": Case(lambda m, x: m.layers[0](x), replace_element),
     "changed list of layers": Case(lambda m, x: m.layers[0](x), lambda m, v: m.layers.reverse()),
     "longer list of layers": Case(

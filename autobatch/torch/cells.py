@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from inspect import signature
 from types import MethodType
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.handles import Value
-from autobatch.trace.hooks import LISTENING
+from autobatch.trace.hooks import LOOKUPS
 
 GLOBAL_HOOKS: dict[str, Any] = {
     kind: getattr(nn.modules.module, f"_global_{kind}_hooks")
@@ -35,6 +35,7 @@ SPACES: dict[str, Any] = {
 """Where functions of torch have names, which pickles hold."""
 NORMS = SpectralNorm, nn.utils.parametrizations._SpectralNorm
 DROPOUT = nn.modules.dropout._DropoutNd
+LOOKUPS[nn.Module.__getattr__.__code__] = ("_parameters", "_buffers", "_modules")
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,10 +49,12 @@ class TorchCell(Cell):
         name: in reports; by default the function's.
     """
 
+    reads: ClassVar[Mapping[str, Any]] = {"hooks of all modules": GLOBAL_HOOKS}
+
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
             raise GraphError(f"a cell is run by one of {', '.join(map(repr, RUNS))}, not by runs={runs!r}.")
-        super().__init__(_watch_hooks(make_body(_with_signature(function), runs)))
+        super().__init__(make_body(_with_signature(function), runs))
         self.name, self.runs = name or self.name, runs
         self.eager = function
 
@@ -266,19 +269,6 @@ def _has_backward_hooks(module: nn.Module) -> bool:
     """Whether a call of a module has hooks for its backward."""
     own = module._backward_hooks, module._backward_pre_hooks
     return any((*own, *(hooks for kind, hooks in GLOBAL_HOOKS.items() if kind.startswith("backward"))))
-
-
-def _watch_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which is traced again when hooks of all modules came or went."""
-
-    @wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        if (listener := LISTENING.current) is not None:
-            for hooks in GLOBAL_HOOKS.values():
-                listener.follow(hooks, "the hooks of all modules")
-        return function(*args, **kwargs)
-
-    return watched
 
 
 def _to_tensor(x: Any) -> Any:

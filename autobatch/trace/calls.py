@@ -100,12 +100,11 @@ class Calls:
         """The node types met so far."""
         return self.traces.types
 
-    def start(self, parameters: Mapping[str, Parameter]) -> None:
-        """Empty the log for a new recording of functions that read these parameters, by name."""
+    def start(self) -> None:
+        """Empty the log for a new recording."""
         self._recycle_at -= len(self.log)
         self.log.clear()
         del self.floats[:]
-        self.traces.name_weights(parameters)
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
@@ -25,7 +25,13 @@ from autobatch.params.module import Module, shared_dtype
 
 
 class Cell:
-    """A function or method marked with `@cell`."""
+    """A function or method marked with `@cell`.
+
+    Attributes:
+        reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
+    """
+
+    reads: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self, function: Callable[..., Any], static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()

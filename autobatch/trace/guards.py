@@ -1,21 +1,23 @@
 """Guards: checks that everything the bodies of cells read from Python when they were traced is still the same.
 
-A guard is one thing that was read: an attribute of an object, an item of a namespace, or the contents of a list or
-dict. It holds as long as the very same object is there, or an equal number or text; arrays and tensors are compared
-with a copy of their former contents. `Watchlist.holds` checks all guards in force, once per call. A check is mostly a
-comparison of two objects, a twentieth of a microsecond.
+A guard is one place that was read: an attribute of an object, an item of a namespace, or the contents of a list or
+dict. It holds as long as the very same objects are there, or equal numbers or texts; arrays and tensors are compared
+with a copy of their former contents. `Watchlist.holds` checks all guards in force, once per call. It compares the
+objects at all places in two passes; a guard is asked itself only where another object is, or where it is deep.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple, TypeAlias
+from itertools import repeat
+from operator import call, is_
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autobatch.ir.arguments import exact
+from autobatch.params.known import Snapshot
 from autobatch.trace.live import Live, can_be_live
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
@@ -41,124 +43,99 @@ class Difference(NamedTuple):
         return can_be_live(self.before) and can_be_live(self.now) and np.shape(self.before) == np.shape(self.now)
 
 
-class Read:
-    """Something that was read under a name.
+class Guard:
+    """What was read at one place: a value under a name, or all that a list, tuple, dict or set contains.
 
     Args:
-        holder: the object it was read from; kept alive, since its `id` identifies the place.
-        get: `get(name, default)` returns the present value.
+        holder: the object that has the place; kept alive, since its `id` identifies it.
+        text: a description of the place, for messages.
+        lives: by name, or index, the inputs of the program that stand for values.
+        get: `get(name, default)` returns the present value; None for all contents.
         name: of the attribute or item.
-        text: its description in messages.
-        seen: the value that was read.
-        live: the input of the program that stands for it, if there is one.
 
     Attributes:
-        key: equal for reads of one place.
-        seen: the value at the last comparison.
+        key: equal for guards of one place.
+        names, seen: the names, or indices, and values at the last comparison.
+        copies: the former contents of values that are arrays.
+        is_deep: whether a value may change while it stays the same object.
     """
 
     def __init__(
-        self, holder: object, get: Callable[..., Any], name: Any, text: str, seen: Any, live: Live | None
+        self, holder: Any, text: str, lives: Mapping[Any, Live], get: Callable[..., Any] | None = None, name: Any = None
     ) -> None:
-        self.holder, self.get, self.name, self.text, self.live = holder, get, name, text, live
-        self.key: Hashable = id(holder), name
-        self._take(seen)
-
-    def _take(self, seen: Any) -> None:
-        self.seen = seen
-        self._content = content_of(seen) if self.live is None else None
-
-    def retake(self) -> None:
-        """Take the present value as the one to compare with."""
-        self._take(self.now())
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether the contents of the object may change while it stays the same object."""
-        return self._content is not None
-
-    def now(self) -> Any:
-        """The present value."""
-        return self.get(self.name, MISSING)
-
-    def holds(self) -> bool:
-        """Compare the present value, arrays by content; a live number takes the new value."""
-        found = self.now()
-        same = _is_still(self.seen, found, self._content, self.live)
-        if same:
-            self.seen = found
-        return same
-
-    def differences(self) -> list[Difference]:
-        """The changes since it was read."""
-        return [] if self.holds() else [_difference(self.key, self.text, self.seen, self.now())]
-
-
-class Contents:
-    """The contents of a list, tuple, dict or set when it was read.
-
-    Args:
-        holder: the container.
-        text: its description in messages.
-        lives: by index or key, the inputs of the program that stand for elements.
-    """
-
-    is_deep = True
-
-    def __init__(self, holder: Any, text: str, lives: Mapping[Any, Live]) -> None:
-        self.holder, self.text, self.lives = holder, text, lives
-        self.key: Hashable = ("contents", id(holder))
+        self.holder, self.text, self.lives, self.get, self.name = holder, text, lives, get, name
+        self.key: Hashable = ("contents", id(holder)) if get is None else (id(holder), name)
         self.retake()
 
+    def _look(self) -> tuple[Sequence[Any], list[Any]]:
+        """The present names, or indices, and values."""
+        return named_parts(self.holder) if self.get is None else ((self.name,), [self.get(self.name, MISSING)])
+
+    def tell(self, name: Any) -> str:
+        """A description of the value of this name."""
+        return f"{self.text}[{name!r}]" if self.get is None else self.text
+
     def retake(self) -> None:
-        """Take the present contents as those to compare with."""
-        self.names, self.seen = _names_in(self.holder), _elements_of(self.holder)
-        self._contents = list(map(content_of, self.seen))
-        self._is_plain = self._contents.count(None) == len(self._contents)
+        """Take what is there as what to compare with."""
+        self.names, self.seen = self._look()
+        self.copies = [
+            None if name in self.lives else content_of(x) for name, x in zip(self.names, self.seen, strict=True)
+        ]
+        self.is_deep = any(content is not None for content in self.copies)
 
     def holds(self) -> bool:
-        """Compare the elements; live numbers take the new values."""
-        found = _elements_of(self.holder)
-        if self._is_plain and are(found, self.seen) and are(_names_in(self.holder), self.names):
-            return True
-        if self.differences():
-            return False
-        self.seen = found
+        """Compare what is there, arrays by content; live numbers take the new values."""
+        names, found = self._look()
+        if self.is_deep or not (are(found, self.seen) and are(names, self.names)):
+            if self._compare(names, found):
+                return False
+            self.seen = found
         return True
 
     def differences(self) -> list[Difference]:
-        """The elements that have changed, or the whole container if its keys or length have changed."""
-        names, found = _names_in(self.holder), _elements_of(self.holder)
-        if not is_same(tuple(names), tuple(self.names)):
+        """The values that have changed, or the whole place if it has other names now."""
+        return self._compare(*self._look())
+
+    def _compare(self, names: Sequence[Any], found: list[Any]) -> list[Difference]:
+        if not (are(names, self.names) or is_same(tuple(names), tuple(self.names))):
             return [Difference(self.key, f"{self.text} has other elements", self.names, names)]
         return [
-            _difference((id(self.holder), name), f"{self.text}[{name!r}]", before, now)
-            for name, before, now, content in zip(names, self.seen, found, self._contents, strict=True)
+            _difference((id(self.holder), name), self.tell(name), before, now)
+            for name, before, now, content in zip(names, self.seen, found, self.copies, strict=True)
             if not _is_still(before, now, content, self.lives.get(name))
         ]
 
 
-Guard: TypeAlias = Read | Contents
-
-
 class Watchlist:
-    """The guards of all traces in force, one per place; every call checks them."""
+    """The guards of all traces in force; every call checks them."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
-        found = {(guard.key, id(guard.seen) if isinstance(guard, Read) else 0): guard for guard in guards}
+        found = {
+            (guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies): guard for guard in guards
+        }
         self.guards = list(found.values())
         self._deep = [guard for guard in self.guards if guard.is_deep]
-        self._quick = [guard for guard in self.guards if isinstance(guard, Read) and not guard.is_deep]
-        self._seen = [(guard.get, guard.name, guard.seen) for guard in self._quick]
+        self._containers = [guard for guard in self.guards if guard.get is None]
+        self._others = [guard for guard in self.guards if guard.get is not None]
+        self._gets: list[Any] = [guard.get for guard in self._others]
+        self._names = [guard.name for guard in self._others]
+        self._seen = [guard.seen[0] for guard in self._others]
+        self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
 
     def holds(self) -> bool:
         """Whether nothing has changed since it was read; live numbers take their new values."""
-        for at, (get, name, seen) in enumerate(self._seen):
-            if get(name, MISSING) is not seen:
-                guard = self._quick[at]
-                if not guard.holds():
-                    return False
-                self._seen[at] = (get, name, guard.seen)
+        found = [*map(call, self._gets, self._names, repeat(MISSING))]
+        if not are(found, self._seen):
+            if not all(
+                guard.holds() for guard, x, y in zip(self._others, found, self._seen, strict=True) if x is not y
+            ):
+                return False
+            self._seen = found
+        if self._snapshot is None or not self._snapshot.holds():
+            snapshot = Snapshot([guard.holder for guard in self._containers])
+            if not all(guard.holds() for guard in self._containers):
+                return False
+            self._snapshot = snapshot
         return all(guard.holds() for guard in self._deep)
 
 
@@ -167,9 +144,16 @@ def differences(guards: Iterable[Guard]) -> list[Difference]:
     return [difference for guard in guards for difference in guard.differences()]
 
 
-def are(found: list[Any], seen: list[Any]) -> bool:
-    """Whether two lists hold the same objects."""
-    return len(found) == len(seen) and all(map(operator.is_, found, seen))
+def are(found: Sequence[Any], seen: Sequence[Any]) -> bool:
+    """Whether two sequences hold the same objects."""
+    return len(found) == len(seen) and all(map(is_, found, seen))
+
+
+def named_parts(container: Any) -> tuple[Sequence[Any], list[Any]]:
+    """The keys and values of a dict, or the indices and elements of a list, tuple or set."""
+    if isinstance(container, dict):
+        return [*container], [*container.values()]
+    return range(len(container)), [*container]
 
 
 def is_same(x: Any, y: Any) -> bool:
@@ -203,15 +187,6 @@ def _is_still(before: Any, now: Any, content: Hashable | None, live: Live | None
     if live is not None:
         return live.take(now)
     return is_same(before, now) if content is None else content_of(now) == content
-
-
-def _names_in(holder: Any) -> list[Any]:
-    """The keys of a dict, or the numbers of a container's elements."""
-    return list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-
-
-def _elements_of(holder: Any) -> list[Any]:
-    return list(holder.values() if isinstance(holder, dict) else holder)
 
 
 def _short(x: Any) -> str:

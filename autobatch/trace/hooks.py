@@ -6,77 +6,47 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Protocol
+from functools import partial
+from inspect import currentframe
+from types import CodeType
+from typing import Any, cast
 
 HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while Python runs; of fixed attributes
-
-
-class Listener(Protocol):
-    """Gets a report of each attribute that is read.
-
-    Attributes:
-        busy: whether the listener itself is reading; its own reads are not reported.
-    """
-
-    busy: bool
-
-    def read(self, owner: Any, name: str, value: Any) -> Any:
-        """Take the report of a read attribute; the reader gets what this returns."""
-
-    def lacks(self, owner: Any, name: str) -> None:
-        """Take the report of a missing attribute."""
-
-    def follow(self, value: Any, text: str) -> Any:
-        """Take the report of something that is read otherwise; the reader gets what this returns."""
+LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
+"""By the code of the `__getattr__` of a library's class: the attributes in which it looks, of all in `__dict__`."""
 
 
 class _Listening(threading.local):
-    """The listener of this thread."""
+    """What gets the reports of this thread: a `Watch`, or None."""
 
-    current: Listener | None = None
+    current: Any = None
 
 
 LISTENING = _Listening()
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Within the context, report reads of attributes of hooked classes in this thread to `listener`."""
-    before, LISTENING.current = LISTENING.current, listener
+def listening(watch: Any) -> Iterator[None]:
+    """Within the context, report what this thread reads and calls to `watch`, or to nobody.
+
+    A profiler is paused meanwhile.
+    """
+    before, profiler = LISTENING.current, cast(Any, sys.getprofile())
+    LISTENING.current = watch
+    sys.setprofile(None if watch is None else watch.hear)
     try:
         yield
     finally:
+        sys.setprofile(None)
         LISTENING.current = before
-
-
-@contextmanager
-def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Within the context, report all calls in this thread; a profiler is paused meanwhile."""
-    before = sys.getprofile()
-    sys.setprofile(hear)
-    try:
-        yield
-    finally:
-        enable = getattr(before, "enable", None)  # cProfile's profiler cannot be set again by sys.setprofile
-        if enable is None:
-            sys.setprofile(before)
+        if hasattr(profiler, "enable"):  # cProfile's profiler cannot be set again by sys.setprofile
+            profiler.enable()
         else:
-            sys.setprofile(None)
-            enable()
+            sys.setprofile(profiler)
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
-    """Within the context, report nothing in this thread: no body is running, but what stands for a library's ops."""
-    hear, listener = sys.getprofile(), LISTENING.current
-    sys.setprofile(None)
-    LISTENING.current = None
-    try:
-        yield
-    finally:
-        LISTENING.current = listener
-        sys.setprofile(hear)
+unheard = partial(listening, None)
+"""Within the context, no body is running, but what stands for a library's ops."""
 
 
 @contextmanager
@@ -94,18 +64,22 @@ def hooked(kind: type) -> Iterator[None]:
 
 
 def _telling(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """`__getattribute__` that reports to the listener of its thread."""
+    """`__getattribute__` that reports to the `Watch` of its thread."""
 
     def __getattribute__(self: Any, name: str) -> Any:
-        listener = LISTENING.current
-        if listener is None or listener.busy or (name.startswith("__") and name != "__dict__"):
+        watch = LISTENING.current
+        if watch is None or watch.busy or (name.startswith("__") and name != "__dict__"):
             return original(self, name)
         try:
             value = original(self, name)
         except AttributeError:
             if not hasattr(type(self), "__getattr__"):
-                listener.lacks(self, name)
+                watch.lacks(self, name)
             raise
-        return listener.read(self, name, value)
+        if name != "__dict__":
+            return watch.read(self, name, value)
+        frame: Any = currentframe()
+        watch.read_own(self, value, LOOKUPS.get(frame.f_back.f_code, value))
+        return value
 
     return __getattribute__

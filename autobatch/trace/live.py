@@ -8,12 +8,15 @@ guarded constant.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.params.parameter import Parameter
+from autobatch.params.parameter import FLOAT32, Parameter
+
+LARGE = 2**20  # bytes; a larger array is an input of the program from the first trace on, and is not compared
 
 
 def can_be_live(x: object) -> bool:
@@ -53,6 +56,39 @@ class Live(Parameter):
             self.astype(dtype)
         if not np.array_equal(self._data, np.asarray(self._value, dtype)):
             self.data = self._value
+
+
+class Lives:
+    """The live numbers of one recorded function.
+
+    Attributes:
+        changing: the places of numbers that have changed before.
+    """
+
+    def __init__(self) -> None:
+        self.changing = set[Hashable]()
+        self._dtype = FLOAT32
+        self._known: dict[Hashable, Live] = {}
+
+    def find(self, place: Hashable, value: Any, holder: object) -> Live | None:
+        """The input that replaces a number that has changed before, or a large array; None for anything else."""
+        if not can_be_live(value) or not (place in self.changing or getattr(value, "nbytes", 0) > LARGE):
+            return None
+        live = self._known.get(place)
+        if live is None or not live.take(value):
+            live = self._known[place] = Live(value, self._dtype, holder)
+        return live
+
+    def refresh(self, dtype: np.dtype[Any]) -> None:
+        """Convert the present numbers to this float type, for the next run."""
+        self._dtype = dtype
+        for live in list(self._known.values()):
+            live.refresh(dtype)
+
+    @property
+    def n_taken(self) -> int:
+        """How often numbers have changed."""
+        return sum(live.n_taken for live in self._known.values())
 
 
 class LiveValue(Traced):

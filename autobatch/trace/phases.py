@@ -45,7 +45,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     """
     refuse_inside()
     recorder.renew()
-    n_taken = recorder.calls.traces.n_taken
+    n_taken = recorder.calls.traces.lives.n_taken
     with recorder.standing_in():
         recorder.calls.handles.recycle()
         with closing(Phases(recorder, instances, inputs)) as phases:
@@ -112,7 +112,7 @@ class Phases:
             GraphError, DataError: as `Recorder.record` does, but not what programs raise: that is theirs.
         """
         calls = self._calls
-        calls.start(self._recorder.parameters())
+        calls.start()
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
         over, asked, log, programs = list[int](), list[list[Any]](), calls.log, self.programs
         forget, enter, read = calls.lifting.start_instance, calls.enter_branch, self._read

@@ -98,17 +98,17 @@ class Recorder:
         """
         refuse_inside()
         self.renew()
-        calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.n_taken
+        calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.lives.n_taken
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         with self.standing_in(), stage(calls):
-            calls.start(self.parameters())
+            calls.start()
             for instance in instances:
+                if structures and (traces.n_renewed or len(structures) == 1):
+                    self.check_unchanged(n_taken)
                 structures.append(self._run(len(structures), instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
-                if traces.n_renewed or len(structures) == 1:
-                    self.check_unchanged(n_taken)
             first = self.first_serial()
             graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures), first)
             self.next_serial(first + graph.n_nodes)
@@ -119,11 +119,13 @@ class Recorder:
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
+        parameters = self.parameters()  # functions in the place of cells would look like a change of the module
         with (
             recording_lock(),
             self.calls.stand_ins.in_place(self._places(), self.calls.entry),
             self._of_module(),
         ):
+            self.calls.traces.name_weights(parameters)
             yield
 
     def _of_module(self) -> AbstractContextManager[Any]:
@@ -157,20 +159,20 @@ class Recorder:
         Cost: some microseconds, if nothing changed.
         """
         self.renew()
-        self.calls.traces.refresh(dtype)
+        self.calls.traces.lives.refresh(dtype)
 
     def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
         if not traces.watchlist.holds():
             with recording_lock(), self._of_module():
-                traces.name_weights({} if self.known is None else self.known.parameters())
+                traces.name_weights(self.parameters())
                 traces.renew()
 
     def check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
         traces = self.calls.traces
-        if not traces.watchlist.holds() or traces.n_taken != n_taken:
+        if not traces.watchlist.holds() or traces.lives.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
                 f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "
@@ -223,8 +225,10 @@ class Recorder:
         unknown = [types for types in carried if not self._carrier.knows(types)]
         if unknown:
             self.renew()
+            parameters = self.parameters()
             with recording_lock(), self._of_module(), stage(self.calls):
-                self.calls.start(self.parameters())
+                self.calls.traces.name_weights(parameters)
+                self.calls.start()
                 for types in unknown:
                     self._carrier.find(types)
         memo: dict[int, Any] = {}

@@ -15,7 +15,11 @@ READS = {
     "LOAD_GLOBAL": "globals", "LOAD_NAME": "globals", "LOAD_ATTR": "attributes", "LOAD_METHOD": "attributes",
     "LOAD_SUPER_ATTR": "attributes", "IMPORT_FROM": "attributes", "IMPORT_NAME": "modules",
 }  # fmt: skip
-NOT_CALLED = {"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "__class_getitem__"}
+BEHIND: dict[type, str] = {
+    FunctionType: "__wrapped__", MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__",
+    property: "fget", partial: "func", cached_property: "func", Cell: "function", BoundCell: "cell",
+}  # fmt: skip
+"""The attribute that has the function behind an object."""
 
 
 class Names(NamedTuple):
@@ -48,34 +52,17 @@ def names_in(code: CodeType) -> Names:
 
 def functions_in(x: Any) -> list[FunctionType]:
     """The Python functions that run when `x`, a wrapped or plain function, is called or read from an instance."""
-    match x:
-        case FunctionType():
-            wrapped = getattr(x, "__wrapped__", None)
-            return [x, *functions_in(wrapped)] if wrapped is not None else [x]
-        case MethodType() | staticmethod() | classmethod():
-            return functions_in(x.__func__)
-        case Cell():
-            return functions_in(x.function)
-        case BoundCell():
-            return functions_in(x.cell)
-        case property():
-            return functions_in(x.fget)
-        case partial():
-            return functions_in(x.func)
-        case cached_property():
-            return functions_in(x.func)
-    return functions_in(x.__wrapped__) if type(x).__module__ == "functools" and hasattr(x, "__wrapped__") else []
+    name = next((BEHIND[kind] for kind in type(x).__mro__ if kind in BEHIND), None)
+    if name is None and type(x).__module__ == "functools":
+        name = "__wrapped__"
+    own = [x] if isinstance(x, FunctionType) else []
+    return own if name is None else [*own, *functions_in(getattr(x, name, None))]
 
 
-def special_methods(kind: type) -> list[FunctionType]:
-    """The methods that Python calls for operators, calls and iteration of a class's instances."""
-    found: list[FunctionType] = []
-    for base in kind.__mro__:
-        if not is_library(base.__module__):
-            for name, member in vars(base).items():
-                if name.startswith("__") and name.endswith("__") and name not in NOT_CALLED:
-                    found += functions_in(member)
-    return found
+def methods_of(kind: type) -> list[FunctionType]:
+    """The functions among the members of a class; Python calls those for operators without reading an attribute."""
+    members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
+    return [function for member in members for function in functions_in(member)]
 
 
 def is_library(module: str | None) -> bool:

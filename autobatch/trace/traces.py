@@ -15,10 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import Builder, NeedsNumber
@@ -27,11 +25,12 @@ from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
-from autobatch.params.parameter import FLOAT32, Parameter
+from autobatch.params.parameter import Parameter
+from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry
 from autobatch.trace.guards import Difference, Guard, Watchlist, differences
-from autobatch.trace.live import Live
+from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.watching import Watch
 
@@ -122,6 +121,7 @@ class Traces:
 
     Attributes:
         types: the node types; weight_names: the name of each parameter by its id, for print-outs.
+        lives: the numbers that bodies read and that have changed before.
         n_traced: how often a body was traced; n_renewed: how often guards failed.
     """
 
@@ -135,12 +135,10 @@ class Traces:
         self.weight_names: dict[int, str] = {}
         self._named: Mapping[str, Parameter] = {}
         self.n_traced = self.n_renewed = 0
-        self.dtype = FLOAT32
+        self.lives = Lives()
         self._sum_of, self._renew_entry = sum_of, renew
         self._families: dict[Hashable, Family] = {}
         self._of_entry: dict[Entry, list[Family]] = {}
-        self._lives: dict[Hashable, Live] = {}
-        self._changing = set[Hashable]()
         self._serial = count()
         self._watchlist: Watchlist | None = None
 
@@ -215,20 +213,9 @@ class Traces:
         if parameters is not self._named:
             self.weight_names, self._named = {id(p): name for name, p in parameters.items()}, parameters
 
-    def refresh(self, dtype: np.dtype[Any]) -> None:
-        """Convert the present live numbers to this float type, for the next run."""
-        self.dtype = dtype
-        for live in list(self._lives.values()):
-            live.refresh(dtype)
-
     def changes(self) -> str:
         """A description of what has changed, for messages."""
         return _told(differences(guard for trace in self._in_force() for guard in trace.guards))
-
-    @property
-    def n_taken(self) -> int:
-        """How often live numbers have changed."""
-        return sum(live.n_taken for live in self._lives.values())
 
     def renew(self) -> None:
         """Replace the traces in force whose guards fail."""
@@ -247,7 +234,7 @@ class Traces:
         error: Exception | None = None
         body: Body | None = None
         if known is None:
-            self._changing |= {difference.key for difference in changed if difference.is_numeric}
+            self.lives.changing |= {difference.key for difference in changed if difference.is_numeric}
             try:
                 body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
@@ -295,7 +282,7 @@ class Traces:
         has_drawn = any(trace.body.program.draws for trace in family.traces)
         while True:
             tracer = Tracer(entry.name, self.weight_names, lengths, returns_rows=not entry.lists)
-            watch = Watch(tracer.builder, self._changing, self._lives, self._new_live, family.by_value)
+            watch = Watch(tracer.builder, self.lives, family.by_value)
             self.n_traced += 1
             try:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
@@ -339,10 +326,6 @@ class Traces:
             owner if isinstance(owner, Module) else None,
         )  # fmt: skip
 
-    def _new_live(self, key: Hashable, value: Any, holder: object) -> Live:
-        self._lives[key] = live = Live(value, self.dtype, holder)
-        return live
-
 
 def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
     """A body whose nodes have the number of a draw also if it draws nothing, as in graphs from when it did."""
@@ -364,9 +347,11 @@ def _outcome(error: Exception | None) -> str:
     return "has another signature now" if has_other else f"cannot be traced any more: {error}"
 
 
-def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[Any]:
-    """The objects that a body is given: the cell, its owner, static arguments."""
-    return [*(static.value for static in entry.identity), *(x for key in keys.values() for x in _statics(key))]
+def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[tuple[str, Any]]:
+    """The objects that a body is given, with what they are: the cell, its owner, static arguments."""
+    given = [*(static.value for static in entry.identity), *(x for key in keys.values() for x in _statics(key))]
+    reads = [x.reads.items() for x in given if isinstance(x, Cell)]
+    return [*(("an argument", x) for x in given), *chain.from_iterable(reads)]
 
 
 def _statics(key: Key) -> list[Any]:

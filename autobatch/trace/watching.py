@@ -11,7 +11,7 @@ A number that has changed before (see `autobatch.trace.live`) is replaced by a v
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
@@ -28,12 +28,11 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
-from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hearing, hooked, listening
-from autobatch.trace.live import Live, LiveValue, can_be_live
-from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
+from autobatch.trace.guards import MISSING, Guard, are, named_parts
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hooked, listening
+from autobatch.trace.live import Live, Lives, LiveValue
+from autobatch.trace.scanning import functions_in, is_library, methods_of, names_in
 
-LARGE = 2**20  # bytes; a larger array is an input of the program from the first trace on, and is not compared
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -44,26 +43,20 @@ class Watch:
 
     Args:
         builder: of the program.
-        changing: the places of numbers that have changed before.
-        lives: the live numbers by place; make_live: makes one where none fits.
+        lives: the numbers that have changed before.
         by_value: the places whose numbers stay constants although they change.
 
     Attributes:
         guards: one for each thing that was read.
         offered: the places of the live numbers in this trace, by their `id`s.
+        busy: whether this object itself is reading; what it reads is not reported.
     """
 
-    def __init__(
-        self,
-        builder: Builder,
-        changing: Collection[Hashable],
-        lives: Mapping[Hashable, Live],
-        make_live: Callable[[Hashable, Any, object], Live],
-        by_value: set[Hashable],
-    ) -> None:
+    def __init__(self, builder: Builder, lives: Lives, by_value: set[Hashable]) -> None:
         self.builder, self.guards, self.offered = builder, dict[Hashable, Guard](), dict[int, Hashable]()
-        self._changing, self._lives, self._make_live, self._by_value = changing, lives, make_live, by_value
-        self._containers: dict[int, tuple[Contents, Any]] = {}
+        self.busy = False
+        self._lives, self._by_value = lives, by_value
+        self._containers: dict[int, tuple[Guard, Any]] = {}
         self._functions: dict[CodeType, set[FunctionType]] = {}
         self._called = set[CodeType]()
         self._attribute_names = set[str]()
@@ -71,99 +64,118 @@ class Watch:
         self._namespaces: dict[int, Any] = {}
         self._kinds = set[type]()
         self._draws = Draws()
-        self._hooked: set[type] = set()
+        self._hooked = set[type]()
         self._hooks = ExitStack()
-        self.busy = False
 
     @contextmanager
-    def watching(self, roots: Iterable[Any]) -> Iterator[None]:
-        """Record what is read within the context, beginning with functions and objects that the body is given.
+    def watching(self, roots: Iterable[tuple[str, Any]]) -> Iterator[None]:
+        """Record what is read within the context, beginning with what the body is given; each root has a description.
 
         The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
 
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
         """
-        with without_collection(), self._hooks, hearing(self._hear), listening(self):
+        with without_collection(), self._hooks, listening(self):
             with self._unwatched():
                 self._hook(Module)
                 self._hook(Parameter)
-                for root in roots:
-                    self.follow(root, "an argument")
+                for text, root in roots:
+                    self._follow(root, text)
             yield
         self._draws.check()
 
-    # Attributes, as they are read.
+    # Reports of hooks.
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
-        """Record that an attribute was read; return its value, or its replacement."""
+        """Take the report of an attribute that is read; return its value, or its replacement."""
         with self._unwatched():
             if isinstance(owner, Parameter):
                 return stop_gradient(owner) if name == "data" else value
             if isinstance(value, Symbol):
                 return value
-            text = f"{name} of {type(owner).__name__}"
-            if name == "__dict__":
-                for key, x in value.items():
-                    if isinstance(x, BoundCell):  # replaced while programs are recorded
-                        continue
-                    self._constant(value, value.get, key, f"{key} of {type(owner).__name__}", x)
-                return value
-            own = _attributes_of(owner)
+            own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if name in own:
-                return self._note(own, own.get, name, text, value)
+                return self._note(own, own.get, name, text)
             for base in type(owner).__mro__:
                 if name in vars(base):
-                    return self._class_attribute(owner, base, name, text, value)
-            return self.follow(value, text, replaces=True)
+                    return self._class_attribute(owner, own, base, name, text, value)
+            return self._follow(value, text, replaces=True)
+
+    def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str]) -> None:
+        """Take the report of an object's own attributes, of which the reader may read these."""
+        with self._unwatched():
+            for name in names:
+                if not isinstance(own.get(name), BoundCell):  # which is replaced while programs are recorded
+                    self._constant(own, own.get, name, f"{name} of {type(owner).__name__}")
 
     def lacks(self, owner: Any, name: str) -> None:
-        """Record that there is no such attribute."""
+        """Take the report that there is no such attribute."""
         with self._unwatched():
-            self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}", MISSING)
+            self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}")
 
-    def _class_attribute(self, owner: Any, base: type, name: str, text: str, value: Any) -> Any:
-        member = vars(base)[name]
-        if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
-            return self._note(owner, partial(getattr, owner), name, text, value)
-        self._note(base, vars(base).get, name, f"{name} of class {base.__name__}", member)
-        told, get = f"the class of {type(owner).__name__}", partial(getattr, owner)
-        self.guards.setdefault((id(owner), "__class__"), Read(owner, get, "__class__", told, type(owner), None))
-        if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
-            own = _attributes_of(owner)
-            self._note(own, own.get, name, text, MISSING)
-        self._may_call(functions_in(member))
-        return self.follow(value, text, replaces=True)
+    def hear(self, frame: FrameType, event: str, what: Any) -> None:
+        """Take the report of a call, as a profiler does."""
+        if event == "c_call":
+            self._draws.hear(frame, what)
+        elif event == "call" and frame.f_code not in self._called:
+            self._called.add(frame.f_code)
+            if not is_library(frame.f_globals.get("__name__")):
+                with self._unwatched():
+                    self._note_function(frame.f_code, frame.f_globals)
 
-    # Things that were read.
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        before, self.busy = self.busy, True
+        try:
+            yield
+        finally:
+            self.busy = before
 
-    def _note(
-        self, holder: object, get: Callable[..., Any], name: Any, text: str, value: Any, replaces: bool = True
-    ) -> Any:
-        """Record that something was read; return its value, or its replacement."""
+    def _hook(self, kind: type) -> bool:
+        """Report reads of attributes of a class's instances from now on; False if that is impossible."""
+        if kind not in self._hooked and kind.__flags__ & (HEAP_TYPE | IMMUTABLE) == HEAP_TYPE:
+            self._hooked.add(kind)
+            self._hooks.enter_context(hooked(kind))
+        return kind in self._hooked
+
+    # Things that are read.
+
+    def _note(self, holder: object, get: Callable[..., Any], name: Any, text: str, replaces: bool = True) -> Any:
+        """Record that something is read; return its value, or its replacement."""
+        value = get(name, MISSING)
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
-            self.guards[id(holder), name] = Read(holder, get, name, text, value, live)
-        if live is not None:
-            return LiveValue.of(self.builder, live)
-        return self.follow(value, text, replaces)
+            self.guards[id(holder), name] = Guard(holder, text, {} if live is None else {name: live}, get, name)
+        return LiveValue.of(self.builder, live) if live is not None else self._follow(value, text, replaces)
+
+    def _constant(self, holder: object, get: Callable[..., Any], name: str, text: str) -> None:
+        """Record something that stays a constant, because it cannot be replaced."""
+        self._by_value.add((id(holder), name))
+        self._note(holder, get, name, text, replaces=False)
+
+    def _class_attribute(self, owner: Any, own: Any, base: type, name: str, text: str, value: Any) -> Any:
+        member, get = vars(base)[name], partial(getattr, owner)
+        if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
+            return self._note(owner, get, name, text)
+        self._note(base, vars(base).get, name, f"{name} of class {base.__name__}")
+        told = f"the class of {type(owner).__name__}"
+        self.guards.setdefault((id(owner), "__class__"), Guard(owner, told, {}, get, "__class__"))
+        if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
+            self._note(own, own.get, name, text)
+        return self._follow(value, text, replaces=True)
 
     def _live(self, holder: object, name: Any, value: Any) -> Live | None:
-        """The input that replaces a number that has changed before, or a large array; None for anything else."""
-        key = id(holder), name
-        if key in self._by_value or not can_be_live(value):
-            return None
-        if key not in self._changing and not (isinstance(value, np.ndarray) and value.nbytes > LARGE):
-            return None
-        live = self._lives.get(key)
-        if live is None or not live.take(value):
-            live = self._make_live(key, value, holder)
-        self.builder.live.add(id(live))
-        self.offered[id(live)] = key
+        """The input of the program that replaces a number; None where it is a constant, or no number."""
+        place = id(holder), name
+        live = None if place in self._by_value else self._lives.find(place, value, holder)
+        if live is not None:
+            self.builder.live.add(id(live))
+            self.offered[id(live)] = place
         return live
 
-    def follow(self, value: Any, text: str, replaces: bool = False) -> Any:
-        """Record what may be read from a value that was read; return the value, or its replacement.
+    def _follow(self, value: Any, text: str, replaces: bool = False) -> Any:
+        """Record what may be read from a value that is read; return the value, or its replacement.
 
         Args:
             replaces: whether the body gets the returned object instead of the value.
@@ -184,6 +196,30 @@ class Watch:
             self._instance(value, text)
         return value
 
+    def _contents(self, holder: Any, text: str, replaces: bool) -> Any:
+        """Record all elements of a container; return it, or a copy in which live values replace elements."""
+        replaces = replaces and type(holder) in (list, dict)
+        if id(holder) in self._containers:
+            guard, given = self._containers[id(holder)]
+            if not replaces:  # the body also gets the numbers themselves
+                self.builder.needed.update(map(id, guard.lives.values()))
+            return given
+        found = {name: self._live(holder, name, x) for name, x in zip(*named_parts(holder), strict=True) if replaces}
+        guard = Guard(holder, text, {name: live for name, live in found.items() if live is not None})
+        if guard.is_deep or not isinstance(holder, (tuple, frozenset)):
+            self.guards[guard.key] = guard
+        self._containers[id(holder)] = guard, holder
+        parts = [
+            LiveValue.of(self.builder, guard.lives[name])
+            if name in guard.lives
+            else self._follow(x, guard.tell(name), replaces)
+            for name, x in zip(guard.names, guard.seen, strict=True)
+        ]
+        if replaces and not are(parts, guard.seen):
+            copy = dict(zip(guard.names, parts, strict=True)) if type(holder) is dict else parts
+            self._containers[id(holder)] = guard, copy
+        return self._containers[id(holder)][1]
+
     def _instance(self, value: Any, text: str) -> None:
         kind = type(value)
         is_known = kind.__module__.partition(".")[0] in KNOWN and is_library(kind.__module__)
@@ -192,36 +228,11 @@ class Watch:
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._note_inherited(kind)
-        self._may_call(special_methods(kind))
+            self._may_call(methods_of(kind))
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
 
-    def _contents(self, holder: Any, text: str, replaces: bool) -> Any:
-        """Record all elements of a container; return it, or a copy in which live values replace elements."""
-        replaces = replaces and type(holder) in (list, dict)
-        known = self._containers.get(id(holder))
-        if known is not None:
-            guard, copy = known
-            if not replaces:  # the body also gets the numbers themselves
-                self.builder.needed.update(map(id, guard.lives.values()))
-            return copy
-        pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
-        lives = {}
-        for name, x in pairs if replaces else ():
-            if (live := self._live(holder, name, x)) is not None:
-                lives[name] = live
-        guard = Contents(holder, text, lives)
-        if not isinstance(holder, (tuple, frozenset)):
-            self.guards[guard.key] = guard
-        self._containers[id(holder)] = guard, holder
-        given = [
-            LiveValue.of(self.builder, lives[name]) if name in lives else self.follow(x, f"{text}[{name!r}]", replaces)
-            for name, x in zip(guard.names, guard.seen, strict=True)
-        ]
-        if replaces and not are(given, guard.seen):
-            copy = dict(zip(guard.names, given, strict=True)) if type(holder) is dict else given
-            self._containers[id(holder)] = guard, copy
-        return self._containers[id(holder)][1]
+    # Functions.
 
     def _may_call(self, functions: Iterable[FunctionType]) -> None:
         for function in functions:
@@ -231,50 +242,39 @@ class Watch:
                 if function.__code__ in self._called and not is_library(function.__module__):
                     self._note_variables(function)
 
-    # Functions, when they are called.
-
     def _note_function(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Record what a function that is called now reads beside its arguments."""
-        self._called.add(code)
-        if is_library(namespace.get("__name__")):
-            return
-        with self._unwatched():
-            for function in list(self._functions.get(code, ())):
-                self._note_variables(function)
-            names = names_in(code)
-            for module in names.modules:
-                self.follow(sys.modules.get(module), module)
-            for name in names.globals & namespace.keys():
-                value = namespace[name]
-                if isinstance(value, ModuleType):
-                    self.follow(value, name)
-                else:
-                    self._constant(namespace, namespace.get, name, f"the global {name}", value)
-            self._attribute_names |= names.attributes
-            for x in list(self._namespaces.values()):
-                self._note_namespace(x)
-            if names.inherited - self._inherited_names:
-                self._inherited_names |= names.inherited
-                for kind in list(self._kinds):
-                    self._note_inherited(kind)
+        names = names_in(code)
+        for module in names.modules:
+            self._follow(sys.modules.get(module), module)
+        for name in names.globals:  # also one that is a builtin, which a global may hide later
+            self._constant(namespace, namespace.get, name, f"the global {name}")
+        for function in list(self._functions.get(code, ())):
+            self._note_variables(function)
+        self._attribute_names |= names.attributes
+        for x in list(self._namespaces.values()):
+            self._note_namespace(x)
+        if names.inherited - self._inherited_names:
+            self._inherited_names |= names.inherited
+            for kind in list(self._kinds):
+                self._note_inherited(kind)
 
     def _note_variables(self, function: FunctionType) -> None:
         """Record a function's code, its closure variables and its default arguments."""
         told, get = function.__qualname__, partial(getattr, function)
-        self._constant(function, get, "__code__", f"the code of {told}", function.__code__)
+        self._constant(function, get, "__code__", f"the code of {told}")
         for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-            look, value = partial(_in_cell, cell), _in_cell(cell, "", MISSING)
-            self._constant(cell, look, "", f"{name} around {told}", value)
+            self._constant(cell, partial(_in_cell, cell), "", f"{name} around {told}")
         for name in ("__defaults__", "__kwdefaults__"):
-            if (value := getattr(function, name)) is not None:
-                self._constant(function, get, name, f"a default argument of {told}", value)
+            if getattr(function, name) is not None:
+                self._constant(function, get, name, f"a default argument of {told}")
 
     def _note_namespace(self, x: Any) -> None:
         """Record the attributes of a module, or class, that functions name."""
         for space in map(vars, [x] if isinstance(x, ModuleType) else x.__mro__):
             for name in self._attribute_names & space.keys():
                 if (id(x), name) not in self.guards:
-                    self._constant(x, space.get, name, f"{x.__name__}.{name}", space[name])
+                    self._constant(x, space.get, name, f"{x.__name__}.{name}")
 
     def _note_inherited(self, kind: type) -> None:
         """Record what `super()` may find in the classes of an object, or miss there: nothing reports its reads."""
@@ -282,42 +282,7 @@ class Watch:
             if not is_library(base.__module__):
                 for name in self._inherited_names:
                     if (id(base), name) not in self.guards:
-                        found = vars(base).get(name, MISSING)
-                        self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}", found)
-
-    def _constant(self, holder: object, get: Any, name: str, text: str, value: Any) -> None:
-        """Record something that stays a constant, because it cannot be replaced."""
-        self._by_value.add((id(holder), name))
-        self._note(holder, get, name, text, value, replaces=False)
-
-    # How attributes and calls are seen.
-
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        before, self.busy = self.busy, True
-        try:
-            yield
-        finally:
-            self.busy = before
-
-    def _hook(self, kind: type) -> bool:
-        """Report reads of attributes of a class's instances from now on; False if that is impossible."""
-        if kind not in self._hooked and kind.__flags__ & (HEAP_TYPE | IMMUTABLE) == HEAP_TYPE:
-            self._hooked.add(kind)
-            self._hooks.enter_context(hooked(kind))
-        return kind in self._hooked
-
-    def _hear(self, frame: FrameType, event: str, what: Any) -> None:
-        """Take reports of calls, as a profiler does."""
-        if event == "c_call":
-            self._draws.hear(frame, what)
-        elif event == "call" and frame.f_code not in self._called:
-            self._note_function(frame.f_code, frame.f_globals)
-
-
-def _attributes_of(owner: Any) -> Any:
-    """The attributes in an object's own `__dict__`."""
-    return object.__getattribute__(owner, "__dict__") if hasattr(owner, "__dict__") else {}
+                        self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}")
 
 
 def _in_cell(cell: Any, name: str, default: Any) -> Any:

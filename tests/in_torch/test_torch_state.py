@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_n
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import exact
+from counting import count_calls
 
 
 class Everything(nn.Module):
@@ -139,6 +140,53 @@ def test_an_unchanged_model_is_not_traced_again() -> None:
         model.c.f.normal_()
         f([drawn()])
     assert f.recorder.calls.traces.n_traced == before
+
+
+class Scaling(nn.Module):
+    """Reads a parameter, a layer, a buffer and a number; and has what it does not read."""
+
+    offset: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.w, self.scale = nn.Linear(4, 4), nn.Parameter(torch.randn(4)), 1.5
+        self.register_buffer("offset", torch.ones(4))
+        self.steps, self.log, self.best = 0, list[int](), object()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l(x) * self.w * self.scale + self.offset  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+def test_what_no_body_reads_may_change_in_every_step(runs: str) -> None:
+    torch.manual_seed(0)
+    model = abt.cell(Scaling(), runs=runs)
+    f = abt.batched(model, backend="reference")
+    x = drawn()
+    n_traced = set()
+    for step in range(4):
+        assert_equal(model, f([x])[0], model(x))
+        n_traced.add(f.recorder.calls.traces.n_traced)
+        model.steps, model.best = step, object()
+        model.log.append(step)
+    assert len(n_traced) == 1
+    for model.scale in (2.0, 3.0, 3.5):
+        assert_equal(model, f([x])[0], model(x))
+
+
+def test_a_check_of_all_guards_makes_few_calls() -> None:
+    """However many dicts of hooks modules have."""
+    model, f = model_of()
+    model.c.many = [torch.ones(4)] * 2
+    model.c.l = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    with torch.no_grad():
+        f([drawn()])
+    watchlist = f.recorder.calls.traces.watchlist
+    n_deep = sum(guard.is_deep for guard in watchlist.guards)
+    assert len(watchlist.guards) > 300
+    assert n_deep < 5
+    assert watchlist.holds()
+    assert count_calls(watchlist.holds) <= 20 + 100 * n_deep
 
 
 class Functional(nn.Module):
