@@ -127,7 +127,7 @@ class Batched(Engine):
             late = is_simple and self._executor.can_be_late(out)
             apart = len(step.parts) > 1 and not late
             taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
-            read = InputGradients(minibatch.inputs, self._executor.dtype)
+            read = InputGradients(minibatch.inputs, self._executor.dtype) if minibatch.inputs is not None else None
             runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
             grads = put_gradients(out, grads)
             self.step += 1
@@ -142,8 +142,8 @@ class Batched(Engine):
         value = weighted_sum(columns[slot], weights)
         if has_aux:
             found = value, stack_results([s.children[1] for s in step.graph.structures], self._typed(columns))
-            return (found, grads, read.structures()) if inputs else (found, grads)
-        return (value, grads, read.structures()) if inputs else (value, grads)
+            return (found, grads) if read is None else (found, grads, read.structures())
+        return (value, grads) if read is None else (value, grads, read.structures())
 
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.

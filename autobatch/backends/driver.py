@@ -25,6 +25,7 @@ from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.values import RowRange, Values
+from autobatch.blas.threads import limit_threads
 from autobatch.compiler.piece_table import WEIGHTS
 from autobatch.devices.store import Store
 from autobatch.errors import BackendError
@@ -108,6 +109,10 @@ class PlanRun(ABC, Generic[M]):
     def _bound(self, stage: str) -> AbstractContextManager[Any]:
         """Within the context, the steps of "forward", "backward" or "weights" know the memory of this run."""
 
+    def _limited(self) -> AbstractContextManager[Any]:
+        """Within the context, in which backward runs, libraries of the host use as many threads as they may."""
+        return limit_threads(self.options.threads)
+
     @abstractmethod
     def _call(self, stage: str, first: int, last: int) -> None:
         """Run parts first:last of a stage.
@@ -168,7 +173,7 @@ class PlanRun(ABC, Generic[M]):
         with self._silent():
             activity = self.prepared.activity(self._seeded)
             targets = self.memory.targets(into, self.cells.stacks)
-            with self.memory.on_device(targets.arrays, self.options) as gradients:
+            with self._limited(), self.memory.on_device(targets.arrays, self.options) as gradients:
                 for slot in range(len(self.cells.slot_shapes)):
                     place = self.values.slot(slot, self.plan.mirror)
                     place[...] = self.store.put(seeds[slot]) if slot in seeds else 0

@@ -18,7 +18,7 @@ class Options(NamedTuple):
         policy: makes schedules.
         rewrites: names of the passes over graphs.
         precision: of matrix products, see `autobatch.ir.precision`.
-        threads: how many threads one run may use.
+        threads: of one run, each of which takes scratch memory; as many as were asked for, or there are cores to use.
         max_bytes: upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
             more; None is no limit. A mini-batch that needs more runs in parts.
         seed: of random numbers.
@@ -42,13 +42,6 @@ class Options(NamedTuple):
     store: Store = HOST
     purpose: frozenset[str] | None = None
     has_aux: bool | None = False
-
-    @property
-    def n_threads(self) -> int:
-        """The number of threads of a run, at most the cores to use; each takes scratch memory."""
-        from autobatch.blas.threads import most_threads
-
-        return min(self.threads, most_threads()) if self.threads > 1 else 1
 
     def check_store(self, backend: str, *stores: Store) -> None:
         """Raise a BackendError if the parameters are in none of the memories that a backend reads them in."""

@@ -102,17 +102,8 @@ class Prepared:
     size_classes: bytes
     block_rows: LongArray
 
-    @property
-    def mean_rows(self) -> LongArray:
-        return self.made.mean_rows
-
-    @property
-    def kept_size(self) -> int:
-        return self.made.kept_size
-
-    @property
-    def scratch_size(self) -> int:
-        return self.made.scratch_size
+    def __post_init__(self) -> None:
+        self.mean_rows, self.kept_size, self.scratch_size = self.made[-3:]
 
     @cached_property
     def row_classes(self) -> bytes:

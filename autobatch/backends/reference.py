@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from autobatch.backends.base import Timer
 from autobatch.backends.driver import PlanRun, PreparedPlan
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
-from autobatch.blas.threads import limit_threads
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -64,7 +63,7 @@ class InterpretedRun(PlanRun[Memory]):
             self.memory.buffer.fill(np.nan)
 
     def _bound(self, stage: str) -> AbstractContextManager[Any]:
-        return limit_threads(self.options.threads)
+        return self._limited() if stage == "forward" else nullcontext()
 
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter

@@ -22,6 +22,7 @@ class SharedValues:
 
     Attributes:
         arrays: by value.
+        parameters: those that are read.
         multiplies: whether computing them may multiply matrices, by the library of the store.
     """
 
@@ -36,6 +37,7 @@ class SharedValues:
         sources = [_instruction(vars[index].source) for index in self._computed]
         self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
         self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
+        self.parameters = [parameter for _, parameter in self._weights]
         self._data: list[Any] | None = None
         self._versions: list[int] | None = None  # with which all values were computed
         self._seen: list[int] | None = None
@@ -48,7 +50,7 @@ class SharedValues:
 
     def has_changed(self) -> bool:
         """Whether a parameter may have changed since the last update that was not broken off."""
-        self._seen = [parameter.version for _, parameter in self._weights]
+        self._seen = [parameter.version for parameter in self.parameters]
         return self._seen != self._versions
 
     def update(self, data_of: Callable[[Parameter], Any]) -> bool:
@@ -59,7 +61,7 @@ class SharedValues:
         """
         vars, arrays, xp = self._vars, self.arrays, self._store.xp
         seen, self._seen, self._versions = self._seen, None, None  # memory may run out, or an interrupt may come
-        data = [data_of(parameter) for _, parameter in self._weights]
+        data = [data_of(parameter) for parameter in self.parameters]
         moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
         if moved:
             self._copies.clear()

@@ -58,14 +58,10 @@ class Chooser:
         if provider is None and cache_folder() is None:
             provider = "numpy"
         self._only = None if provider is None else get_provider(provider)
+        self.name = BY_SIZE if self._only is None else self._only.name
         self._chosen: dict[str, Provider] = {}
         self._speeds: dict[str, float] = {}
         self._bf16: dict[str, str] = {}
-
-    @property
-    def name(self) -> str:
-        """Name of the only provider, or `BY_SIZE`."""
-        return BY_SIZE if self._only is None else self._only.name
 
     def choose(
         self, m: int, n: int, k: int, dtype: str = "float32", a_flipped: bool = False, b_flipped: bool = False

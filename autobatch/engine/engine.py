@@ -88,6 +88,8 @@ class Engine:
         self._profile: Profiler | None = None
         self._executor = Executor(self.recorder)
         self._unread: UnreadLoss | None = None
+        self._facts: tuple[Any, ...] = ()
+        self._now = options
 
     def __repr__(self) -> str:
         function = self.recorder.function
@@ -168,10 +170,17 @@ class Engine:
         executor = self._executor
         executor.refresh()
         self.recorder.refresh(executor.dtype)
-        check_precision(self.options.precision, executor.dtype, self.backend.name)
-        return self.options._replace(
-            dtype=executor.dtype, store=executor.store, purpose=executor.purpose(training), has_aux=has_aux
-        )
+        facts = self.options, self.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
+        if self._facts != facts:
+            given, backend, dtype, store, purpose, _ = facts
+            check_precision(given.precision, dtype, backend.name)
+            self._now = given._replace(dtype=dtype, store=store, purpose=purpose, has_aux=has_aux)
+            self._facts = facts
+        if self._now.threads == 1:
+            return self._now
+        from autobatch.blas.threads import most_threads
+
+        return self._now._replace(threads=min(self._now.threads, most_threads()))
 
     def _prepare(
         self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True

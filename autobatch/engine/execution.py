@@ -129,7 +129,7 @@ class Executor:
         slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
-        inputs: InputGradients,
+        inputs: InputGradients | None,
         late: bool,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts.
@@ -139,7 +139,7 @@ class Executor:
             slot: that of the losses.
             weights: of the losses, per instance.
             grads: gradients to add to; None for this thread's buffers, set to zero.
-            inputs: the gradients of the inputs, which are added to.
+            inputs: the gradients of the inputs, which are added to; None if they are not asked for.
             late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
 
         Returns:
@@ -155,7 +155,8 @@ class Executor:
             else:
                 check_finite(run.outputs[slot], instances.start)
             grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
-            inputs.add(part.plan, run)
+            if inputs is not None:
+                inputs.add(part.plan, run)
             found.append(run)
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients) and late:

@@ -16,21 +16,19 @@ class InputGradients:
     """The gradients of all inputs of a mini-batch.
 
     Args:
-        inputs: None if they are not asked for; then there is nothing to add, and no structure.
+        inputs: that are asked for.
         dtype: of the computation.
 
     Attributes:
         flat: of all numbers, one after the other.
     """
 
-    def __init__(self, inputs: Inputs | None, dtype: np.dtype[Any]) -> None:
+    def __init__(self, inputs: Inputs, dtype: np.dtype[Any]) -> None:
         self._inputs = inputs
-        self.flat: NDArray[Any] = np.zeros(inputs.size if inputs is not None else 0, dtype)
+        self.flat: NDArray[Any] = np.zeros(inputs.size, dtype)
 
     def add(self, plan: Plan, run: Run) -> None:
         """Add what a run of some of the instances contributes; it has been differentiated."""
-        if self._inputs is None:
-            return
         for kind in self._inputs.kinds:
             numbers = plan.data(kind)[0][:, 0].tolist()
             if numbers:
@@ -39,4 +37,4 @@ class InputGradients:
 
     def structures(self) -> list[Any]:
         """Per instance, its structure with gradients; see `Inputs.structures`."""
-        return [] if self._inputs is None else self._inputs.structures(self.flat)
+        return self._inputs.structures(self.flat)

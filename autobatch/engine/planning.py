@@ -58,7 +58,8 @@ class Planning:
         found = self.cache.find(key, options.policy) if key is not None else None
         if found is not None:
             graph = found.graph.of_instances(minibatch.instances)
-            self._recorder.types.check(graph.type_id)
+            if self._recorder.types.outdated:
+                self._recorder.types.check(graph.type_id)
             clock.lap("lookup")
             return self._step(graph, found, options, cells, clock, self._loss_slot(graph, options), plan_hit=True)
         if key is not None:
@@ -124,14 +125,13 @@ class Planning:
         if not all(graph.types is types for graph in graphs):
             return None
         return (
-            tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
-            policy.revision, options.purpose, options.dtype, options.rewrites, options.max_bytes,
-            options.precision, options.n_threads, options.has_aux, options.store,
+            tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.revision,
+             options.purpose, options.dtype, options.rewrites, options.max_bytes,
+            options.precision, options.threads, options.has_aux, options.store,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
-        run_options = options._replace(threads=options.n_threads)
 
         def plan_part(graph: Graph) -> Part:
             rewritten, rewrites = rewrite(graph, options.rewrites)
@@ -144,8 +144,9 @@ class Planning:
             elif checking():
                 check_plan(plan, cells)
             clock.lap("place")
-            executable = self.backend.prepare(plan, cells, run_options)
-            return Part(graph, rewrites, plan, executable, options.policy.unseen_share)
+            executable = self.backend.prepare(plan, cells, options)
+            sizes = executable.n_bytes, schedule.n_batches
+            return Part(graph, rewrites, plan, executable, options.policy.unseen_share, *sizes)
 
         def plan_again(graph: Graph) -> Part:
             clock.lap("merge")

@@ -78,6 +78,11 @@ class Derivative:
         yield from (gradient for _, gradient in self.parameters)
         yield from (value for _, scatters in self.tables for scatter in scatters for value in scatter)
 
+    @cached_property
+    def keys(self) -> dict[int, int]:
+        """The `id` of each parameter that has a gradient, by the number of its value."""
+        return {i: id(self.parameter(i)) for i, _ in (*self.parameters, *self.tables)}
+
     def parameter(self, index: int) -> Parameter:
         """The parameter that a `Weight` value stands for."""
         source = self.vars[index].source

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from autobatch.plan.plan import Plan
 HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2 it led to the fewest parts in total
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
+class Part(NamedTuple):
     """Instances that run together, planned.
 
     Attributes:
@@ -36,23 +34,17 @@ class Part:
         executable: the plan, prepared by the backend; knows how many bytes running it takes, see
             `autobatch.backends.base.Executable`.
         unseen_share: see `autobatch.schedule.schedule.BasePolicy`; None for policies that do not learn.
+        n_bytes: of its values and of the scratch memory of the backend.
+        n_batches: of its schedule.
     """
 
     graph: Graph
     rewrites: Rewrites
     plan: Plan
     executable: Any
-    unseen_share: float | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its values and of the scratch memory of the backend."""
-        return int(self.executable.n_bytes)
-
-    @property
-    def n_batches(self) -> int:
-        """The number of batches of its schedule."""
-        return self.plan.schedule.n_batches
+    unseen_share: float | None
+    n_bytes: int
+    n_batches: int
 
 
 def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | None) -> list[Part]:

@@ -22,7 +22,7 @@ from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import CellProgram
-from autobatch.ir.typetable import NodeType, TypeTable
+from autobatch.ir.typetable import NodeType
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.randomness import DrawCount
@@ -77,6 +77,7 @@ class Calls:
         self.log: list[int] = []
         self.floats = array("d")
         self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
+        self.types = self.traces.types
         self.forms: list[Form] = []
         self.stand_ins = StandIns()
         self.adopt = adopt
@@ -94,11 +95,6 @@ class Calls:
         self._entries: dict[Any, Entry] = {}
         self._tables = form_tables([], [])
         self._recycle_at = RECYCLE
-
-    @property
-    def types(self) -> TypeTable:
-        """The node types met so far."""
-        return self.traces.types
 
     def start(self) -> None:
         """Empty the log for a new recording."""

@@ -16,7 +16,6 @@ import numpy as np
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
-from autobatch.ir.typetable import TypeTable
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import STAGE, stage
 from autobatch.params.known import KnownModule
@@ -64,6 +63,7 @@ class Recorder:
     Attributes:
         known: what is under the module.
         is_async: whether the function is an async one, whose programs wait for values.
+        types: the node types met so far.
         node_of: the serial number of the last node of each handle.
         kept: the tables of values that rounds keep.
     """
@@ -75,16 +75,12 @@ class Recorder:
         self.slots = SlotTable()
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         self.calls = Calls(methods, adopts, lambda: self._carrier.write())
+        self.types = self.calls.types
         self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
         self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
         self._serial = 1
         self._checked: tuple[Any, ...] = ()
-
-    @property
-    def types(self) -> TypeTable:
-        """The node types met so far."""
-        return self.calls.types
 
     def record(self, instances: Iterable[Any], inputs: Inputs | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.

@@ -10,7 +10,7 @@ all rows of a type, and that of a bias is one pass over them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -111,20 +111,23 @@ class CompiledRun(PlanRun[CpuMemory]):
 
     @contextmanager
     def _bound(self, stage: str) -> Iterator[None]:
-        """Bind the steps of all types, and limit each library call to one thread while several threads run pieces."""
+        """Bind the steps of all types."""
         prepared = self.prepared
         bound = self._stages = prepared.types.bound(stage, prepared.tables.kinds, prepared.n_threads)
         run = BoundRun(
             self.plan, prepared.tables, stage, prepared.backend.chooser, self.memory, self.randomness, self.targets,
             self._interpret,
         )  # fmt: skip
-        limited = limit_threads(1 if prepared.n_threads > 1 else self.options.threads)
-        with limited if bound.may_call_library(run) else nullcontext():
+        with self._limited() if stage == "forward" and bound.may_call_library(run) else nullcontext():
             try:
                 bound.bind(run)
                 yield
             finally:
                 bound.release()
+
+    def _limited(self) -> AbstractContextManager[Any]:
+        """Limit each library call to one thread while several threads run pieces."""
+        return limit_threads(1 if self.prepared.n_threads > 1 else self.options.threads)
 
     def _call(self, stage: str, first: int, last: int) -> None:
         self.launches += self._stages.call(first, last)

@@ -103,11 +103,18 @@ class BoundStages:
         self._steps: list[BoundStep] = []
         self._prepared: Prepared | None = None
         self._chosen_for: tuple[Any, ...] = ()
+        self._parameters = list({id(p): p for stage in stages for p in stage.shared.parameters}.values())
+        self._seen: list[int] = []  # the versions of parameters with which stages were refreshed
         self._versions: list[int] = []
         self._n_moved: list[int] = []
         self._has_kept: list[bool] = []
         self._memory_at: tuple[int, ...] = ()
         self._gradients: list[Gradient] = []
+        self._gradient_slots = [
+            (stage.keys[parameter], first + slot)
+            for stage, first in zip(stages, self._first.tolist(), strict=True)
+            for parameter, slot in stage.gradients.items()
+        ]
         self._is_compiled = self._calls_library = True
         self._calls: Calls
         self._sweeps = Sweeps()
@@ -130,8 +137,11 @@ class BoundStages:
         """Store what has changed since the last run."""
         prepared, before = run.prepared, self._prepared
         self._prepared = None  # until all of it is stored, as compiling may be interrupted
-        for stage in self._stages:
-            stage.refresh()
+        seen = [parameter.version for parameter in self._parameters]
+        if before is None or seen != self._seen:
+            for stage in self._stages:
+                stage.refresh()
+            self._seen = seen
         chosen_for = _choice_of(run)
         is_chosen = before is not None and chosen_for == self._chosen_for
         if not is_chosen:
@@ -213,13 +223,11 @@ class BoundStages:
 
     def _take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
         """Store the addresses of the gradients that steps write, unless they are those of the last run."""
-        places = [(stage.key(p), first + slot) for stage, first in zip(self._stages, self._first.tolist(), strict=True)
-                  for p, slot in stage.gradients.items()]  # fmt: skip
-        found = [gradients[key] for key, _ in places]
+        found = [gradients[key] for key, _ in self._gradient_slots]
         if len(found) == len(self._gradients) and all(map(is_, found, self._gradients)):
             return
         self._gradients = []  # until all are stored: an array may be refused
-        for gradient, (_, slot) in zip(found, places, strict=True):
+        for gradient, (_, slot) in zip(found, self._gradient_slots, strict=True):
             self._memory[:, slot : slot + 3] = slots_of(gradient, address_of)
         self._gradients = found
 

@@ -60,6 +60,7 @@ class StageValues:
     Attributes:
         plan_slots: the slots for arrays of plans, by name.
         gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
+        keys: by what runs know a parameter, by its number.
         version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
         run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
         turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
@@ -80,14 +81,10 @@ class StageValues:
         self.packed = np.zeros(self.storage.shared_width, dtype)
         self.shared, self.places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
         self.gradients: dict[int, int] = {}
+        self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
         self._matrices: dict[tuple[int, bool], Array] = {}
         self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
-
-    def key(self, parameter: int) -> int:
-        """By what runs know a parameter, given by its number among the values."""
-        assert self.cell.derivative is not None
-        return id(self.cell.derivative.parameter(parameter))
 
     def gradient_slots(self, parameter: int) -> int:
         """The first of the three slots of a gradient; see `autobatch.backends.gradient_slots`."""

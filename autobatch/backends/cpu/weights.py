@@ -26,11 +26,12 @@ from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import add_outer_bf16, outer_words, round_to_float32
 from autobatch.blas.own.tiles import WORD
 from autobatch.blas.threads import threads_now
+from autobatch.compiler.lowered import Area
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import SLOTS
-from autobatch.ir.program import NODE, Attribute
+from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.bits import rounded
 from autobatch.jit.loops import by_address, compiled
@@ -102,7 +103,7 @@ class BoundOuter:
         if stage.run.table[k, -1]:
             return
         left, right = (stage.view(view, k).reshape(-1, view.size) for view in (outer.left, outer.right))
-        target = as_matrix(dense(stage.run.gradients[stage.key(outer.parameter)]))
+        target = as_matrix(dense(stage.run.gradients[stage.keys[outer.parameter]]))
         if self._way == "mkl":
             find_bf16().multiply(round_to_bf16(left.T), round_to_bf16(right), target, True)
         elif stage.precision == "bf16":
@@ -141,7 +142,7 @@ class RowSumStep:
         if self.stage.run.table[k, -1] == 0:
             found = self.stage.view(self.total.rows, k).sum(axis=0)
             for parameter in self.total.parameters:
-                target = dense(self.stage.run.gradients[self.stage.key(parameter)])
+                target = dense(self.stage.run.gradients[self.stage.keys[parameter]])
                 target += found.reshape(target.shape)
 
 
@@ -151,9 +152,8 @@ class ScatterStep:
     calls_library, function, own_address = False, 0, 0
 
     def __init__(self, stage: StageValues, scatter: Scatter) -> None:
-        self.stage, self.scatter = stage, scatter
-        self._place = stage.places.place(scatter.rows)
-        self._is_data = isinstance(stage.lowered.vars[scatter.ids.value].source, Attribute)
+        self.stage, self.scatter, self._key = stage, scatter, stage.keys[scatter.parameter]
+        self._place, self._of_ids = stage.places.place(scatter.rows), stage.places.place(scatter.ids)
 
     def bind(self, sizes: Sizes) -> ScatterStep:
         """Return itself: it runs alike in all plans."""
@@ -164,9 +164,12 @@ class ScatterStep:
 
     def __call__(self, k: int) -> None:
         """Add the rows."""
-        stage, run = self.stage, self.stage.run
-        ids, gradient = stage.view(self.scatter.ids, k), run.gradients[stage.key(self.scatter.parameter)]
-        ids = ids if self._is_data else to_ids(ids)
+        stage, run, place = self.stage, self.stage.run, self._of_ids
+        if place.area is Area.INTS:
+            ids = run.plan.data(run.kind, place.domain)[0][:, place.offset]
+        else:
+            ids = to_ids(stage.view(self.scatter.ids, k))
+        gradient = run.gradients[self._key]
         if isinstance(gradient, Rows):
             gradient.add(ids, run.buffer, int(run.table[k, self._place.column]) + self._place.offset, self._place.width)
         else:

@@ -237,6 +237,9 @@ class DeviceRun(PlanRun[DeviceMemory]):
             self._upload_targets()
         return nullcontext()
 
+    def _limited(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # the host multiplies nothing
+
     def _call(self, stage: str, first: int, last: int) -> None:
         self._launchers[stage].run(first, last)
 
@@ -328,7 +331,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
             stage, first = prepared.types.cells[kind].stage(WEIGHTS), prepared.slots[WEIGHTS, kind]
             slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
             for parameter, slot in stage.gradients.items():
-                slots[slot : slot + 3] = slots_of(self.targets[stage.key(parameter)], device.address)
+                slots[slot : slot + 3] = slots_of(self.targets[stage.keys[parameter]], device.address)
         staging.send(0, prepared.n_late)
 
     def _slot(self, run: StageRun, name: str) -> int:

@@ -65,6 +65,7 @@ class DeviceStage:
         most_shared_bytes: shared memory that a block may have.
         slots: the numbers of the slots, by name.
         gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
+        keys: by what runs know a parameter, by its number.
         waits: for each step, whether the next one may read what other blocks wrote.
     """
 
@@ -84,6 +85,7 @@ class DeviceStage:
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
         self.gradients: dict[int, int] = {}
+        self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
         self.steps: list[Step] = []
         self.waits: list[bool] = []
         counts = []
@@ -99,11 +101,6 @@ class DeviceStage:
     def rows_size(self) -> int:
         """Elements of memory per block for rows that do not fit in shared memory."""
         return max((step.rows_size for step in self.steps if isinstance(step, KernelStep)), default=0)
-
-    def key(self, parameter: int) -> int:
-        """By what runs know a parameter, given by its number among the values."""
-        assert self.cell.derivative is not None
-        return id(self.cell.derivative.parameter(parameter))
 
     def gradient_slots(self, parameter: int) -> int:
         """The first of the three slots of a gradient; see `autobatch.backends.gradient_slots`."""
