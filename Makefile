@@ -2,17 +2,20 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-VENV := .venv
+VENV ?= .venv
+PYTHONS := python3.11 python3.12 python3.13
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint docs clean
+.PHONY: help demo test test-all test-long test-pythons lint docs clean
 
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
 	@echo "make test      linters, type checker, tests, doctests and the packaging test"
-	@echo "make test-all  the same with the slow tests, which include runs for other processors"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make test-long     the rest: many more random programs, every sample of every op, other processors"
+	@echo "make test-pythons  make test with each of $(PYTHONS) that is at hand"
 	@echo "make lint      linters and type checker only"
 	@echo "make docs      the documents as a site, in site/"
 	@echo "make clean     remove the virtual environment and all caches"
@@ -24,7 +27,15 @@ test: lint
 	@$(BIN)/pytest -n $(WORKERS)
 
 test-all: lint $(VENV)/trainers
-	@$(BIN)/pytest -n $(WORKERS) -m "not gpu"
+	@$(BIN)/pytest -n $(WORKERS) -m "not long and not gpu"
+
+test-long: $(VENV)/trainers
+	@$(BIN)/pytest -n $(WORKERS) -m "long and not gpu"
+
+test-pythons:
+	@for python in $(PYTHONS); do \
+	  if command -v $$python >/dev/null; then $(MAKE) test PYTHON=$$python VENV=.venv-$$python || exit 1; \
+	  else echo "$$python is not at hand: skipped"; fi; done
 
 lint: $(VENV)/development
 	@$(BIN)/ruff check .
@@ -37,7 +48,7 @@ docs: $(VENV)/documents
 	@echo "Open site/index.html, or see it with search: $(BIN)/python -m http.server --directory site"
 
 clean:
-	@rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
+	@rm -rf .venv .venv-* site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/runtime: pyproject.toml $(BIN)/python

@@ -17,8 +17,9 @@ from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
+from ways import graded
 
-N_SEEDS, N_SLOW_SEEDS = 20, 300
+N_SEEDS, N_SLOW_SEEDS, N_LONG_SEEDS = 20, 100, 300
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -30,8 +31,8 @@ def test_models(case: Case) -> None:
 
 
 def seeds() -> list[Any]:
-    """A few seeds, and many more that are slow."""
-    return [*range(N_SEEDS), *(pytest.param(s, marks=pytest.mark.slow) for s in range(N_SEEDS, N_SLOW_SEEDS))]
+    """A few seeds, more that are slow, and many that are long."""
+    return graded(range(N_LONG_SEEDS), N_SEEDS, N_SLOW_SEEDS)
 
 
 @pytest.mark.parametrize("seed", seeds())

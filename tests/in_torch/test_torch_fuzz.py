@@ -18,8 +18,9 @@ from fuzzing_torch.blocks import Block
 from fuzzing_torch.campaign import run_one, text_of
 from fuzzing_torch.drawing import draw_program
 from fuzzing_torch.worlds import World, find_failure, is_unsteady, run, stack
+from ways import graded
 
-PER_TEST, N, N_SLOW, N_COMPILED = 10, 20, 400, 40
+PER_TEST, N, N_SLOW, N_LONG, N_COMPILED = 10, 2, 16, 40, 40
 Change = Callable[[Any], Any]
 
 
@@ -38,15 +39,12 @@ def wrong(seed: int, backend: str) -> str:
     return "" if found is None or found.is_set_apart else str(found)
 
 
-@pytest.mark.parametrize(
-    "start", [pytest.param(k, marks=[pytest.mark.slow] * (k >= N)) for k in range(0, N_SLOW, PER_TEST)]
-)
+@pytest.mark.parametrize("start", graded(range(0, N_LONG * PER_TEST, PER_TEST), N, N_SLOW))
 def test_modules_give_what_torch_gives(start: int) -> None:
     assert [found for seed in range(start, start + PER_TEST) if (found := wrong(seed, "reference"))] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(N_COMPILED))
+@pytest.mark.parametrize("seed", graded(range(N_COMPILED), 0, 10))
 def test_modules_give_what_torch_gives_where_cells_are_compiled(seed: int) -> None:
     assert wrong(seed, "cpu") == ""
 

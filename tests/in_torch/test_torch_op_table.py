@@ -77,24 +77,29 @@ def test_odd_samples_give_what_torch_gives(op: str, sample: int) -> None:
         assert outcome.verdict == Verdict.RIGHT, str(outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_samples_of_all_ops_give_what_torch_gives_and_these_are_refused(everything: list[Outcome]) -> None:
     assert bad(everything) == []
     assert refused(everything) == REFUSED
 
 
 @pytest.mark.slow
+def test_the_first_sample_of_each_op_gives_what_torch_gives() -> None:
+    assert bad([*run(select([]), ["auto"], limit=1)]) == []
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("runs", ["autobatch", "torch"])
 def test_all_ops_give_what_torch_gives_or_a_sentence_where_a_cell_says_what_runs_it(runs: str) -> None:
     assert bad([*run(select([]), [runs], limit=N_SAMPLES)]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_sample_of_each_op_gives_what_torch_gives_where_cells_are_compiled() -> None:
     assert bad([*run(select([]), ["auto"], limit=1, backend="cpu")]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_is_what_the_tool_makes(everything: list[Outcome]) -> None:
     assert PAGE.read_text(encoding="utf-8") == list_torch_ops(everything, VERSION), (
         "write it anew: python tools/list_torch_ops.py"

@@ -32,6 +32,7 @@ from parity import assert_equal
 from planned import place_batch
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
+from ways import graded
 
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
 APART, OVER = MemoryPlanner(reuses=False), MemoryPlanner()
@@ -51,7 +52,7 @@ def test_models(case: Case) -> None:
         assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 150))])
+@pytest.mark.parametrize("seed", graded(range(150), 6, 50))
 def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(400 + seed)
     model = draw_model(rng, smooth=seed % 2 == 0)

@@ -27,6 +27,7 @@ from planned import place_batch
 from program_runs import Results, draw_parameters, draw_rows, run_derivative
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
+from ways import graded
 
 ARITHMETIC = {"add", "sub", "mul", "neg", "relu", "where"}
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
@@ -65,7 +66,7 @@ def test_models(case: Case) -> None:
         assert_equal(ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances), expected)
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(s, marks=pytest.mark.slow) for s in range(8, 100))])
+@pytest.mark.parametrize("seed", graded(range(100), 4, 40))
 def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(200 + seed)
     model = draw_model(rng, smooth=True)

@@ -17,14 +17,15 @@ from autobatch.ops.operators import OPS
 from fuzzing.campaign import Found, load_state, run, run_one, save_state
 from fuzzing.cells import draw_program
 from fuzzing.checks import draw_way, find_failure
+from ways import graded
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-PER_TEST, N, N_SLOW, N_COMPILED = 10, 50, 1000, 50
+PER_TEST, N, N_SLOW, N_LONG, N_COMPILED = 10, 3, 20, 100, 50
 
 
 def blocks() -> list[Any]:
-    """The first numbers of a few programs, and of many more that are slow."""
-    return [pytest.param(start, marks=[pytest.mark.slow] * (start >= N)) for start in range(0, N_SLOW, PER_TEST)]
+    """The first numbers of a few programs, of more that are slow, and of many that are long."""
+    return graded(range(0, N_LONG * PER_TEST, PER_TEST), N, N_SLOW)
 
 
 @pytest.mark.parametrize("start", blocks())
@@ -33,8 +34,7 @@ def test_programs_are_right(start: int) -> None:
         assert run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(N_COMPILED))
+@pytest.mark.parametrize("seed", graded(range(N_COMPILED), 0, 10))
 def test_compiled_programs_are_right(seed: int) -> None:
     """Of one instance each: every op outside cells is a type of its own, which takes seconds to compile."""
     program = draw_program(seed)

@@ -16,11 +16,11 @@ from autobatch.backends.reference import Reference
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from random_programs import Instance, RandomModel, draw_instances, draw_model
-from ways import each
+from ways import each, graded
 
 pytestmark = pytest.mark.usefixtures("_checked")
 RELATIVE = 1e-10
-N_SEEDS, N_SLOW_SEEDS = 20, 400
+N_SEEDS, N_SLOW_SEEDS, N_LONG_SEEDS = 12, 80, 400
 POLICIES = ("unbatched", "depth", "agenda")
 WAYS = [
     *((policy, PASSES) for policy in POLICIES),
@@ -64,9 +64,8 @@ def draw_workload(seed: int) -> Workload:
 
 
 def seeds(step: int = 1) -> list[Any]:
-    """A few seeds, and many more that are slow."""
-    more = (pytest.param(seed, marks=pytest.mark.slow) for seed in range(N_SEEDS, N_SLOW_SEEDS, step))
-    return [*range(0, N_SEEDS, step), *more]
+    """A few seeds, more that are slow, and many that are long."""
+    return graded(range(0, N_LONG_SEEDS, step), N_SEEDS // step, N_SLOW_SEEDS // step)
 
 
 def assert_close(found: Any, expected: Any, what: str = "") -> None:

@@ -236,7 +236,7 @@ def test_threads(instances: list[Instance]) -> None:
 
 
 @pytest.mark.slow
-@drawn(1000, depth=3, most=6)
+@drawn(200, depth=3, most=6)
 def test_large_programs(instances: list[Instance]) -> None:
     check_values(instances)
     check_sizes(instances)
@@ -244,6 +244,6 @@ def test_large_programs(instances: list[Instance]) -> None:
 
 
 @pytest.mark.slow
-@drawn(1000, depth=3, most=6, raises=True)
+@drawn(200, depth=3, most=6, raises=True)
 def test_large_programs_that_raise(instances: list[Instance]) -> None:
     check_errors(instances)

@@ -57,7 +57,7 @@ TARGETS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_suite_passes(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]

@@ -14,6 +14,7 @@ import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
+from ways import graded
 from zoo.case import Case, to_torch
 from zoo.cases import CASES
 
@@ -89,14 +90,20 @@ def test_eager_and_batched_on_both_backends_are_the_twin(case: Case) -> None:
     check(case, Cpu(poison=True, jitted=False), POLICIES[(CASES.index(case) + 3) % len(POLICIES)])
 
 
-@pytest.mark.slow
-@every_case
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_the_same(case: Case, policy: str) -> None:
+def pairs() -> list[tuple[Case, str]]:
+    """All pairs of cases and policies; the first ones have every case once, and policies in turn."""
+    n = len(POLICIES)
+    return [(case, POLICIES[(k + turn) % n]) for turn in range(n) for k, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("pair", graded(pairs(), 0, 2 * len(CASES)), ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+def test_every_policy_gives_the_same(pair: tuple[Case, str]) -> None:
+    case, policy = pair
     check(case, Cpu(poison=True, jitted=False), policy)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in COMPILED], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", graded((case for case in CASES if case.name in COMPILED), 0, 6), ids=lambda case: case.name
+)
 def test_compiled_is_the_twin(case: Case) -> None:
     check(case, Cpu(poison=True, jitted=True), "auto")
