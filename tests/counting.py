@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from cProfile import Profile
+from pathlib import Path
 from pstats import Stats
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import autobatch
 from autobatch.jit.loops import Compiled
 
 
@@ -49,3 +52,20 @@ def count_lines(function: Callable[..., Any], *args: Any) -> int:
         finally:
             sys.settrace(before)
     return lines
+
+
+def files_entered(function: Callable[..., Any], *args: Any) -> Counter[str]:
+    """Count the calls of Python functions of autobatch, by their files."""
+    entered, root = Counter[str](), str(Path(autobatch.__file__).parent)
+
+    def hear(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            entered[frame.f_code.co_filename.removeprefix(root)] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(hear)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+    return entered

@@ -9,6 +9,27 @@ from autobatch.blas.product import find_step
 from autobatch.params.sparse_rows import Gradient, Rows
 
 
+class GradientSlots:
+    """Reserves three slots of a stage for each gradient that its steps write.
+
+    Args:
+        slots: the numbers of the stage's slots, by name, which are added to.
+
+    Attributes:
+        first: the first slot of each gradient, by the number of the parameter among the values of the cell.
+    """
+
+    def __init__(self, slots: dict[str, int]) -> None:
+        self._slots, self.first = slots, dict[int, int]()
+
+    def of(self, parameter: int) -> int:
+        """The first slot of the gradient of a parameter."""
+        if parameter not in self.first:
+            self.first[parameter] = len(self._slots)
+            self._slots |= {f"gradient_{parameter}_{part}": len(self._slots) + part for part in range(3)}
+        return self.first[parameter]
+
+
 def dense(gradient: Gradient) -> Any:
     """A gradient that must be an array, because its parameter is not read by lookup alone."""
     assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"

@@ -113,7 +113,7 @@ class BoundStages:
         self._gradient_slots = [
             (stage.keys[parameter], first + slot)
             for stage, first in zip(stages, self._first.tolist(), strict=True)
-            for parameter, slot in stage.gradients.items()
+            for parameter, slot in stage.gradients.first.items()
         ]
         self._is_compiled = self._calls_library = True
         self._calls: Calls

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.backends.gradient_slots import GradientSlots
 from autobatch.backends.places import DATA, Place, StagePlaces
 from autobatch.backends.shared_values import SharedValues
 from autobatch.backends.values import RowRange
@@ -59,7 +60,7 @@ class StageValues:
 
     Attributes:
         plan_slots: the slots for arrays of plans, by name.
-        gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
+        gradients: the slots of the gradients that steps write.
         keys: by what runs know a parameter, by its number.
         version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
         run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
@@ -80,18 +81,11 @@ class StageValues:
         self.run: StageRun
         self.packed = np.zeros(self.storage.shared_width, dtype)
         self.shared, self.places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
-        self.gradients: dict[int, int] = {}
+        self.gradients = GradientSlots(self.slots)
         self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
         self._matrices: dict[tuple[int, bool], Array] = {}
         self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
-
-    def gradient_slots(self, parameter: int) -> int:
-        """The first of the three slots of a gradient; see `autobatch.backends.gradient_slots`."""
-        if parameter not in self.gradients:
-            self.gradients[parameter] = len(self.slots)
-            self.slots |= {f"gradient_{parameter}_{part}": len(self.slots) + part for part in range(3)}
-        return self.gradients[parameter]
 
     def refresh(self) -> None:
         """Update the values that all rows share, and the copies of them that libraries read, if parameters changed."""

@@ -58,7 +58,7 @@ class OuterStep:
         self.stage, self.outer = stage, outer
         self.own = numbers_of(stage, outer.domain, GRADIENT + 1, outer.left, outer.right)
         self.own[[M, N]] = prod(outer.left.shape), prod(outer.right.shape)
-        self.own[GRADIENT] = stage.gradient_slots(outer.parameter)
+        self.own[GRADIENT] = stage.gradients.of(outer.parameter)
         self._bound: dict[tuple[Any, ...], BoundOuter] = {}
         if stage.precision == "bf16":
             m, n = self.own[[M, N]].tolist()
@@ -124,7 +124,7 @@ class RowSumStep:
         self.own[M] = shape[0] if len(shape) > 1 else 1
         self.own[N] = prod(total.rows.shape) // max(self.own[M], 1)
         self.own[ROUTINE] = len(total.parameters)
-        self.own[GRADIENT:] = [stage.gradient_slots(parameter) for parameter in total.parameters]
+        self.own[GRADIENT:] = [stage.gradients.of(parameter) for parameter in total.parameters]
         self.function = add_row_sum.address if stage.jitted and total.rows.size else 0
         self.own_address = address_of(self.own)
         stage.turn_width = max(stage.turn_width, prod(total.rows.shape))

@@ -330,7 +330,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
         for kind in prepared.tables.tables:
             stage, first = prepared.types.cells[kind].stage(WEIGHTS), prepared.slots[WEIGHTS, kind]
             slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
-            for parameter, slot in stage.gradients.items():
+            for parameter, slot in stage.gradients.first.items():
                 slots[slot : slot + 3] = slots_of(self.targets[stage.keys[parameter]], device.address)
         staging.send(0, prepared.n_late)
 

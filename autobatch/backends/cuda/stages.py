@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.backends.gradient_slots import GradientSlots
 from autobatch.backends.places import DATA, Place, StagePlaces
 from autobatch.backends.shared_values import SharedValues
 from autobatch.backends.values import RowRange
@@ -64,7 +65,7 @@ class DeviceStage:
     Attributes:
         most_shared_bytes: shared memory that a block may have.
         slots: the numbers of the slots, by name.
-        gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
+        gradients: the slots of the gradients that steps write.
         keys: by what runs know a parameter, by its number.
         waits: for each step, whether the next one may read what other blocks wrote.
     """
@@ -84,7 +85,7 @@ class DeviceStage:
             "table",
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
-        self.gradients: dict[int, int] = {}
+        self.gradients = GradientSlots(self.slots)
         self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
         self.steps: list[Step] = []
         self.waits: list[bool] = []
@@ -101,13 +102,6 @@ class DeviceStage:
     def rows_size(self) -> int:
         """Elements of memory per block for rows that do not fit in shared memory."""
         return max((step.rows_size for step in self.steps if isinstance(step, KernelStep)), default=0)
-
-    def gradient_slots(self, parameter: int) -> int:
-        """The first of the three slots of a gradient; see `autobatch.backends.gradient_slots`."""
-        if parameter not in self.gradients:
-            self.gradients[parameter] = len(self.slots)
-            self.slots |= {f"gradient_{parameter}_{part}": len(self.slots) + part for part in range(3)}
-        return self.gradients[parameter]
 
     def slot(self, name: str) -> int:
         """The number of a slot, which is used."""
@@ -320,7 +314,7 @@ class OuterStep:
         slots = [stage.slot(name) for name in ("table", ARRAYS[left.area], ARRAYS[right.area])]
         self._shape = prod(outer.left.shape), prod(outer.right.shape)
         of_left, of_right = ((one.column, one.offset, one.width) for one in (left, right))
-        about = stage.gradient_slots(outer.parameter), *self._shape, len(stage.columns)
+        about = stage.gradients.of(outer.parameter), *self._shape, len(stage.columns)
         self._own = Own(stage.device, np.array([*slots, left.rows, *of_left, *of_right, *about], np.int64))
         self.own = self._own.address
         self.shared_bytes = tile_bytes(stage.dtype.itemsize)
@@ -342,7 +336,7 @@ class RowSumStep:
         shape = stage.lowered.vars[total.parameters[0]].shape
         n = self._size // max(shape[0], 1) if len(shape) > 1 else self._size
         place = rows.rows, rows.column, rows.offset, rows.width, self._size
-        of_gradients = [stage.gradient_slots(parameter) for parameter in total.parameters]
+        of_gradients = [stage.gradients.of(parameter) for parameter in total.parameters]
         numbers = (*slots, *place, max(n, 1), len(of_gradients), len(stage.columns), *of_gradients)
         self._own = Own(stage.device, np.array(numbers, np.int64))
         self.own = self._own.address

@@ -1,0 +1,36 @@
+"""A warm training step, of recorded graphs whose plan is known, does what changes from step to step alone."""
+
+from __future__ import annotations
+
+import autobatch as ab
+from counting import files_entered
+from twin_cases import CASES
+
+MOST_FILES, MOST_CALLS = 36, 320
+
+
+def test_a_warm_step_enters_few_files_and_makes_few_calls() -> None:
+    """Whatever a call pays is counted: a feature that adds to it is seen here."""
+    model, instances = CASES[0].draw(seed=5, n_instances=8, dim=8)
+    loss = ab.batched(model.astype("float32").loss, policy="score", backend="cpu")
+    graphs = loss.record_all(instances)
+    for _ in range(3):
+        loss.value_and_grad(graphs)
+    entered = files_entered(loss.value_and_grad, graphs)
+    assert loss.last is not None
+    assert loss.last.plan_hit
+    assert len(entered) <= MOST_FILES, sorted(entered)
+    assert entered.total() <= MOST_CALLS, entered.most_common()
+
+
+def test_a_step_costs_the_same_whatever_the_number_of_instances() -> None:
+    """But for what looks at each of them: their digests, and the structures of their results."""
+    totals = []
+    for n_instances in (4, 32):
+        model, instances = CASES[0].draw(seed=5, n_instances=n_instances, dim=8)
+        loss = ab.batched(model.astype("float32").loss, policy="score", backend="cpu")
+        graphs = loss.record_all(instances)
+        for _ in range(3):
+            loss.value_and_grad(graphs)
+        totals.append(files_entered(loss.value_and_grad, graphs).total())
+    assert totals[1] - totals[0] <= 4 * (32 - 4)
