@@ -21,7 +21,7 @@ STRUCTURE = ("autobatch.graph", "autobatch.schedule", "autobatch.policies", "aut
 RUNTIME = tuple(
     f"autobatch.{station}"
     for station in (
-        "batched", "engine", "policies", "memplan", "runtime", "compiler", "blas", "plan", "nn", "trace", "schedule",
+        "api", "engine", "policies", "memplan", "backends", "compiler", "blas", "plan", "nn", "trace", "schedule",
         "graph", "optim", "ir", "params", "ops", "jit",
     )
 )  # fmt: skip

@@ -27,12 +27,12 @@ from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area, Home
-from autobatch.compiler.lowering import homes_of
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
-from autobatch.compiler.statement import Product, Term
-from autobatch.compiler.view import View, views_of
+from autobatch.compiler.statement import Outer, Product, Term
+from autobatch.compiler.view import View
+from autobatch.compiler.weights import compile_weights
 from autobatch.devices.store import HOST
-from autobatch.ir.program import NODE, Instruction, Weight
+from autobatch.ir.program import NODE, Weight
 from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
 from autobatch.params.sparse_rows import Gradient
@@ -41,7 +41,7 @@ from autobatch.plan.plan import Batch, PlannedCell
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches
-OUTER = "row_sum_outer"
+COMPILE = {"forward": compile_forward, "backward": compile_backward, "weights": compile_weights}
 LIBRARY, PACKED_ROWS, PACK = 0, 1, 2  # kinds of calls
 N_NUMBERS = 14  # of a call
 
@@ -83,10 +83,9 @@ class Stages:
         self._known: dict[tuple[int, str], tuple[PlannedCell, StageProgram]] = {}
 
     def of(self, cell: PlannedCell, name: str) -> StageProgram:
-        """The stage "forward" or "backward" of a cell."""
+        """The stage "forward", "backward" or "weights" of a cell."""
         if (id(cell), name) not in self._known:
-            stage = compile_forward(cell) if name == "forward" else compile_backward(cell)
-            self._known[id(cell), name] = cell, stage
+            self._known[id(cell), name] = cell, COMPILE[name](cell)
         return self._known[id(cell), name][1]
 
 
@@ -200,7 +199,8 @@ def list_matmuls(
     yield from lister.stage("backward", in_use[::-1])
     targets = Targets(gradients, cells.stacks).arrays
     for kind in range(len(cells.cells)):
-        if activity.rows(kind, 0, int(plan.type_ptr[kind + 1] - plan.type_ptr[kind])).any():
+        active = activity.rows(kind, 0, int(plan.type_ptr[kind + 1] - plan.type_ptr[kind]))
+        if active.size and active.all():  # else the interpreter computes them
             yield from lister.weights(kind, targets)
 
 
@@ -238,22 +238,16 @@ class _Lister:
     def weights(self, kind: int, targets: dict[int, Gradient]) -> Iterator[Matmul]:
         """The products that are gradients of weights, over all rows of a type."""
         cell, rows = self.cells.cells[kind], self._all_rows(kind)
-        derivative = cell.derivative
+        stage, derivative = self.stages.of(cell, "weights"), cell.derivative
         assert derivative is not None, "there are gradients in training only"
-        views, homes = views_of(derivative.vars), homes_of(derivative.vars, cell.layout, forward=True)
-        parameter_of = {gradient: derivative.parameter(parameter) for parameter, gradient in derivative.parameters}
-        for index in derivative.weights:
-            source = derivative.vars[index].source
-            if index not in parameter_of or not isinstance(source, Instruction) or source.op.name != OUTER:
+        for step in stage.steps:
+            if not isinstance(step, Outer):
                 continue
             x, y = (
-                self._place(rows, cell, None, homes.get(views[arg].value), views[arg].offset, views[arg].shape[0],
-                            derivative.vars[arg].domain)
-                for arg in source.args
-            )  # fmt: skip
-            if len(x) != len(y):
-                continue
-            target = targets[id(parameter_of[index])]
+                self._place(rows, cell, None, stage.lowered.homes[view.value], view.offset, view.size, step.domain)
+                for view in (step.left, step.right)
+            )
+            target = targets[derivative.keys[step.parameter]]
             assert isinstance(target, np.ndarray), "what is no sum of rows of a table has a whole gradient"
             provider = self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
             yield Matmul(Part("weights", kind), x.T, y, target, True, provider)

@@ -77,9 +77,12 @@ class Record:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the code that it measures has changed since, or is not known."""
+        """Whether the code that it measures has changed since, has gone, or is not known."""
         code = self.content.get("code")
-        return code is None or digest_of(code["modules"]) != code["digest"]
+        try:
+            return code is None or digest_of(code["modules"]) != code["digest"]
+        except FileNotFoundError:
+            return True
 
 
 def origins(records: Iterable[Record]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from autobatch.blas.product import find_step
@@ -38,7 +39,7 @@ def dense(gradient: Gradient) -> Any:
 
 def as_matrix(gradient: Any) -> Any:
     """A gradient as a matrix whose rows are its first axis."""
-    return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), -1)
+    return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), prod(gradient.shape[1:]))
 
 
 def slots_of(gradient: Gradient, address_of: Callable[[Any], int]) -> tuple[int, int, int]:

@@ -102,7 +102,8 @@ class BoundOuter:
         stage, outer = self._step.stage, self._step.outer
         if stage.run.table[k, -1]:
             return
-        left, right = (stage.view(view, k).reshape(-1, view.size) for view in (outer.left, outer.right))
+        n_rows = int(stage.run.table[k, self.own[ROWS]])
+        left, right = (stage.view(view, k).reshape(n_rows, view.size) for view in (outer.left, outer.right))
         target = as_matrix(dense(stage.run.gradients[stage.keys[outer.parameter]]))
         if self._way == "mkl":
             find_bf16().multiply(round_to_bf16(left.T), round_to_bf16(right), target, True)
@@ -173,7 +174,7 @@ class ScatterStep:
         if isinstance(gradient, Rows):
             gradient.add(ids, run.buffer, int(run.table[k, self._place.column]) + self._place.offset, self._place.width)
         else:
-            values = stage.view(self.scatter.rows, k).reshape(-1, *gradient.shape[1:])
+            values = stage.view(self.scatter.rows, k).reshape(len(ids), *gradient.shape[1:])
             Rows.summed(ids, values, gradient.shape).add_to(gradient)
 
 
