@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,20 @@ import pytest
 import autobatch as ab
 from commands import Command, make_command
 from refusals import N_WORDS, Model
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of tests with `cases(quick, slow)`: the first ones are quick, up to `slow` slow, the rest long."""
+    seen = Counter[str]()
+    for item in items:
+        mark = item.get_closest_marker("cases")
+        if mark is not None:
+            quick, slow = (*mark.args, math.inf)[:2]
+            test = item.nodeid.partition("[")[0]
+            if seen[test] >= quick:
+                item.add_marker(pytest.mark.slow if seen[test] < slow else pytest.mark.long)
+            seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

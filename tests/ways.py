@@ -1,4 +1,4 @@
-"""Run a test in many ways: within one case, or in cases of which some are slow and some long."""
+"""Run a test in many ways within one case."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
-
-import pytest
-
-
-def graded(cases: Iterable[Any], n_quick: int, n_slow: int) -> list[Any]:
-    """Cases of a parametrized test: the first ones run always, the next ones are slow, and the rest are long."""
-    listed = list(cases)
-    slow = [pytest.param(case, marks=pytest.mark.slow) for case in listed[n_quick:n_slow]]
-    return [*listed[:n_quick], *slow, *(pytest.param(case, marks=pytest.mark.long) for case in listed[n_slow:])]
 
 
 def each(names: str, ways: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -17,9 +17,8 @@ from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
-from ways import graded
 
-N_SEEDS, N_SLOW_SEEDS, N_LONG_SEEDS = 20, 100, 300
+N_SEEDS = 20
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -30,12 +29,8 @@ def test_models(case: Case) -> None:
     compare(model.scores, instances)
 
 
-def seeds() -> list[Any]:
-    """A few seeds, more that are slow, and many that are long."""
-    return graded(range(N_LONG_SEEDS), N_SEEDS, N_SLOW_SEEDS)
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.cases(2, 60)
+@pytest.mark.parametrize("seed", range(300))
 def test_random_programs(seed: int) -> None:
     """Each in one of three ways; `tests/whole/test_fuzz.py` has many more of both."""
     policy, rewrites = (("agenda", PASSES), ("depth", DEFAULT), ("agenda", ()))[seed % 3]
@@ -46,6 +41,7 @@ def test_random_programs(seed: int) -> None:
     compare_gradients(model.everything, instances, cpu, has_aux=True, policy=policy, rewrites=rewrites)
 
 
+@pytest.mark.cases(1, 6)
 @pytest.mark.parametrize(
     ("dtype", "provider"),
     [

@@ -71,6 +71,7 @@ def test_compiled_in_small_pieces(case: Case, dtype: str, small: None) -> None:
         np.testing.assert_array_equal(gradient, together[1][name])
 
 
+@pytest.mark.slow
 @each("seed", range(N_SEEDS))
 def test_batches_that_add_are_alone(seed: int) -> None:
     """Those with a node of which an output is added to what is at one of its destinations."""

@@ -126,6 +126,7 @@ class Layer(ab.Module):
 FORMS = ("affine", "matmul", "sum_of_two", "transposed", "columns")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operands_are_rounded_and_nothing_else(backend: str, form: str) -> None:
@@ -236,6 +237,7 @@ def distance(one: dict[str, Array], other: dict[str, Array]) -> float:
     return max(float(np.linalg.norm(one[name] - other[name])) / norm for name, norm in norms.items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("backend", "case"),
     [(backend, case) for backend in BACKENDS for case in CASES if backend != "cpu" or case in COMPILED],

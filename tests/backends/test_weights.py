@@ -70,6 +70,7 @@ def steps_of_cells(loss: Any, has_aux: bool) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("has_aux", [False, True])
 @pytest.mark.parametrize("function", ["loss", "mixed", "partly"])
 def test_gradients_are_those_of_the_interpreter(function: str, has_aux: bool) -> None:

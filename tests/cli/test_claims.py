@@ -151,6 +151,7 @@ def test_the_report_has_every_figure_and_needs_nothing_else(two: list[Claim[Sett
     assert "Not measured here: one." in page.text
 
 
+@pytest.mark.slow
 @each(
     "script, words, said",
     [
@@ -282,7 +283,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("name", claims.NAMES)
 def test_every_claim_is_measured_quickly_and_drawn(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, name: str

@@ -491,6 +491,7 @@ def test_help_needs_no_slow_imports(tmp_path: Path) -> None:
 # --- the demonstration ---
 
 
+@pytest.mark.slow
 def test_the_demonstration_in_small(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for name, small in {"DIM": 4, "BATCH_SIZE": 16, "EPOCHS": 4, "TRAINING_S": 0.0, "REPEATS": 1}.items():
         monkeypatch.setattr(demo, name, small)

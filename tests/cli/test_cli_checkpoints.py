@@ -196,6 +196,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command)
     )[2]  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_training_after_a_step_with_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")

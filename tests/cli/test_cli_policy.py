@@ -294,6 +294,7 @@ def test_policies_that_come_with_weights_are_shown_by_name(command: Command, tmp
     assert (status, [*table_of(output)]) == (0, ["score", "score+both+compact", "agenda"])
 
 
+@pytest.mark.slow
 def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
     """In a process of its own, as the warning is shown by the process."""
 

@@ -26,8 +26,8 @@ KINDS = {*FILES, *(form.reads for form in (TOLD, CIRCUITS, COMPARISONS, MOLECULE
 READS = {name: find_model(name).reads for name in MODELS}
 
 
+@pytest.mark.cases(0, 4)
 @needs_real
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [name for name, reads in READS.items() if reads in FILES])
 def test_models_learn_from_real_files(command: Command, model: str, tmp_path: Path) -> None:
     """The loss falls, and the file is measured and predicted as a whole."""

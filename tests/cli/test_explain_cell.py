@@ -39,6 +39,7 @@ def explain(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, s
     return (status, *capsys.readouterr())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_type_is_shown_from_trace_to_source(model: str, training: bool) -> None:
@@ -140,6 +141,7 @@ def test_a_cell_that_reads_and_saves_nothing_has_no_columns() -> None:
     assert "\nlayout\n  saved of a node" in show_cells(graph, planner, "leaf", training=True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("training", [False, True])
 def test_the_command_shows_a_cell_and_why_kernels_stay_apart(
     capsys: pytest.CaptureFixture[str], training: bool

@@ -15,6 +15,7 @@ METRIC = r"(\w+(?: \w+)*) (-?\d+\.\d+%?)"
 NAMES = dict.fromkeys(case.model for case in (*MORE, *AWAITING))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", NAMES)
 def test_a_model_is_trained_measured_and_asked(
     command: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ def list_all(loss: Any, workload: Any, mode: str) -> list[Matmul]:
     return list(list_matmuls(executable, Stages(), memory, gradients))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
@@ -121,6 +122,7 @@ def test_operations_are_those_counted_by_hand() -> None:
     assert sum(Matmuls(list_all(inference, workload, "infer")).flops().values()) == leaf + merge + output
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("provider", ["numpy", "noting"])
 def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
     """Compiled code that goes through the list leaves in memory what a loop over it with NumPy leaves."""
@@ -141,6 +143,7 @@ def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_parts_add_up(mode: str) -> None:
     workload = load_workload("tree-lstm", None, DIM, seed=0)

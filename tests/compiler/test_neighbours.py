@@ -264,6 +264,7 @@ def count_reasons(cells: Iterator[PlannedCell]) -> Counter[Reason]:
     return seen
 
 
+@pytest.mark.slow
 def test_reasons_of_models() -> None:
     seen = count_reasons(model_cells())
     assert seen[Reason.PRODUCT] > 20
@@ -278,6 +279,7 @@ def test_reasons_of_random_cells(seed: int) -> None:
     assert seen[Reason.NONE] <= 0.2 * seen.total()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "passes", [*({name: False} for name in ("cuts", "hoists", "fuses", "simplifies", "reuses")), {"recomputes": "all"}]
 )

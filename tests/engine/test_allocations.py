@@ -68,7 +68,7 @@ def test_a_warm_step_allocates_what_it_returns_and_no_more() -> None:
         assert n_bytes <= BYTES_PER_INSTANCE * n_instances + BYTES_BESIDE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("plan_cache", [0, 4], ids=["planned anew", "cached plan"])
 def test_ten_thousand_steps_do_not_grow_the_process(plan_cache: int) -> None:
     step = make_step(8, 2, 4, Cpu(jitted=True), plan_cache=plan_cache)

@@ -71,6 +71,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @each("n", [1, 64])
 @each("max_bytes", [None, 12_000])
 @each("backend", BACKENDS)

@@ -100,6 +100,7 @@ def draw(n: int, seed: int = 1) -> list[Any]:
     return [rng.standard_normal(DIM) for _ in range(n - 1)] + [np.zeros(DIM)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @each("n", [1, 64])
 @each("name", SINGULAR)

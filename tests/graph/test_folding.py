@@ -342,6 +342,7 @@ def test_lattices_need_a_third_fewer_batches(
     assert (min_batches(kept), min_batches(folded)) == batches
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_checked")
 @each("policy", ["unbatched", "depth", "agenda"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -218,6 +218,7 @@ def relative(found: Any, expected: Any) -> float:
     return float(np.max(np.abs(found - expected), initial=0.0) / np.max(np.abs(expected), initial=1e-300))
 
 
+@pytest.mark.cases(1)
 @each("policy", ["unbatched", "depth", "agenda"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_losses_and_gradients_are_those_without_sharing(case: Case, policy: str) -> None:

@@ -256,6 +256,7 @@ class Words(nn.Module):
         return self.table.weight * 2.0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_gradients_of_sparse_tables_are_sparse(backend: str) -> None:
     model = Words()
@@ -282,6 +283,7 @@ def test_gradients_of_sparse_tables_are_sparse(backend: str) -> None:
     assert not model.table.weight.grad.is_sparse
 
 
+@pytest.mark.slow
 def test_two_functions_of_a_model_share_its_parameters() -> None:
     model, sentences = tagger_case()
     train, look = (abt.batched(model.loss, backend="cpu"), abt.batched(model.loss, backend="reference"))

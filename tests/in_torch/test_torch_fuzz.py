@@ -18,9 +18,8 @@ from fuzzing_torch.blocks import Block
 from fuzzing_torch.campaign import run_one, text_of
 from fuzzing_torch.drawing import draw_program
 from fuzzing_torch.worlds import World, find_failure, is_unsteady, run, stack
-from ways import graded
 
-PER_TEST, N, N_SLOW, N_LONG, N_COMPILED = 10, 2, 16, 40, 40
+PER_TEST, N_PROGRAMS, N_COMPILED = 10, 400, 40
 Change = Callable[[Any], Any]
 
 
@@ -39,12 +38,14 @@ def wrong(seed: int, backend: str) -> str:
     return "" if found is None or found.is_set_apart else str(found)
 
 
-@pytest.mark.parametrize("start", graded(range(0, N_LONG * PER_TEST, PER_TEST), N, N_SLOW))
+@pytest.mark.cases(1, 12)
+@pytest.mark.parametrize("start", range(0, N_PROGRAMS, PER_TEST))
 def test_modules_give_what_torch_gives(start: int) -> None:
     assert [found for seed in range(start, start + PER_TEST) if (found := wrong(seed, "reference"))] == []
 
 
-@pytest.mark.parametrize("seed", graded(range(N_COMPILED), 0, 10))
+@pytest.mark.cases(0, 8)
+@pytest.mark.parametrize("seed", range(N_COMPILED))
 def test_modules_give_what_torch_gives_where_cells_are_compiled(seed: int) -> None:
     assert wrong(seed, "cpu") == ""
 
@@ -125,6 +126,7 @@ class Doubled(torch.autograd.Function):
         (fail, "crash: KeyError \"no _ of _\""),
     ],
 )  # fmt: skip
+@pytest.mark.cases(1)
 def test_planted_defects_are_told_apart(change: Change, signature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, change)
     failure = find_failure(text_of(1), "reference")

@@ -214,12 +214,13 @@ def test_what_treats_all_elements_alike_is_one_type(name: str) -> None:
     assert run(ALIKE[name], runs="autobatch") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 8)
 @pytest.mark.parametrize("name", ALIKE)
 def test_so_it_is_where_cells_are_compiled(name: str) -> None:
     assert run(ALIKE[name], backend="cpu") == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["child sum", "attention of rows", "loop"])
 def test_compiled_cells_take_lists_of_any_length(name: str) -> None:
     assert run(ALIKE[name], backend="cpu") == 1
@@ -230,6 +231,7 @@ def test_what_does_not_is_a_type_for_each_length_and_right(name: str) -> None:
     assert run(APART[name], sizes=([1, 2], [3, 2], [4])) > 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sum", "stack and mean", "attention", "child sum", "a module for each"])
 def test_without_elements_a_cell_has_a_type_of_its_own(name: str) -> None:
     def body(w: Net, q: Tensor, xs: Any, ys: Any) -> Any:
@@ -280,6 +282,7 @@ class Structures(nn.Module):
         return total
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_lists_may_be_parts_of_structures_and_elements_may_be_too(backend: str) -> None:
     net, random = Structures(), torch.Generator().manual_seed(0)

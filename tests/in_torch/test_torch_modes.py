@@ -119,6 +119,7 @@ def gradients(m: nn.Module, inputs: list[Tensor], outputs: Tensor) -> list[Tenso
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("runs", "backend"), [("auto", "cpu"), ("auto", "reference"), ("torch", "cpu")])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_grad_mode_off(program: Callable[..., Tensor], runs: str, backend: str) -> None:

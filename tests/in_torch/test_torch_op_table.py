@@ -63,6 +63,7 @@ def everything() -> list[Outcome]:
     return [*run(select([]), ["auto"], told=True)]
 
 
+@pytest.mark.slow
 def test_some_ops_give_what_torch_gives() -> None:
     outcomes = [*run(select([])[::EVERY], RUNS, limit=1)]
     assert bad(outcomes) == []

@@ -280,6 +280,7 @@ def test_types_that_differ_only_in_shape_have_one_line() -> None:
     assert sum(int(row[0]) for row in rows.values()) == report.nodes
 
 
+@pytest.mark.slow
 @each("policy", ["unbatched", "depth", "agenda"])
 @each("seed", range(5))
 def test_every_type_that_ran_alone_is_named(seed: int, policy: str) -> None:

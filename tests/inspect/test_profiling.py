@@ -85,6 +85,7 @@ def test_every_batch_has_its_rows_and_bytes() -> None:
     assert int(plan.block_rows.sum()) == 6 + 3 + 6
 
 
+@pytest.mark.slow
 @each("seed", range(6))
 @each("training", [True, False])
 def test_rows_and_bytes_are_those_of_the_plan(seed: int, training: bool) -> None:

@@ -135,6 +135,7 @@ BODIES: tuple[tuple[str, Callable[..., Any]], ...] = (
 )
 
 
+@pytest.mark.slow
 @each("rewrites", [PASSES, ()])
 @each("name, body", BODIES)
 def test_one_cell(name: str, body: Any, rewrites: Any) -> None:

@@ -129,6 +129,7 @@ def check_plain(ours: dict[str, Any], plain: dict[str, Any], missing: str) -> No
     assert plain["result"] == ours["result"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("missing", MISSING)
 def test_plain_numba_gives_the_same_results_bit_by_bit(missing: str, extended: dict[str, Any], tmp_path: Path) -> None:
     assert extended["result"][2] == 49

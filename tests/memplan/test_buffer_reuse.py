@@ -32,7 +32,6 @@ from parity import assert_equal
 from planned import place_batch
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
-from ways import graded
 
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
 APART, OVER = MemoryPlanner(reuses=False), MemoryPlanner()
@@ -52,7 +51,8 @@ def test_models(case: Case) -> None:
         assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("seed", graded(range(150), 6, 50))
+@pytest.mark.cases(2, 50)
+@pytest.mark.parametrize("seed", range(150))
 def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(400 + seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
@@ -140,6 +140,7 @@ def is_view(var: Var) -> bool:
     return isinstance(var.source, Instruction) and var.source.op.view
 
 
+@pytest.mark.slow
 def test_nothing_is_read_after_it_was_written_over() -> None:
     n_taken = 0
     for seed in range(40):

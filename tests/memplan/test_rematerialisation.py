@@ -27,7 +27,6 @@ from planned import place_batch
 from program_runs import Results, draw_parameters, draw_rows, run_derivative
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
-from ways import graded
 
 ARITHMETIC = {"add", "sub", "mul", "neg", "relu", "where"}
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
@@ -58,6 +57,7 @@ def derivatives(seed: int, smooth: bool = True) -> list[Derivative]:
 # --- equal gradients ---
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
     model, instances = case.draw(seed=3, n_instances=5, dim=4)
@@ -66,7 +66,8 @@ def test_models(case: Case) -> None:
         assert_equal(ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances), expected)
 
 
-@pytest.mark.parametrize("seed", graded(range(100), 4, 40))
+@pytest.mark.cases(2, 40)
+@pytest.mark.parametrize("seed", range(100))
 def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(200 + seed)
     model = draw_model(rng, smooth=True)

@@ -71,6 +71,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_the_same_seed_draws_the_same(name: str) -> None:
     draw = DRAWERS[name]
@@ -267,6 +268,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [

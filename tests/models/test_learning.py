@@ -9,7 +9,6 @@ import pytest
 from autobatch.cli.progress import show_progress
 from autobatch.cli.training.fitting import Fitting
 from autobatch.cli.workload import load_workload
-from ways import graded
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ COURSES = [
 ]
 
 
-@pytest.mark.parametrize("course", graded(COURSES, 0, 5), ids=lambda course: course.model)
+@pytest.mark.cases(0, 5)
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.model)
 def test_unseen_instances_are_predicted(course: Course) -> None:
     workload = load_workload(course.model, None, course.dim, seed=0)
     fitting = Fitting(workload, "auto", "auto", batch_size=course.batch_size, lr=course.lr)

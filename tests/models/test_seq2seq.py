@@ -80,6 +80,7 @@ def test_beam_search_is_a_search_over_whole_sentences(seed: int, width: int) -> 
     assert width > 1 or found == ab.batched(model.translate)(sources)
 
 
+@pytest.mark.slow
 @each("backend", ["reference", "cpu"])
 def test_searches_side_by_side_find_what_each_finds_alone(backend: str) -> None:
     """In as many rounds as the longest search takes alone."""

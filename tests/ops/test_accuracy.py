@@ -152,6 +152,7 @@ ON = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 @each("number", range(len(UNARY)))
 def test_values(number: int, backend: str, dtype: str) -> None:
@@ -205,6 +206,7 @@ def of_two(x: Any, y: Any) -> tuple[Any, ...]:
     return tuple(ab.where(x, y, x) if compute is ab.where else compute(x, y) for _, compute, _, _ in BINARY)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 def test_two_arguments(backend: str, dtype: str) -> None:
     some = np.concatenate([edges(dtype)[::2], edges(dtype)[1::5], np.array([2.0, 3.0, -1.0, -0.7], dtype)])

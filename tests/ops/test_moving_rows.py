@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pytest
 
 from autobatch.graph.words import slice_length
 from autobatch.ops.rows import as_cut, count_rows, pick, put_rows, take_rows
@@ -26,6 +27,7 @@ def test_lengths_and_rows_are_those_of_python() -> None:
         assert found == expected
 
 
+@pytest.mark.slow
 def test_joined_slices_go_back_to_where_they_are_from() -> None:
     rng = np.random.default_rng(0)
     lengths = [np.array([2, 0, 5, 1]), np.array([1, 3, 0, 2])]

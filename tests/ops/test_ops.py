@@ -86,6 +86,7 @@ def test_eager_keeps_the_dtype(case: Case, dtype: str) -> None:
     assert case.compute(*(make_parameter(x, dtype) for x in floats), *ints).dtype == dtype
 
 
+@pytest.mark.slow
 @each("case, roles", all_roles(ALL))
 def test_ops_in_a_cell_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) -> None:
     check(case, roles, in_cell=True)
@@ -112,6 +113,7 @@ def check(case: Case, roles: tuple[str, ...], in_cell: bool) -> None:
         ab.testing.check_grads(loss, instances, model, np.random.default_rng(1))
 
 
+@pytest.mark.slow
 @each("case", CASES)
 def test_kernels_need_only_what_cupy_has(case: Case) -> None:
     model, instances = draw_model(case, ("value",) * len(case.shapes))

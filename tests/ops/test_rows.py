@@ -62,6 +62,7 @@ def outside(words: list[int]) -> Any:
     return ab.sum_n([TABLE.rows[word] * TABLE.bias[word - 5] + TABLE.rows[-1] for word in words])
 
 
+@pytest.mark.slow
 @each("function", [in_cell, arrays, values, views, outside])
 @each("backend", ["reference", "cpu"])
 def test_rows_are_those_of_the_numbers(backend: str, function: Any) -> None:

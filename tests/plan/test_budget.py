@@ -261,6 +261,7 @@ def test_runs_are_cut_by_nodes_and_none_is_empty(start: int) -> None:
             assert max(weights) <= sum(weights) / n_runs + max(sizes) + 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("start", range(4))
 def test_random_programs_in_parts(start: int) -> None:
     for seed in range(start, 8, 4):

@@ -154,6 +154,7 @@ def test_the_checker_refuses_a_corrupted_plan() -> None:
             check_plan(replace(plan, **CORRUPTIONS[corruption](plan)), planned)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("start", range(5))
 def test_the_checker_refuses_any_wrong_number(start: int) -> None:
     """One place, row and pointer of a random plan changed to something else."""

@@ -172,7 +172,7 @@ def test_learning_is_reproducible_and_its_policies_are_valid(algorithm: deep.Alg
         assert min_batches(graph) <= len(schedule) <= graph.n_nodes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("_extra")
 def test_learning_on_families_gives_a_network_as_good_as_the_one_that_comes_along() -> None:
     learned, graphs = learn_families(seed=1), draw_graphs(64, seed=99)

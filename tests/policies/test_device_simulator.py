@@ -161,6 +161,7 @@ def test_an_episode_is_the_one_defined(device: Device, optimism: bool, machine: 
     assert played.n_fresh == len(played.fresh) == n_unknown
 
 
+@pytest.mark.cases(1)
 @each("n_types", [2, 5, 40])
 def test_frontiers_are_those_of_the_processor(device: Device, n_types: int) -> None:
     """The published rewards of an episode, and of the same plan on the processor."""

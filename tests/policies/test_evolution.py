@@ -185,7 +185,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         learn_rule([make_trap()])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_weights_in_the_package_are_learned_again() -> None:
     rule = learn_families()
     assert rule.weights == LEARNED
@@ -211,6 +211,7 @@ def test_score_reaches_the_bound_on_plain_trees() -> None:
             assert [policies.get(rule).schedule(graph).n_batches for graph in graphs] == least
 
 
+@pytest.mark.cases(1)
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
 @pytest.mark.parametrize(
     ("workload", "batches", "gap"),

@@ -125,6 +125,7 @@ def test_a_graph_too_large_to_be_compared_is_merged(monkeypatch: pytest.MonkeyPa
         assert longest_strings(make_kernel(dag).dag, range(4)) == longest_strings(dag, range(4))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("folder", "of_lattices", "of_trees"),
     [

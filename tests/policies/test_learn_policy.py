@@ -64,6 +64,7 @@ def setting(request: pytest.FixtureRequest) -> Setting:
     return SETTINGS[request.param.name]
 
 
+@pytest.mark.cases(1)
 @each("spec", SPECS)
 def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, spec: str) -> None:
     loss = ab.batched(setting.model.loss, policy=spec)
@@ -74,6 +75,7 @@ def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, 
     assert loss.last.batches >= loss.last.lower_bound
 
 
+@pytest.mark.cases(1)
 @each("machine", MACHINES)
 def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting, machine: str) -> None:
     loss = ab.batched(setting.model.loss)

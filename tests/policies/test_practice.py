@@ -128,6 +128,7 @@ def some_graphs(kind: str, n: int) -> list[Graph]:
     return [Graph(graph.words, graph.floats, types, graph.structures) for graph in graphs]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_host")
 @pytest.mark.parametrize("kind", ["trees", "two-type trees", "lattices"])
 @pytest.mark.parametrize("published", [False, True])

@@ -162,6 +162,7 @@ NO_MAPS: tuple[tuple[str, Callable[..., Any]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "body"), MAPS, ids=[name for name, _ in MAPS])
 def test_what_treats_all_elements_alike_is_one_type(name: str, body: Callable[..., Any]) -> None:
     assert run(Weights(), body) == 1

@@ -132,6 +132,7 @@ def loss_of(weights: Weights, cells: Any, listed: bool) -> Any:
     return loss
 
 
+@pytest.mark.slow
 @each("name, body", BODIES)
 def test_all_lengths_are_one_type(name: str, body: Body) -> None:
     weights = Weights()
@@ -148,6 +149,7 @@ def test_compiled_backends_run_them_too() -> None:
     assert n_types(check(loss, weights, draw(), COMPILED), "<lambda>") == len(chosen)
 
 
+@pytest.mark.slow
 @each("listed", [True, False])
 def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
     weights = Weights()
@@ -235,6 +237,7 @@ def draw_words(lengths: Any = (1, 5, 0, 2, 9)) -> list[Any]:
     return [(rng.integers(0, 10, max(n, 1)), rng.integers(0, 4, max(n, 1))) for n in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_checked")
 def test_words_of_any_length_are_one_type_on_all_backends() -> None:
     model, items = Tagger(), draw_words()

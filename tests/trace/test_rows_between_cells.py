@@ -112,6 +112,7 @@ def check(loss: Any, module: Any, items: Any, backend: Any, **options: Any) -> A
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_checked")
 @each("name, body", BODIES)
 def test_rows_go_from_cell_to_cell(name: str, body: Body) -> None:

@@ -325,6 +325,7 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", wrong_programs(Model()))
 def test_wrong_programs_are_refused_in_one_sentence(case: str) -> None:
     """Whatever is left unawaited, no warning says so."""

@@ -24,6 +24,7 @@ def carried(graphs: Any) -> Any:
     return pickle.loads(pickle.dumps(graphs))
 
 
+@pytest.mark.cases(4, 20)
 @pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in MODELS])
 def test_graphs_of_every_model_arrive(name: str) -> None:
     model, instances = MODELS[name]()

@@ -50,6 +50,7 @@ def draw(case: Case, module: Any, width: int, monkeypatch: pytest.MonkeyPatch, n
     return case.make(rng), [case.draw(rng) for _ in range(n)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_all_widths_share_their_sources(name: str) -> None:
     """Widths that are powers of two, and as many as the data have classes, are no other case."""

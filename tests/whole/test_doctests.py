@@ -55,6 +55,7 @@ def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
         run_examples(text, names, MODULES[module], line)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_in_documents(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -60,6 +60,7 @@ def ask_twin(case: Case) -> tuple[Any, list[Any], Any, Any, Mapping[str, Any]]:
     return model, instances, losses.detach().numpy(), weights, dict(sorted(gradients.items()))
 
 
+@pytest.mark.cases(1)
 @every_case
 @pytest.mark.parametrize("backend", ["reference", "cpu", pytest.param("cuda", marks=needs_a_compiler)])
 def test_every_policy_gives_what_the_twin_gives(case: Case, backend: str) -> None:

@@ -17,24 +17,20 @@ from autobatch.ops.operators import OPS
 from fuzzing.campaign import Found, load_state, run, run_one, save_state
 from fuzzing.cells import draw_program
 from fuzzing.checks import draw_way, find_failure
-from ways import graded
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-PER_TEST, N, N_SLOW, N_LONG, N_COMPILED = 10, 3, 20, 100, 50
+PER_TEST, N_PROGRAMS, N_COMPILED = 10, 1000, 50
 
 
-def blocks() -> list[Any]:
-    """The first numbers of a few programs, of more that are slow, and of many that are long."""
-    return graded(range(0, N_LONG * PER_TEST, PER_TEST), N, N_SLOW)
-
-
-@pytest.mark.parametrize("start", blocks())
+@pytest.mark.cases(1, 15)
+@pytest.mark.parametrize("start", range(0, N_PROGRAMS, PER_TEST))
 def test_programs_are_right(start: int) -> None:
     for seed in range(start, start + PER_TEST):
         assert run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0) is None
 
 
-@pytest.mark.parametrize("seed", graded(range(N_COMPILED), 0, 10))
+@pytest.mark.cases(0, 8)
+@pytest.mark.parametrize("seed", range(N_COMPILED))
 def test_compiled_programs_are_right(seed: int) -> None:
     """Of one instance each: every op outside cells is a type of its own, which takes seconds to compile."""
     program = draw_program(seed)
@@ -75,6 +71,7 @@ def crash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("autobatch.backends.interpret.run_kernel", fail)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("plant", "signature", "culprits"),
     [
@@ -97,6 +94,7 @@ def test_planted_defects_are_found_and_shrunk(
     assert body.count("\n") <= 6
 
 
+@pytest.mark.slow
 def test_a_reader_that_a_pass_forgets_is_found_in_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole values live as long as they are read as wholes; a cell of joined vectors shows it, without being run."""
     seed = next(seed for seed in range(100) if "def woven" in str(draw_program(seed)))
@@ -136,6 +134,7 @@ def test_a_run_resumes_and_counts_apart_what_is_refused(tmp_path: Path) -> None:
         load_state(path, 0, 9)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "fuzz.json")
     wrong_kernel(monkeypatch)

@@ -29,7 +29,7 @@ def check() -> Check:
     return Check(HostDevice(), quick=True, seed=0, deadline=math.inf)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_compiler
 def test_all_sections_run_on_the_processor(tmp_path: Path) -> None:
     environment = {**os.environ, "AUTOBATCH_CUDA": "host", "AUTOBATCH_CACHE": str(tmp_path / "cache")}

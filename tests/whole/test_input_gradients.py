@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import autobatch as ab
@@ -96,6 +97,7 @@ def check_equal(found: list[Sequence], wanted: list[Sequence], tolerance: float 
 WEIGHTS = np.array([2.0, 0.0, -1.0, 0.5])
 
 
+@pytest.mark.slow
 @each("options", [{}, {"max_bytes": 7000}, {"rewrites": "all"}, {"threads": 2}, {"policy": "unbatched"}])
 @each("backend", BACKENDS)
 def test_they_equal_torchs(backend: str, options: dict[str, Any]) -> None:
@@ -129,6 +131,7 @@ def differences(loss: Any, batch: list[Any], array: Any, step: float = 1e-6) -> 
     return found
 
 
+@pytest.mark.slow
 @each("backend", BACKENDS)
 def test_they_equal_central_differences(backend: str) -> None:
     """With dropout, an aux result, an array in two places of an instance and in two instances, and one without use."""
@@ -159,6 +162,7 @@ def test_they_equal_central_differences(backend: str) -> None:
     np.testing.assert_allclose(inputs[1][0] + third, differences(plain, batch, once), atol=1e-7)
 
 
+@pytest.mark.slow
 @each("seed", range(8))
 def test_random_programs(seed: int) -> None:
     """Arrays in structures of any kind, passed to cells or read outside: along a direction, and beside parameters."""

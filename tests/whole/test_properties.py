@@ -16,11 +16,11 @@ from autobatch.backends.reference import Reference
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from random_programs import Instance, RandomModel, draw_instances, draw_model
-from ways import each, graded
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 RELATIVE = 1e-10
-N_SEEDS, N_SLOW_SEEDS, N_LONG_SEEDS = 12, 80, 400
+N_SEEDS = 400
 POLICIES = ("unbatched", "depth", "agenda")
 WAYS = [
     *((policy, PASSES) for policy in POLICIES),
@@ -63,11 +63,6 @@ def draw_workload(seed: int) -> Workload:
     return Workload(model, instances, batched, weights, [model.everything(i) for i in instances], grads)
 
 
-def seeds(step: int = 1) -> list[Any]:
-    """A few seeds, more that are slow, and many that are long."""
-    return graded(range(0, N_LONG_SEEDS, step), N_SEEDS // step, N_SLOW_SEEDS // step)
-
-
 def assert_close(found: Any, expected: Any, what: str = "") -> None:
     """Within 1e-10 of the largest expected number, or of what rounding leaves where large ones cancel."""
     found, expected = np.asarray(found), np.asarray(expected)
@@ -78,7 +73,8 @@ def assert_close(found: Any, expected: Any, what: str = "") -> None:
 
 
 @each("policy, rewrites", WAYS)
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.cases(4, 60)
+@pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_batched_is_one_at_a_time(seed: int, policy: str, rewrites: tuple[str, ...]) -> None:
     work = draw_workload(seed)
     loss = work.batched
@@ -92,14 +88,16 @@ def test_batched_is_one_at_a_time(seed: int, policy: str, rewrites: tuple[str, .
         assert_close(gradient, work.grads[name], name)
 
 
-@pytest.mark.parametrize("seed", seeds(step=2))
+@pytest.mark.cases(2, 30)
+@pytest.mark.parametrize("seed", range(0, N_SEEDS, 2))
 def test_gradients_are_slopes(seed: int) -> None:
     work = draw_workload(seed)
     loss = ab.batched(work.model.loss, backend=Reference(poison=True))
     ab.testing.check_grads(loss, work.instances, work.model, np.random.default_rng(seed), step=3e-6)
 
 
-@pytest.mark.parametrize("seed", seeds(step=4))
+@pytest.mark.cases(2, 16)
+@pytest.mark.parametrize("seed", range(0, N_SEEDS, 4))
 def test_single_precision_is_double_precision_rounded(seed: int) -> None:
     work = draw_workload(seed)
     loss = ab.batched(work.model.loss, backend=Reference(poison=True))
@@ -115,7 +113,8 @@ def test_single_precision_is_double_precision_rounded(seed: int) -> None:
         np.testing.assert_allclose(gradient, work.grads[name], atol=1e-3 * scale, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("seed", seeds(step=4))
+@pytest.mark.cases(2, 16)
+@pytest.mark.parametrize("seed", range(0, N_SEEDS, 4))
 def test_recorded_graphs_are_the_instances(seed: int) -> None:
     """Recorded at once or one by one, merged in any order, some twice, and after the parameters have changed."""
     work = draw_workload(seed)
@@ -135,9 +134,10 @@ def test_recorded_graphs_are_the_instances(seed: int) -> None:
     work.model.load_state_dict(start)
 
 
+@pytest.mark.slow
 def test_the_draws_have_all_that_programs_can_have() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(N_SEEDS):
+    for seed in range(20):
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=seed % 2 == 0)
         loss = ab.batched(model.loss, rewrites=())

@@ -210,6 +210,7 @@ def check_threads(instances: list[Instance]) -> None:
     assert not failed
 
 
+@pytest.mark.slow
 @drawn(15)
 def test_values(instances: list[Instance]) -> None:
     check_values(instances)
@@ -220,6 +221,7 @@ def test_sizes(instances: list[Instance]) -> None:
     check_sizes(instances)
 
 
+@pytest.mark.slow
 @drawn(15, raises=True)
 def test_errors(instances: list[Instance]) -> None:
     check_errors(instances)

@@ -44,6 +44,7 @@ def relative(found: Any, expected: Any) -> float:
     return float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1.0))
 
 
+@pytest.mark.cases(1, 16)
 @every_case
 @every_policy
 @each("seed", SEEDS)
@@ -55,6 +56,7 @@ def test_batched_losses_are_the_eager_ones(case: Case, policy: str, seed: int) -
     assert relative(loss(loss.record_all(instances)), expected) < TO_EAGER
 
 
+@pytest.mark.cases(1, 16)
 @every_case
 @each("seed", SEEDS)
 def test_losses_and_gradients_are_the_twins(case: Case, seed: int) -> None:
@@ -86,6 +88,7 @@ def test_scores_are_the_twins(case: Case, policy: str) -> None:
         assert len(expected) == 0 or relative(found, expected) < TO_TWIN
 
 
+@pytest.mark.cases(1)
 @deciding_case
 def test_decisions_are_the_twins(case: Case) -> None:
     """After some steps of training, so that decisions differ from instance to instance; eagerly and in rounds."""
@@ -101,6 +104,7 @@ def test_decisions_are_the_twins(case: Case) -> None:
         assert (list(zip(*found, strict=True)) if isinstance(found, tuple) else found) == expected, (policy, backend)
 
 
+@pytest.mark.cases(1, 16)
 @every_case
 def test_a_few_steps_lower_the_loss(case: Case) -> None:
     model, instances = case.draw(1, n_instances=32, dim=16)

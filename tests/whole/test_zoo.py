@@ -14,7 +14,6 @@ import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from ways import graded
 from zoo.case import Case, to_torch
 from zoo.cases import CASES
 
@@ -81,6 +80,7 @@ def check(case: Case, backend: Backend, policy: str) -> None:
             assert_close(gradient, gradients[name], f"gradient of {name}")
 
 
+@pytest.mark.cases(1)
 @every_case
 def test_eager_and_batched_on_both_backends_are_the_twin(case: Case) -> None:
     model, instances = draw(case)
@@ -96,14 +96,14 @@ def pairs() -> list[tuple[Case, str]]:
     return [(case, POLICIES[(k + turn) % n]) for turn in range(n) for k, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize("pair", graded(pairs(), 0, 2 * len(CASES)), ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+@pytest.mark.cases(0, 2 * len(CASES))
+@pytest.mark.parametrize("pair", pairs(), ids=lambda pair: f"{pair[0].name}-{pair[1]}")
 def test_every_policy_gives_the_same(pair: tuple[Case, str]) -> None:
     case, policy = pair
     check(case, Cpu(poison=True, jitted=False), policy)
 
 
-@pytest.mark.parametrize(
-    "case", graded((case for case in CASES if case.name in COMPILED), 0, 6), ids=lambda case: case.name
-)
+@pytest.mark.cases(0, 6)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in COMPILED], ids=lambda case: case.name)
 def test_compiled_is_the_twin(case: Case) -> None:
     check(case, Cpu(poison=True, jitted=True), "auto")

@@ -46,6 +46,7 @@ def compare(
     return ours
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
     model, instances = case.draw(seed=3, n_instances=6, dim=5)
@@ -94,6 +95,7 @@ def test_float32_and_rows_of_a_warp_or_several(dim: int) -> None:
     compare(model.loss, instances, HostDevice(), dtype="float32")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies(policy: str) -> None:
     model, instances = CASES[4].draw(seed=3, n_instances=4, dim=4)
@@ -106,6 +108,7 @@ def seeds() -> list[Any]:
     return [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
 
 
+@pytest.mark.cases(1, 12)
 @pytest.mark.parametrize("seed", seeds())
 def test_random_programs(seed: int) -> None:
     policy, rewrites = (("agenda", PASSES), ("depth", DEFAULT), ("agenda", ()))[seed % 3]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from autobatch.compiler.cuda.support import PLACES, REALS, module_text
 from autobatch.devices.gpu import TO_BF16
 from device_kernels import MODULES, Module
 from gpu_compiler import compile_for_gpus, needs_compiler
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
     """Without a warning."""

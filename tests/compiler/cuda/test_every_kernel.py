@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from autobatch.compiler.cuda.resources import GPUS, Resources, measure_resources
 from autobatch.compiler.cuda.source import print_stage
 from autobatch.compiler.cuda.support import REALS, module_text
@@ -20,6 +22,7 @@ def kernels_of(name: str) -> dict[str, str]:
     return {kernel: text for stage in stages_of(name) for kernel, text in print_stage(stage).texts.items()}
 
 
+@pytest.mark.cases(1, 12)
 @needs_compiler
 @models(MODELS, quick=("tree-lstm",))
 @each("dtype", REALS)

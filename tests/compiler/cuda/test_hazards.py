@@ -98,6 +98,7 @@ def test_accesses_before_a_barrier_are_forgotten() -> None:
     assert one.need_barrier([read])
 
 
+@pytest.mark.cases(3, 24)
 @models(MODELS, quick=("tree-lstm", "lattice-lstm", "neural turing machine"))
 def test_the_barriers_of_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between loop nests; within a nest, what one thread writes is touched by no other."""

@@ -107,6 +107,7 @@ def test_random_programs(seed: int) -> None:
     check_all(stages_of_cells(model.everything, draw_instances(rng, model, n=2)))
 
 
+@pytest.mark.cases(4, 24)
 @models(MODELS, quick=("tree-lstm", "lattice-lstm", "mv-rnn", "neural turing machine"))
 def test_models(name: str) -> None:
     check_all(stages_of(name))
