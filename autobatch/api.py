@@ -24,7 +24,7 @@ from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import UnreadLoss, loss_weights, put_gradients, take_gradients, weighted_sum
-from autobatch.errors import BackendError, DataError, GraphError, PlanError
+from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import DEFAULT, rewrite, to_passes
@@ -314,7 +314,7 @@ class Batched(Engine):
         """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
         minibatch, clock = self._read(instances)
         if not minibatch.has_programs:
-            return [self.merged(instances)]
+            return [rewrite(self.recorder.to_graph(minibatch), self.rewrites)[0]]
         with run_lock(), self._planned(minibatch, clock, training=False) as (step, rounds):
             assert rounds is not None, "there are programs"
             graphs = [part.plan.graph for part in rounds.joined(step).parts if part.plan.graph.n_nodes]
@@ -408,19 +408,11 @@ def batched(
         raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
     if on_error not in ("raise", "return"):
         raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
-    _check_threads(threads)
     options = Options(
         adapt(policy), to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,
         on_error=on_error,
     )  # fmt: skip
     return Batched(function, module, planner or MemoryPlanner(), backend, options, threads, plan_cache)
-
-
-def _check_threads(threads: int | str) -> None:
-    """Raise a BackendError if `threads` is not a number of threads."""
-    is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
-    if not is_number and not (isinstance(threads, str) and threads == "auto"):
-        raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
 
 
 def _module_of(function: Any) -> Module | None:

@@ -192,7 +192,7 @@ class Interpreter:
                     env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
                 case Weight(parameter=parameter):
                     if id(parameter) not in self._parameters:
-                        self._parameters[id(parameter)] = self.store.put(parameter.data)
+                        self._parameters[id(parameter)] = self.store.put(parameter.array)
                     env[index] = self._parameters[id(parameter)][None]
                 case Constant(data=data):
                     row = constant_row(data, self.options.dtype)

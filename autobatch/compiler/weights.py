@@ -45,7 +45,7 @@ class _WeightSteps:
 
     def __init__(self, cell: PlannedCell, lowered: Lowered) -> None:
         assert cell.derivative is not None
-        self._derivative, self._lowered = cell.derivative, lowered
+        self._lowered = lowered
         owners: defaultdict[int, list[int]] = defaultdict(list)
         for parameter, gradient in cell.derivative.parameters:
             owners[gradient].append(parameter)

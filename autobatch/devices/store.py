@@ -54,6 +54,10 @@ class HostStore:
     kind = "cpu"
     xp: Any = np
 
+    def __reduce__(self) -> str:
+        """Copies and pickles are `HOST` itself."""
+        return "HOST"
+
     def empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """See `Store`."""
         return aligned(size, dtype)

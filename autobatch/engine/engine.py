@@ -14,6 +14,7 @@ from autobatch.engine.counts import Clock, LastCall, Step
 from autobatch.engine.execution import Executor
 from autobatch.engine.losses import UnreadLoss
 from autobatch.engine.planning import Planning
+from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
@@ -89,7 +90,7 @@ class Engine:
         self._executor = Executor(self.recorder)
         self._unread: UnreadLoss | None = None
         self._facts: tuple[Any, ...] = ()
-        self._now = options
+        self._now: Options
 
     def __repr__(self) -> str:
         function = self.recorder.function
@@ -147,6 +148,9 @@ class Engine:
 
     @threads.setter
     def threads(self, threads: int | str) -> None:
+        is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
+        if not is_number and not (isinstance(threads, str) and threads == "auto"):
+            raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
         self._thread_choice: ThreadChoice | None = None
         if isinstance(threads, str):
             from autobatch.engine.threads import ThreadChoice

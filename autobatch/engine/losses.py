@@ -111,14 +111,15 @@ def _is_array(gradient: Any, store: Store) -> bool:
 
 
 def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
-    """Whether a gradient is `Rows`, or an array that backends add to where it lies: on the host, of contiguous rows."""
-    if isinstance(gradient, Rows) or store is not HOST:
+    """Whether a gradient is `Rows`, or an array that backends add to where it lies: of contiguous rows."""
+    if isinstance(gradient, Rows):
         return True
+    is_aligned = store is not HOST or gradient.flags.aligned  # arrays of devices always are
     if gradient.flags.c_contiguous or not gradient.size:
-        return gradient.flags.aligned
+        return is_aligned
     row, step = gradient[0], gradient.strides[0]
     fits = len(gradient) == 1 or (step >= row.nbytes and step % gradient.itemsize == 0)
-    return fits and row.flags.c_contiguous and gradient.flags.aligned
+    return fits and row.flags.c_contiguous and is_aligned
 
 
 def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient]) -> dict[str, Gradient]:

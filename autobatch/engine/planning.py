@@ -55,7 +55,7 @@ class Planning:
         if known is None or cells is not known[1]:
             clock.lap("layout")
         key = self._key(minibatch, options, cells)
-        found = self.cache.find(key, options.policy) if key is not None else None
+        found = self.cache.find(key, options.policy.given) if key is not None else None
         if found is not None:
             graph = found.graph.of_instances(minibatch.instances)
             if self._recorder.types.outdated:

@@ -28,10 +28,11 @@ class SizeClass:
 
     Attributes:
         threads, why: the number of threads that was chosen, and the reason as text.
+        has_run: whether a mini-batch of the class was measured.
     """
 
     def __init__(self) -> None:
-        self.threads, self.why = 1, "nothing is measured yet"
+        self.threads, self.why, self.has_run = 1, "nothing is measured yet", False
         self._turns: list[int] = []  # the numbers of threads of the next mini-batches, while there is a trial
         self._seconds: dict[int, list[float]] = {}  # per node, of the rounds of the trial
         self._recent: deque[float] = deque(maxlen=WINDOW)
@@ -39,7 +40,7 @@ class SizeClass:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being measured."""
+        """Whether nothing is being measured, and something was."""
         return not self._turns and bool(self._seconds)
 
     def next(self) -> int:
@@ -48,6 +49,7 @@ class SizeClass:
 
     def add(self, threads: int, seconds: float) -> None:
         """Add the time of a mini-batch, per node; it counts if it was the turn of this number of threads."""
+        self.has_run = True
         if self._turns:
             if threads == self._turns[0]:
                 self._count(seconds)
@@ -124,7 +126,7 @@ class ThreadChoice:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is being measured for the classes met so far."""
-        return all(one.is_settled for one in self._classes.values())
+        return all(one.is_settled or not one.has_run for one in self._classes.values())
 
     def of(self, minibatch: MiniBatch, training: bool) -> SizeClass:
         """The class of a mini-batch."""

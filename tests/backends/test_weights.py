@@ -12,8 +12,10 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.weights import sum_rows
+from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.ops.randomness import Randomness
+from host_device import HostDevice
 from ways import each
 
 V, DIM = 11, 5
@@ -205,3 +207,54 @@ def test_ints_of_the_data_are_multiplied_as_floats(backend: str) -> None:
     _, gradients = ab.batched(model.loss, backend=backend).value_and_grad(flags)
     np.testing.assert_allclose(gradients["linear.weight"], np.tile(np.mean(flags, axis=0), (3, 1)))
     np.testing.assert_allclose(gradients["linear.bias"], np.ones(3))
+
+
+class Tied(ab.Module):
+    """A matrix and a bias that a cell reads alone and beside others, and a table that a cell reads twice."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(2)
+        self.table = ab.Parameter(rng.standard_normal((V, 8)))
+        self.one, self.other = (ab.Parameter(rng.standard_normal((160, 8)) / 8) for _ in range(2))
+        self.bias = ab.Parameter(rng.standard_normal(160))
+
+    @ab.cell
+    def twice(self, word: int, next_word: int) -> Any:
+        x, y = ab.lookup(self.table, word), ab.lookup(self.table, next_word)
+        beside = ab.tanh(self.one @ x + self.bias) * ab.tanh(self.other @ x + self.bias)
+        return ab.sum(beside) + ab.sum(ab.sigmoid(self.one @ y + self.bias))
+
+    def loss(self, words: list[int]) -> Any:
+        return ab.sum_n([self.twice(word, (3 * word) % V) for word in words])
+
+
+def gradients_of(loss: Any, words: Any) -> dict[str, Any]:
+    return {name: np.array(gradient) for name, gradient in loss.value_and_grad(words)[1].items()}
+
+
+def test_gradients_do_not_depend_on_threads_that_change() -> None:
+    """Each number of threads has steps of its own; where gradients overlap, one thread computes them."""
+    model = Tied().astype("float64")
+    expected = gradients_of(ab.batched(model.loss, backend=Reference()), SENTENCES)
+    loss = ab.batched(model.loss, backend=Cpu())
+    graphs = loss.record_all(SENTENCES)
+    for loss.threads in (1, 2, 1, 2, 1):
+        for name, gradient in gradients_of(loss, graphs).items():
+            np.testing.assert_allclose(gradient, expected[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+@each("precision", ["float32", "bf16"])
+def test_a_device_adds_the_rows_of_a_table_once(precision: str) -> None:
+    """Of a cell that looks up twice in one table."""
+    model = Tied().astype("float32")
+    expected = gradients_of(ab.batched(model.loss, backend=Reference(), precision=precision), SENTENCES)
+    found = gradients_of(ab.batched(model.loss, backend=Cuda(device=HostDevice()), precision=precision), SENTENCES)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=2e-3, atol=2e-3, err_msg=name)
+
+
+@each("n_threads", [0, -1, "many", 1.5])
+def test_no_number_of_threads_is_refused_when_it_is_assigned(n_threads: Any) -> None:
+    loss = ab.batched(Chain().loss)
+    with pytest.raises(ab.BackendError, match="is no number of threads"):
+        loss.threads = n_threads

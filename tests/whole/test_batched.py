@@ -1,4 +1,4 @@
-"""The public door: what comes back, reductions, gradients, graphs kept over epochs, dtypes, counts."""
+"""The entry point: what comes back, reductions, gradients, graphs kept over epochs, dtypes, counts."""
 
 from __future__ import annotations
 

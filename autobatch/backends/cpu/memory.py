@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ class CpuMemory(Memory):
         reserved_for = size, prepared.scratch_size, prepared.kept_size, dtype, n_threads, max_bytes
         if reserved_for == self._reserved_for:
             return
-        before = self.buffer, self.scratch, self.kept
+        self._reserved_for = ()  # until all of it is there: memory may run out
         limit = None if max_bytes is None else max_bytes // dtype.itemsize
         turns, kept = n_threads * prepared.scratch_size, prepared.kept_size
         if limit is not None and size + max(self.scratch.size, turns) + max(self.kept.size, kept) > limit:
@@ -52,9 +51,8 @@ class CpuMemory(Memory):
         self.reserve(size, dtype, None if limit is None else (limit - needed) * dtype.itemsize)
         self.scratch = self._rows(self.scratch, n_threads, prepared.scratch_size, dtype)
         self.kept = self._rows(self.kept, 1, prepared.kept_size, dtype)
-        if any(map(is_not, before, (self.buffer, self.scratch, self.kept))):
-            scratch = address_of(self.scratch), self.scratch.strides[0]
-            self.addresses = (address_of(self.buffer), *scratch, address_of(self.kept))
+        scratch = address_of(self.scratch), self.scratch.strides[0]
+        self.addresses = (address_of(self.buffer), *scratch, address_of(self.kept))
         self._reserved_for = reserved_for
 
     def poison(self) -> None:

@@ -22,6 +22,7 @@ from autobatch.devices.store import HOST
 from autobatch.jit.addresses import LINE
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
+from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import Batch, Plan
 
 Array = NDArray[Any]
@@ -86,6 +87,13 @@ class StageValues:
         self._matrices: dict[tuple[int, bool], Array] = {}
         self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
+
+    def n_strips(self, n_threads: int) -> int:
+        """The strips of each gradient that as many threads compute: one where gradients of the stage overlap."""
+        derivative = self.cell.derivative
+        assert derivative is not None
+        parts = [part for index in self.keys for part in parts_of(derivative.parameter(index))]
+        return n_threads if len(parts) == len({id(part) for part in parts}) else 1
 
     def refresh(self) -> None:
         """Update the values that all rows share, and the copies of them that libraries read, if parameters changed."""

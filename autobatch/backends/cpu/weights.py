@@ -62,7 +62,8 @@ class OuterStep:
         self._bound: dict[tuple[Any, ...], BoundOuter] = {}
         if stage.precision == "bf16":
             m, n = self.own[[M, N]].tolist()
-            stage.turn_width += max(ROUNDED_ROWS * (m + n), outer_words(m, n), outer_words(n, m))
+            needed = max(ROUNDED_ROWS * (m + n), outer_words(m, n), outer_words(n, m))
+            stage.turn_width = max(stage.turn_width, needed)
 
     def bind(self, sizes: Sizes) -> BoundOuter:
         """Choose the library by the number of rows."""
@@ -86,7 +87,7 @@ class BoundOuter:
         is_rounded = stage.precision == "bf16"
         self._way = chooser.choose_bf16(m, n, n_rows, a_flipped=True) if is_rounded else FLOAT32
         routine = self._provider.addresses.get(name)
-        self.own[N_STRIPS], self.own[ROUTINE] = sizes.n_threads, routine or 0
+        self.own[N_STRIPS], self.own[ROUTINE] = stage.n_strips(sizes.n_threads), routine or 0
         self.function = 0
         if stage.jitted and m and n and self._way == PACKED:
             self.function, self.own[ROUTINE] = add_rounded_outer.address, 0
@@ -114,36 +115,46 @@ class BoundOuter:
 
 
 class RowSumStep:
-    """A sum of all rows of a type; see `BoundStep`."""
-
-    calls_library = False
+    """A sum of all rows of a type."""
 
     def __init__(self, stage: StageValues, total: RowSum) -> None:
         self.stage, self.total = stage, total
+        self._bound: dict[int, BoundRowSum] = {}
         self.own = numbers_of(stage, total.domain, GRADIENT + len(total.parameters), total.rows, total.rows)
         shape = stage.lowered.vars[total.parameters[0]].shape
         self.own[M] = shape[0] if len(shape) > 1 else 1
         self.own[N] = prod(total.rows.shape) // max(self.own[M], 1)
         self.own[ROUTINE] = len(total.parameters)
         self.own[GRADIENT:] = [stage.gradients.of(parameter) for parameter in total.parameters]
-        self.function = add_row_sum.address if stage.jitted and total.rows.size else 0
-        self.own_address = address_of(self.own)
         stage.turn_width = max(stage.turn_width, prod(total.rows.shape))
 
-    def bind(self, sizes: Sizes) -> RowSumStep:
+    def bind(self, sizes: Sizes) -> BoundRowSum:
         """Take the number of strips."""
-        self.own[N_STRIPS] = sizes.n_threads
-        return self
+        if sizes.n_threads not in self._bound:
+            self._bound[sizes.n_threads] = BoundRowSum(self, self.stage.n_strips(sizes.n_threads))
+        return self._bound[sizes.n_threads]
+
+
+class BoundRowSum:
+    """A sum of rows in a number of strips; see `BoundStep`."""
+
+    calls_library = False
+
+    def __init__(self, step: RowSumStep, n_strips: int) -> None:
+        self._step, self.own = step, step.own.copy()
+        self.own[N_STRIPS], self.own_address = n_strips, address_of(self.own)
+        self.function = add_row_sum.address if step.stage.jitted and step.total.rows.size else 0
 
     def refresh(self) -> None:
         """Do nothing: no operand is a parameter."""
 
     def __call__(self, k: int) -> None:
         """Add the sum by NumPy, for all strips at the first."""
-        if self.stage.run.table[k, -1] == 0:
-            found = self.stage.view(self.total.rows, k).sum(axis=0)
-            for parameter in self.total.parameters:
-                target = dense(self.stage.run.gradients[self.stage.keys[parameter]])
+        stage, total = self._step.stage, self._step.total
+        if stage.run.table[k, -1] == 0:
+            found = stage.view(total.rows, k).sum(axis=0)
+            for parameter in total.parameters:
+                target = dense(stage.run.gradients[stage.keys[parameter]])
                 target += found.reshape(target.shape)
 
 

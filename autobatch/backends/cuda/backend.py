@@ -252,11 +252,13 @@ class DeviceRun(PlanRun[DeviceMemory]):
         launcher, n_types = self._launchers[stage], len(self.plan.type_bases)
         launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
         ends = launcher.ends()
-        parts = [n_types + batch.kind for batch in batches] if stage == WEIGHTS else range(1, len(batches) + 1)
-        if stage != WEIGHTS:
-            self._lap(stage, None, ends[0])
-        for part, batch in zip(parts, batches, strict=True):
-            self._lap(stage, batch, ends[part])
+        if stage == WEIGHTS:
+            for first in (0, n_types):  # compiled steps of all types, then those of the host
+                for of_type in batches:
+                    self._lap(stage, of_type, ends[first + of_type.kind])
+            return
+        for batch, end in zip([None, *batches], ends[:-1], strict=True):
+            self._lap(stage, batch, end)
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         if self.timer is not None:

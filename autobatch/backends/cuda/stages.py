@@ -86,6 +86,7 @@ class DeviceStage:
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
         self.gradients = GradientSlots(self.slots)
+        self._remainder: RemainderStep | None = None
         self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
         self.steps: list[Step] = []
         self.waits: list[bool] = []
@@ -108,6 +109,14 @@ class DeviceStage:
         self.used_slots.add(name)
         return self.slots.setdefault(name, len(self.slots))
 
+    def _on_host(self, step: Outer | Scatter | Remainder) -> list[Step]:
+        """The one step that adds to all gradients that the interpreter computes; none if there is one already."""
+        parameters = step.parameters if isinstance(step, Remainder) else (step.parameter,)
+        made = self._remainder is None
+        self._remainder = self._remainder or RemainderStep()
+        self._remainder.parameters |= dict.fromkeys(parameters)
+        return [self._remainder] if made else []
+
     def _make_steps(self, number: int) -> list[Step]:
         step, kernel = self.source.stage.steps[number], self.source.kernels[number]
         match step:
@@ -119,10 +128,8 @@ class DeviceStage:
                 return [OuterStep(self, step)]
             case RowSum():
                 return [RowSumStep(self, step)]
-            case Outer() | Scatter():
-                return [RemainderStep((step.parameter,))]
-            case Remainder():
-                return [RemainderStep(step.parameters)]
+            case Outer() | Scatter() | Remainder():
+                return self._on_host(step)
         assert kernel is not None, "every kernel has a source"
         return [KernelStep(self, kernel)]
 
@@ -352,12 +359,12 @@ class RemainderStep:
 
     own = team = shared_bytes = 0
 
-    def __init__(self, parameters: tuple[int, ...]) -> None:
-        self._parameters = parameters
+    def __init__(self) -> None:
+        self.parameters: dict[int, None] = {}
 
     def run(self, run: StageRun, k: int) -> None:
         """Run the interpreter."""
-        run.interpret(run.kind, self._parameters)
+        run.interpret(run.kind, tuple(self.parameters))
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """None: no kernel runs."""

@@ -91,18 +91,3 @@ def transpose(matrix: Array, out: Array) -> None:
             for column in range(left, right):
                 for row in range(first, last):
                     out[column, row] = matrix[row, column]
-
-
-@in_kernels
-def add_rows(rows: Array, total: Array) -> None:
-    """Add the rows of an array (n, width) to `total`."""
-    n_rows, width = rows.shape
-    done = n_rows - n_rows % 4
-    for r in range(0, done, 4):
-        a, b, c, d = rows[r], rows[r + 1], rows[r + 2], rows[r + 3]
-        for i in range(width):
-            total[i] += (a[i] + b[i]) + (c[i] + d[i])
-    for r in range(done, n_rows):
-        row = rows[r]
-        for i in range(width):
-            total[i] += row[i]
