@@ -27,10 +27,10 @@ from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area, Home
-from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
+from autobatch.compiler.stage import StageProgram
+from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Outer, Product, Term
 from autobatch.compiler.view import View
-from autobatch.compiler.weights import compile_weights
 from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE, Weight
 from autobatch.jit.addresses import address_of
@@ -41,7 +41,6 @@ from autobatch.plan.plan import Batch, PlannedCell
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches
-COMPILE = {"forward": compile_forward, "backward": compile_backward, "weights": compile_weights}
 LIBRARY, PACKED_ROWS, PACK = 0, 1, 2  # kinds of calls
 N_NUMBERS = 14  # of a call
 

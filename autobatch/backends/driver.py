@@ -139,6 +139,10 @@ class PlanRun(ABC, Generic[M]):
         """What runs instructions that have no step."""
         return Interpreter(self.values, self.options, self.randomness)
 
+    def interpret_gradients(self, kind: int, parameters: tuple[int, ...]) -> None:
+        """Add to the gradients of parameters of a type, given by the numbers of their values."""
+        self.interpreter.weight_gradients(kind, self.targets, only=parameters)
+
     # Running.
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:

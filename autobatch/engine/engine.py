@@ -48,6 +48,15 @@ def _option(name: str) -> Any:
     return property(lambda engine: getattr(engine.options, name), assign)
 
 
+def _within_limits(options: Options) -> Options:
+    """The options with no more threads than there are cores to use now."""
+    if options.threads == 1:
+        return options
+    from autobatch.blas.threads import most_threads
+
+    return options._replace(threads=min(options.threads, most_threads()))
+
+
 class Engine:
     """Records, plans and runs the mini-batches of one function.
 
@@ -180,11 +189,7 @@ class Engine:
             check_precision(given.precision, dtype, backend.name)
             self._now = given._replace(dtype=dtype, store=store, purpose=purpose, has_aux=has_aux)
             self._facts = facts
-        if self._now.threads == 1:
-            return self._now
-        from autobatch.blas.threads import most_threads
-
-        return self._now._replace(threads=min(self._now.threads, most_threads()))
+        return _within_limits(self._now)
 
     def _prepare(
         self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True
@@ -200,7 +205,7 @@ class Engine:
             return self.planning.prepare(minibatch, options, clock)
         size_class = self._thread_choice.of(minibatch, training)
         n = size_class.next() if measured else size_class.threads
-        step = self.planning.prepare(minibatch, options._replace(threads=n), clock)
+        step = self.planning.prepare(minibatch, _within_limits(options._replace(threads=n)), clock)
         if measured:
             step.on_end = lambda seconds: size_class.add(n, seconds)
         return step

@@ -126,7 +126,7 @@ class Planning:
             return None
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.revision,
-             options.purpose, options.dtype, options.rewrites, options.max_bytes,
+            options.purpose, options.dtype, options.rewrites, options.max_bytes,
             options.precision, options.threads, options.has_aux, options.store,
         )  # fmt: skip
 

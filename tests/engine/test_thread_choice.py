@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import autobatch as ab
+from autobatch.blas.threads import limit_threads
 from autobatch.cli.main import commands
 from autobatch.engine import threads
 from autobatch.engine.threads import MARGIN, ROUNDS, SizeClass
@@ -136,6 +137,16 @@ def test_a_few_slow_mini_batches_are_forgiven(clock: Clockwork) -> None:
     for clock.slower in [1.0, 40.0, 1.0, 40.0, 1.0, 1.0, 40.0, 1.0, 1.0]:
         train(loss, 1)
     assert "4 threads" in chosen(loss)
+
+
+def test_a_limit_around_a_call_holds_for_what_was_chosen(clock: Clockwork) -> None:
+    loss, _ = make(clock, threads="auto")
+    train(loss, 60)
+    clock.asked.clear()
+    with limit_threads(1):
+        train(loss, 1)
+    train(loss, 1)
+    assert clock.asked == [1, 4]
 
 
 def test_a_mini_batch_that_fails_takes_no_turn(clock: Clockwork) -> None:

@@ -116,7 +116,7 @@ class CompiledRun(PlanRun[CpuMemory]):
         bound = self._stages = prepared.types.bound(stage, prepared.tables.kinds, prepared.n_threads)
         run = BoundRun(
             self.plan, prepared.tables, stage, prepared.backend.chooser, self.memory, self.randomness, self.targets,
-            self._interpret,
+            self.interpret_gradients,
         )  # fmt: skip
         with self._limited() if stage == "forward" and bound.may_call_library(run) else nullcontext():
             try:
@@ -131,7 +131,3 @@ class CompiledRun(PlanRun[CpuMemory]):
 
     def _call(self, stage: str, first: int, last: int) -> None:
         self.launches += self._stages.call(first, last)
-
-    def _interpret(self, kind: int, parameters: tuple[int, ...]) -> None:
-        """Add to the gradients of some parameters that a type reads."""
-        self.interpreter.weight_gradients(kind, self.targets, only=parameters)

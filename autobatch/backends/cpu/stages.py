@@ -13,16 +13,13 @@ from autobatch.backends.cpu.stage_values import StageRun, StageValues, flat
 from autobatch.backends.cpu.steps import InterpretedStep, KernelStep, ProductStep, Step
 from autobatch.backends.cpu.weights import OuterStep, RemainderStep, RowSumStep, ScatterStep, WeightSteps
 from autobatch.compiler.numba.sources import StageSources, write_sources
-from autobatch.compiler.stage import compile_backward, compile_forward
+from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
-from autobatch.compiler.weights import compile_weights
 from autobatch.compiler.writer import COMMON
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell
 
 Array = NDArray[Any]
-
-COMPILE = {"forward": compile_forward, "backward": compile_backward, "weights": compile_weights}
 
 
 class CompiledCell:

@@ -243,10 +243,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
     def _call(self, stage: str, first: int, last: int) -> None:
         self._launchers[stage].run(first, last)
 
-    def _interpret(self, kind: int, parameters: tuple[int, ...]) -> None:
-        """Add to the gradients of some parameters that a type reads."""
-        self.interpreter.weight_gradients(kind, self.targets, only=parameters)
-
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer: the device notes when each part is done."""
         launcher, n_types = self._launchers[stage], len(self.plan.type_bases)
@@ -301,7 +297,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
                 arrays = common | self._flat_data(kind)
-                run = StageRun(stage, self.plan, kind, arrays, table, self.randomness, self._interpret)
+                run = StageRun(stage, self.plan, kind, arrays, table, self.randomness, self.interpret_gradients)
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)

@@ -15,10 +15,9 @@ from autobatch.backends.places import DATA, Place, StagePlaces
 from autobatch.backends.shared_values import SharedValues
 from autobatch.backends.values import RowRange
 from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
-from autobatch.compiler.stage import compile_backward, compile_forward
+from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
-from autobatch.compiler.weights import compile_weights
 from autobatch.compiler.writer import ARRAYS, data_name, is_step
 from autobatch.devices.device import Device
 from autobatch.devices.device import Product as DeviceProduct
@@ -34,9 +33,6 @@ THREADS, WARP = 256, 32  # of a block and a warp, as in `support.cuh`
 SPARE = 32  # elements of shared memory before the rows of teams
 TILES = (16, 64)  # rows of the tiles of products, see `sweep.cuh`
 FEW_ROWS, TILE, DEPTH = 512, 64, 16
-
-
-COMPILE = {"forward": compile_forward, "backward": compile_backward, "weights": compile_weights}
 
 
 class DeviceCell:
