@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.devices.device import Device
+from autobatch.devices.finding import find_device
+from autobatch.errors import BackendError
 from commands import Command, make_command
 from refusals import N_WORDS, Model
 
@@ -51,6 +55,18 @@ def _patient() -> Iterator[None]:
             patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
         patch.setattr("autobatch.jit.progress.SECONDS_UNTOLD", threading.TIMEOUT_MAX)
         yield
+
+
+@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The processor in place of a GPU, and a GPU."""
+    if request.param == "host" and shutil.which("g++") is None:
+        pytest.skip("needs g++, which builds kernels for the processor")
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host" if request.param == "host" else "")
+    try:
+        return find_device()
+    except BackendError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

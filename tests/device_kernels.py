@@ -80,9 +80,9 @@ extern "C" __global__ void add_places(int64 places_at, int64 out, int64 arrived_
     unsigned long long *arrived = (unsigned long long *)arrived_at;
     for (int round = 0; round < 3; ++round) {
         places[i] = i + round;
-        grid_barrier(arrived + 2 * round);
+        grid_arrive(arrived + 2 * round), grid_wait(arrived + 2 * round);
         for (int j = 0; j < gridDim.x * blockDim.x; ++j) total += places[j];
-        grid_barrier(arrived + 2 * round + 1);
+        grid_arrive(arrived + 2 * round + 1), grid_wait(arrived + 2 * round + 1);
     }
     ((int *)out)[i] = total;
 }

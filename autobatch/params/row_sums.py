@@ -1,15 +1,18 @@
-"""Add up rows of a table by their ids: on the host by a radix sort, on a device by array functions."""
+"""Add up rows of a table by their ids: on the host after a radix sort, on a device by a kernel."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.devices.device import Device, Launch
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError
+from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import compiled
 from autobatch.params.parameter import FloatArray, Shape
 
@@ -29,7 +32,7 @@ class RowSums(Protocol):
 
 def make_row_sums(shape: Shape, dtype: npt.DTypeLike, store: Store) -> RowSums:
     """Make what adds up rows of an array of this shape in the memory of a device."""
-    return HostRowSums(shape, dtype) if store is HOST else DeviceRowSums(shape, store)
+    return HostRowSums(shape, dtype) if store is HOST else DeviceRowSums(shape, cast(Device, store))
 
 
 class HostRowSums:
@@ -51,30 +54,47 @@ class HostRowSums:
 
 
 class DeviceRowSums:
-    """Adds rows to others on a device; the host sorts the ids, and waits for nothing."""
+    """Adds rows to others on a device in one launch; the host sorts the ids, and waits for nothing."""
 
-    def __init__(self, shape: Shape, store: Store) -> None:
-        self._shape, self._width, self._store = shape, math.prod(shape[1:]), store
+    def __init__(self, shape: Shape, device: Device) -> None:
+        self._shape, self._width, self._device = shape, math.prod(shape[1:]), device
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
         """See `RowSums`."""
-        n, xp, put = ids.size, self._store.xp, self._store.put
+        device, xp = self._device, self._device.xp
         check_ids(ids, self._shape)
-        if not n:
+        if not ids.size:
             return held
-        step = self._width if step is None else step
-        strides = step * values.itemsize, values.itemsize
-        rows = xp.lib.stride_tricks.as_strided(values[first:], (n, self._width), strides)
+        rows, step = values[first:], self._width if step is None else step
         if held[0].size:
-            ids, rows = (
-                np.concatenate((held[0], ids)),
-                xp.concatenate((held[1].reshape(held[0].size, self._width), rows)),
-            )
+            strides = step * values.itemsize, values.itemsize
+            added = xp.lib.stride_tricks.as_strided(rows, (ids.size, self._width), strides)
+            rows, step = xp.concatenate((added, held[1].reshape(held[0].size, self._width))), self._width
+            ids = np.concatenate((ids, held[0]))
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        sums = xp.add.reduceat(rows[put(order)], put(starts), axis=0)
+        sums = device.empty(starts.size * self._width, values.dtype)
+        about = device.address(rows), step, self._width, device.address(sums), starts.size, values.itemsize == 8
+        task = device.put(np.concatenate((about, starts, [ids.size], order)).astype(np.int64, copy=False))
+        blocks = min(-(-sums.size // THREADS), device.n_processors * BLOCKS)
+        if blocks:
+            device.launch(_kernel(device), Launch(blocks, THREADS, 0, (device.address(task), 0, 0)))
         return ordered[starts].astype(np.int64), sums.reshape(starts.size, *self._shape[1:])
+
+
+THREADS, BLOCKS = 256, 4  # threads of a block, and blocks of a processor
+ABOUT = "the kernel that adds up rows of tables"
+_kernels: dict[Device, Any] = {}
+
+
+def _kernel(device: Device) -> Any:
+    """The kernel, compiled once for each device."""
+    if device not in _kernels:
+        with compiling(ABOUT, is_kernel=True):
+            text = (Path(__file__).parent / "row_sums.cuh").read_text()
+            _kernels[device] = device.load(text, ["sum_rows"], ABOUT)["sum_rows"]
+    return _kernels[device]
 
 
 def check_ids(ids: IntArray, shape: Shape) -> int:

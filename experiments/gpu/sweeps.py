@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cuda.stages import DEPTH, FEW_ROWS, THREADS, TILE, TILES
+from autobatch.backends.cuda.stages import THREADS, TILE_BYTES, count_tiles
 from autobatch.backends.cuda.sweeps import WORDS
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, Launch
@@ -15,7 +15,6 @@ from autobatch.devices.device import Product as LibraryProduct
 
 REAL = np.dtype(np.float32)
 NOTHING = -1  # no function has this number
-SHARED_BYTES = max(rows * (DEPTH + 1) + DEPTH * (TILE + 1) for rows in TILES) * REAL.itemsize
 
 
 class Sweeps:
@@ -37,7 +36,7 @@ class Sweeps:
         first = self._ran * self._n
         self._ran += 1
         args = self._device.address(self._steps), first, first + self._n
-        self._device.launch(self._kernel, Launch(self._blocks, THREADS, SHARED_BYTES, args))
+        self._device.launch(self._kernel, Launch(self._blocks, THREADS, TILE_BYTES, args))
 
 
 def empty_steps(n: int) -> NDArray[np.int64]:
@@ -80,8 +79,7 @@ class Product:
         steps = np.zeros((times, WORDS), np.int64)
         steps[:, :6] = MULTIPLY, self.device.address(self._slots), self.device.address(self._own), 0, THREADS, 1
         n_rows, n, _ = self.sizes
-        tiles = -(-n_rows // (TILES[0] if n_rows <= FEW_ROWS else TILES[1])) * -(-n // TILE)
-        return Sweeps(self.device, steps, min(tiles, self.device.n_processors), launches)
+        return Sweeps(self.device, steps, min(count_tiles(n_rows, n), self.device.n_processors), launches)
 
     def ask_library(self) -> None:
         """Have the library compute it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device, Launch, Product
-from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
 from autobatch.ops import error_function
@@ -24,19 +22,6 @@ TEAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Threads of a team."""
 UNIT = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float64): 2.0**-53}
 """How far rounding moves a number, relative to it."""
-
-
-@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)], scope="module")
-def device(request: pytest.FixtureRequest) -> Device:
-    """The processor in place of a GPU, and a GPU."""
-    if request.param == "host" and shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOBATCH_CUDA", "host" if request.param == "host" else "")
-        try:
-            return find_device()
-        except BackendError as error:
-            pytest.skip(str(error))
 
 
 def reduce_rows(device: Device, rows: list[NDArray[Any]], team: int) -> tuple[Any, Any]:

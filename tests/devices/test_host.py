@@ -39,10 +39,10 @@ extern "C" __global__ void reads_beyond(int64, int64, int64) { __shfl_sync(0xffu
 extern "C" __global__ void leaves_a_team(int64, int64, int64) { if (threadIdx.x != 3) team_barrier(0, 64); }
 extern "C" __global__ void joins_a_team(int64, int64, int64) { team_barrier(0, 32); }
 extern "C" __global__ void misses_the_grid(int64 count, int64, int64) {
-    if (blockIdx.x != 2) grid_barrier((unsigned long long *)count);
+    if (blockIdx.x != 2) grid_wait((unsigned long long *)count);
 }
 extern "C" __global__ void leaves_the_grid(int64 count, int64, int64) {
-    if (threadIdx.x != 3) grid_barrier((unsigned long long *)count);
+    if (threadIdx.x != 3) grid_wait((unsigned long long *)count);
 }
 extern "C" __global__ void writes_behind(int64, int64, int64) {
     BLOCK_MEMORY(memory);
@@ -73,7 +73,7 @@ extern "C" __global__ void keep(int64 out, int64 arrived, int64) {
     BLOCK_MEMORY(memory);
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     ((int *)memory)[threadIdx.x] = fixed[threadIdx.x] = i;
-    grid_barrier((unsigned long long *)arrived);
+    grid_wait((unsigned long long *)arrived);
     ((int *)out)[i] = ((int *)memory)[threadIdx.x] == i && fixed[threadIdx.x] == i;
 }
 
@@ -165,8 +165,8 @@ def test_what_never_ends_is_told() -> None:
         "reads_beyond": "reads from lane 9, and the lanes 0xff take part|and waits for the lanes 0xff",
         "leaves_a_team": "block . never ends: thread .* waits at team_barrier, and thread 3 is done",
         "joins_a_team": "thread .* of block . waits for team 0 of 32 threads",
-        "misses_the_grid": "it never ends: 2 of 3 blocks wait at grid_barrier, and the others are done",
-        "leaves_the_grid": "block . never ends: thread .* waits at grid_barrier, and thread 3 is done",
+        "misses_the_grid": "it never ends: 2 of 3 blocks wait at grid_wait, and the others are done",
+        "leaves_the_grid": "block . never ends: thread .* waits at grid_wait, and thread 3 is done",
         "writes_behind": "block . writes behind its 40 bytes of shared memory",
     }
     for seed in SEEDS:
@@ -197,7 +197,7 @@ def test_blocks_that_wait_for_the_grid_keep_their_memory() -> None:
         launch = Launch(blocks, 16, 64, (device.address(out), device.address(arrived), 0))
         device.launch(MEMORY.load(device)["keep"], launch)
         assert (out == 1).all()
-        with pytest.raises(BackendError, match="at grid_barrier: the count was not 0 before"):
+        with pytest.raises(BackendError, match="at grid_wait: the count was not 0 before"):
             device.launch(MEMORY.load(device)["keep"], launch)
 
 

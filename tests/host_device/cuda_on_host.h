@@ -84,7 +84,8 @@ template <class T> inline T add_at(T *address, T value) {
 inline void __syncthreads() { on_host::wait_for_block(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::wait_for_warp(mask); }
 inline void team_barrier(int number, int size) { on_host::wait_for_team(number, size); }
-inline void grid_barrier(unsigned long long *arrived) { on_host::wait_for_grid(arrived); }
+inline void grid_arrive(unsigned long long *) {}
+inline void grid_wait(unsigned long long *arrived) { on_host::wait_for_grid(arrived); }
 inline void __threadfence() {}
 inline unsigned long long nanoseconds() { return on_host::nanoseconds(); }
 

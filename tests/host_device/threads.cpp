@@ -6,7 +6,7 @@
 // So a missing barrier shows as a result that depends on the seed.
 //
 // Barriers are stricter than a GPU's: all threads of a mask (`__syncwarp` and shuffles), of a team of several warps
-// (`team_barrier`), of a block (`__syncthreads`) or of a grid (`grid_barrier`) have to come, also those that are done.
+// (`team_barrier`), of a block (`__syncthreads`) or of a grid (`grid_wait`) have to come, also those that are done.
 // Where that cannot be, the launch ends with a message instead of waiting for ever. Neither may a thread wait for
 // another in a loop of its own.
 
@@ -252,7 +252,7 @@ void close(Block &block) {
 
 const char *activity(const Thread *thread) {
     const char *names[] = {"runs", "waits at __syncwarp or a shuffle", "waits at team_barrier",
-                           "waits at __syncthreads", "waits at grid_barrier", "is done"};
+                           "waits at __syncthreads", "waits at grid_wait", "is done"};
     return names[thread->state];
 }
 
@@ -297,7 +297,7 @@ void run_blocks(unsigned *order) {
     unsigned n_waiting = machine.n_blocks;
     while (n_waiting) {
         if (n_waiting < n)
-            fail("it never ends: %u of %u blocks wait at grid_barrier, and the others are done", n_waiting, n);
+            fail("it never ends: %u of %u blocks wait at grid_wait, and the others are done", n_waiting, n);
         for (unsigned i = 0; i < n; ++i) order[i] = i;
         shuffle(order, n);
         for (unsigned i = 0; i < n; ++i) {
@@ -356,7 +356,7 @@ void wait_for_block() {
 void wait_for_grid(Bits *arrived) {
     Thread *thread = machine.thread;
     if (thread->number == 0 && ++*arrived > grid_size.x)
-        fail("block %u is number %llu of %u blocks to arrive at grid_barrier: the count was not 0 before",
+        fail("block %u is number %llu of %u blocks to arrive at grid_wait: the count was not 0 before",
              thread->block->index.x, *arrived, grid_size.x);
     thread->state = AT_GRID;
     ++thread->block->n_at_grid;

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 import pickle
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import autobatch as ab
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.devices.device import Device
-from autobatch.devices.finding import find_device
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError, DataError, NumericError, ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, clip_by_value, entries
@@ -52,18 +50,6 @@ class Model(ab.Module):
             setattr(self, name, ab.Parameter(rng.standard_normal(shape)))
 
     table: ab.Parameter
-
-
-@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """The processor in place of a GPU, and a GPU."""
-    if request.param == "host" and shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    monkeypatch.setenv("AUTOBATCH_CUDA", "host" if request.param == "host" else "")
-    try:
-        return find_device()
-    except BackendError as error:
-        pytest.skip(str(error))
 
 
 def lay_apart(model: Model, device: Device) -> None:

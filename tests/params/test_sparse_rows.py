@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autobatch.devices.device import Device
+from autobatch.devices.store import HOST
 from autobatch.errors import DataError, ShapeError
 from autobatch.params.sparse_rows import Rows
 from ways import each
@@ -77,6 +79,21 @@ def test_rows_of_views_are_summed() -> None:
     np.testing.assert_array_equal(
         np.asarray(Rows.summed(ids, wide[:, 2:5], (6, 3))), dense_sum(ids.tolist(), wide[:, 2:5], (6, 3))
     )
+
+
+@each("width", [1, 3, 300, 0])
+@each("dtype", ["float32", "float64"])
+def test_rows_on_a_device_are_summed_as_on_the_host(device: Device, dtype: str, width: int) -> None:
+    """To the bit: in the order given, after those that are there already; rows of views too."""
+    rng = np.random.default_rng(width)
+    on_host, there = (Rows.zeros((50, width), dtype, store) for store in (HOST, device))
+    for n, first, step in ((40, 0, width), (0, 0, width), (7, 3, width + 2), (600, 1, 2 * width)):
+        ids = rng.integers(0, 50, n)
+        values = rng.standard_normal(first + max(n, 1) * step).astype(dtype)
+        on_host.add(ids, values, first, step)
+        there.add(ids, device.put(values), first, step)
+        np.testing.assert_array_equal(there.ids, on_host.ids)
+        np.testing.assert_array_equal(device.get(there.values), on_host.values)
 
 
 def test_no_rows_are_zeros_to_which_rows_are_added() -> None:

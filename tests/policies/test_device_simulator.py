@@ -14,8 +14,7 @@ import pytest
 
 from autobatch.compiler.cuda.resources import COMPILER, GPUS
 from autobatch.devices.device import Device
-from autobatch.devices.finding import find_device
-from autobatch.errors import BackendError, PolicyError
+from autobatch.errors import PolicyError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import NamedTypes
@@ -44,19 +43,6 @@ MACHINES = [
     Machine(encoding, critical, mask) for encoding in ENCODINGS for critical, mask in ((False, False), (True, True))
 ]
 UNMASKED = Machine("sort", critical=True)
-
-
-@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)], scope="module")
-def device(request: pytest.FixtureRequest) -> Device:
-    """The processor in place of a GPU, and a GPU."""
-    if request.param == "host" and shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOBATCH_CUDA", "host" if request.param == "host" else "")
-        try:
-            return find_device()
-        except BackendError as error:
-            pytest.skip(str(error))
 
 
 def some_dags(n_types: int, sizes: Sequence[int], seed: int = 0) -> list[Dag]:

@@ -289,6 +289,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
         memory.staging.send(executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
+        arrays = {kind: common | self._flat_data(kind) for kind in executable.tables.tables}
         launchers = {}
         for name in executable.stages:
             runs = []
@@ -296,8 +297,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                arrays = common | self._flat_data(kind)
-                run = StageRun(stage, self.plan, kind, arrays, table, self.randomness, self.interpret_gradients)
+                run = StageRun(stage, self.plan, kind, arrays[kind], table, self.randomness, self.interpret_gradients)
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)

@@ -31,8 +31,9 @@ from autobatch.plan.plan import Batch, Plan, PlannedCell
 
 THREADS, WARP = 256, 32  # of a block and a warp, as in `support.cuh`
 SPARE = 32  # elements of shared memory before the rows of teams
-TILES = (16, 64)  # rows of the tiles of products, see `sweep.cuh`
-FEW_ROWS, TILE, DEPTH = 512, 64, 16
+TILE = 16, 64  # the rows and columns of the smallest tiles of products, see `products.cuh`
+SUMMED = 8  # columns of rows that a block sums, see `sweep.cuh`
+TILE_BYTES = 64 << 10  # shared memory of the largest ones
 
 
 class DeviceCell:
@@ -246,12 +247,12 @@ class ProductStep:
         )  # fmt: skip
         self._own = Own(stage.device, np.array(numbers, np.int64))
         self.own = self._own.address
-        self.shared_bytes = tile_bytes(stage.dtype.itemsize)
+        self.shared_bytes = TILE_BYTES
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many blocks have work, for each piece."""
-        n_rows = table[:, self.a.rows]
-        return -(-n_rows // np.where(n_rows <= FEW_ROWS, *TILES)) * -(-self.out.shape[0] // TILE)
+        n_tiles: NDArray[np.int64] = count_tiles(table[:, self.a.rows], self.out.shape[0])
+        return n_tiles
 
     def meets(self, other: ProductStep) -> bool:
         """Whether one writes what the other reads or writes, other than sums of the same tiles."""
@@ -320,12 +321,12 @@ class OuterStep:
         about = stage.gradients.of(outer.parameter), *self._shape, len(stage.columns)
         self._own = Own(stage.device, np.array([*slots, left.rows, *of_left, *of_right, *about], np.int64))
         self.own = self._own.address
-        self.shared_bytes = tile_bytes(stage.dtype.itemsize)
+        self.shared_bytes = TILE_BYTES
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many blocks have work, for each piece."""
-        m, n = max(self._shape), min(self._shape)  # the gradient may be stored as the transpose of rows
-        return np.full(len(table), -(-m // TILES[m > FEW_ROWS]) * -(-n // TILES[0]))
+        m, n = self._shape
+        return np.full(len(table), max(count_tiles(m, n), count_tiles(n, m)))  # it may be stored as the transpose
 
 
 class RowSumStep:
@@ -343,11 +344,11 @@ class RowSumStep:
         numbers = (*slots, *place, max(n, 1), len(of_gradients), len(stage.columns), *of_gradients)
         self._own = Own(stage.device, np.array(numbers, np.int64))
         self.own = self._own.address
-        self.shared_bytes = THREADS // WARP * (WARP + 1) * stage.dtype.itemsize
+        self.shared_bytes = THREADS // SUMMED * (SUMMED + 1) * stage.dtype.itemsize
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many blocks have work, for each piece."""
-        return np.full(len(table), -(-self._size // WARP))
+        return np.full(len(table), -(-self._size // SUMMED))
 
 
 class RemainderStep:
@@ -399,9 +400,9 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
     return Fit(team, (SPARE + in_rows) * itemsize, 0)
 
 
-def tile_bytes(itemsize: int) -> int:
-    """The shared memory that the tiles of a product take."""
-    return max(rows * (DEPTH + 1) + DEPTH * (TILE + 1) for rows in TILES) * itemsize
+def count_tiles(n_rows: Any, n_columns: int) -> Any:
+    """How many tiles a product has."""
+    return -(-n_rows // TILE[0]) * -(-n_columns // TILE[1])
 
 
 def team_of(width: int) -> int:

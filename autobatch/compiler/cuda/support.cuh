@@ -20,12 +20,18 @@ __device__ inline void team_barrier(int number, int size) {
     asm volatile("bar.sync %0, %1;" ::"r"(number + 1), "r"(size) : "memory");
 }
 
-// Wait until all blocks are here; `arrived` is 0 before, and serves once.
-__device__ inline void grid_barrier(unsigned long long *arrived) {
+// Say that this block is here; `arrived` is 0 before, and serves once.
+__device__ inline void grid_arrive(unsigned long long *arrived) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
         atomicAdd(arrived, 1ull);
+    }
+}
+
+// Wait until all blocks have said so.
+__device__ inline void grid_wait(unsigned long long *arrived) {
+    if (threadIdx.x == 0) {
         while (*(volatile unsigned long long *)arrived < gridDim.x) {}
         __threadfence();
     }

@@ -31,15 +31,15 @@ def module_text(kernels: Mapping[str, str], dtype: str, place: str, blocks: int 
     call = [
         "__device__ void call(const Worker &worker, const Step &step) {",
         "    switch (step.function) {",
-        f"    case {MULTIPLY}: multiply(worker, step.memory, step.own, step.k); break;",
         f"    case {ADD_UP}: add_up(worker, step.memory, step.k); break;",
-        f"    case {ADD_OUTER}: add_outer(worker, step.memory, step.own, step.k); break;",
         f"    case {ADD_ROW_SUM}: add_row_sum(worker, step.memory, step.own, step.k); break;",
         *cases,
         "    }",
         "}",
     ]
-    return "\n".join([_kernels_text(kernels, dtype, place), bound, _text("sweep.cuh"), *call, ""])
+    return "\n".join(
+        [_kernels_text(kernels, dtype, place), bound, _text("products.cuh"), _text("sweep.cuh"), *call, ""]
+    )
 
 
 def entries_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:

@@ -1,71 +1,22 @@
 // The calls of a stage, one after the other, in one launch: every block takes part in every call, and blocks wait for
 // each other where a call reads what others wrote.
 
-// out = a @ b, or out += a @ b, in tiles of ROWS x TILE; sums run along `inner` in order.
-const int TILE = 64, DEPTH = 16;
+// A call: the function, the slots of its stage, its own numbers, a row of the table of pieces, the threads that work on
+// a row, and what follows: whether the next call waits for all blocks (WAIT), and whether to note when the last block was
+// done (NOTE); then the count of blocks that arrived there, and that time.
+const int WAIT = 1, NOTE = 2;
 
-struct Matrices {
-    const real *a, *b;
-    real *out;
-    int64 a_step, b_step, out_step, n_rows;
-    int n, inner;
-    bool a_flipped, flipped, accumulate;  // a, and b, is stored transposed; add to `out`
+struct Step {
+    int64 function, memory, own, k, team, then;
+    unsigned long long arrived, ended;
 };
 
-template <int ROWS> __device__ void multiply_tiles(const Worker &worker, const Matrices &m) {
-    const int MINE = ROWS / 16;
-    real *left = (real *)worker.memory, *right = left + ROWS * (DEPTH + 1);
-    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    const int64 across = (m.n + TILE - 1) / TILE, n_tiles = (m.n_rows + ROWS - 1) / ROWS * across;
-    for (int64 tile = worker.block; tile < n_tiles; tile += worker.n_blocks) {
-        const int64 row = tile / across * ROWS;
-        const int column = (int)(tile % across) * TILE;
-        real sums[MINE][4] = {};
-        for (int k = 0; k < m.inner; k += DEPTH) {
-            for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
-                const int i = m.a_flipped ? e % ROWS : e / DEPTH, j = m.a_flipped ? e / ROWS : e % DEPTH;
-                const bool is_in = row + i < m.n_rows && k + j < m.inner;
-                const int64 at = m.a_flipped ? (k + j) * m.a_step + row + i : (row + i) * m.a_step + k + j;
-                left[i * (DEPTH + 1) + j] = is_in ? m.a[at] : (real)0;
-            }
-            for (int e = threadIdx.x; e < DEPTH * TILE; e += THREADS) {
-                const int i = m.flipped ? e % DEPTH : e / TILE, j = m.flipped ? e / DEPTH : e % TILE;
-                const bool is_in = k + i < m.inner && column + j < m.n;
-                const int64 at = m.flipped ? (column + j) * m.b_step + k + i : (k + i) * m.b_step + column + j;
-                right[i * (TILE + 1) + j] = is_in ? m.b[at] : (real)0;
-            }
-            __syncthreads();
-            for (int i = 0; i < DEPTH; ++i) {
-                real mine[MINE], theirs[4];
-                for (int p = 0; p < MINE; ++p) mine[p] = left[(y + 16 * p) * (DEPTH + 1) + i];
-                for (int q = 0; q < 4; ++q) theirs[q] = right[i * (TILE + 1) + x + 16 * q];
-                for (int p = 0; p < MINE; ++p)
-                    for (int q = 0; q < 4; ++q) sums[p][q] += mine[p] * theirs[q];
-            }
-            __syncthreads();
-        }
-        for (int p = 0; p < MINE; ++p)
-            for (int q = 0; q < 4; ++q) {
-                const int64 r = row + y + 16 * p;
-                const int c = column + x + 16 * q;
-                if (r >= m.n_rows || c >= m.n) continue;
-                real *to = m.out + r * m.out_step + c;
-                *to = m.accumulate ? *to + sums[p][q] : sums[p][q];
-            }
-    }
-}
-
-__device__ void multiply_all(const Worker &worker, const Matrices &m) {
-    if (m.n_rows <= 512) multiply_tiles<16>(worker, m);
-    else multiply_tiles<64>(worker, m);
-}
-
-// Multiply the rows of a piece by a matrix. Own numbers: the slots of a, b and out; the column of the table that holds
+// The rows of a piece times a matrix. Own numbers: the slots of a, b and out; the column of the table that holds
 // the rows, and for a and out the column of their first element, an offset and the elements from row to row; then the
 // slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the columns
 // of the table.
-__device__ void multiply(const Worker &worker, int64 memory_, int64 own_, int64 k) {
-    const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;
+__device__ inline Matrices rows_by_matrix(const Step &step) {
+    const int64 *slots = (const int64 *)step.memory, *own = (const int64 *)step.own, k = step.k;
     const int64 *table = (const int64 *)slots[own[0]] + k * own[15];
     Matrices m;
     m.n_rows = table[own[4]];
@@ -75,7 +26,7 @@ __device__ void multiply(const Worker &worker, int64 memory_, int64 own_, int64 
     m.b = (const real *)slots[own[2]], m.b_step = pitch < 0 ? -pitch : pitch;
     m.n = (int)own[12], m.inner = (int)own[13];
     m.a_flipped = false, m.flipped = (own[14] & 1) != (pitch < 0), m.accumulate = own[14] & 2;
-    multiply_all(worker, m);
+    return m;
 }
 
 // Three slots of a gradient from `slot` on: its address, and the elements from row to row and from column to column.
@@ -87,11 +38,11 @@ struct Gradient {
         : first((real *)slots[slot]), row(slots[slot + 1]), column(slots[slot + 2]) {}
 };
 
-// Add a' @ b, over all rows of a type, to a gradient. Own numbers: the slots of the table, a and b; the column of the
+// What adds a' @ b, over all rows of a type, to a gradient. Own numbers: the slots of the table, a and b; the column of the
 // table that holds the rows, and for a and b the column of their first element, an offset and the elements from row to
 // row; then the slot of the gradient, its rows and its columns, and the columns of the table.
-__device__ void add_outer(const Worker &worker, int64 memory_, int64 own_, int64 k) {
-    const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;
+__device__ inline Matrices rows_by_rows(const Step &step) {
+    const int64 *slots = (const int64 *)step.memory, *own = (const int64 *)step.own, k = step.k;
     const int64 *table = (const int64 *)slots[own[0]] + k * own[13];
     const Gradient gradient(slots, own[10]);
     const bool is_flipped = gradient.column != 1;  // the gradient is the transpose of rows
@@ -102,10 +53,10 @@ __device__ void add_outer(const Worker &worker, int64 memory_, int64 own_, int64
     m.out = gradient.first, m.out_step = is_flipped ? gradient.column : gradient.row;
     m.n_rows = own[is_flipped ? 12 : 11], m.n = (int)own[is_flipped ? 11 : 12], m.inner = (int)table[own[3]];
     m.a_flipped = true, m.flipped = false, m.accumulate = true;
-    multiply_all(worker, m);
+    return m;
 }
 
-// Add the sum of all rows of a type to gradients. Eight threads share a column. Own numbers: the slots of the table and
+// Add the sum of all rows of a type to gradients. The threads of a block share 8 columns. Own numbers: the slots of the table and
 // of the rows; the column of the table that holds the number of rows, and that of their first element, an offset, the
 // elements from row to row and those of a row; the columns of a gradient, how many there are, the columns of the table,
 // and the slot of each gradient.
@@ -114,17 +65,19 @@ __device__ void add_row_sum(const Worker &worker, int64 memory_, int64 own_, int
     const int64 *table = (const int64 *)slots[own[0]] + k * own[9];
     const real *rows = (const real *)slots[own[1]] + table[own[3]] + own[4];
     const int64 n_rows = table[own[2]], width = own[5], size = own[6], n = own[7];
-    const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    const int COLUMNS = 8, LINES = THREADS / COLUMNS, x = threadIdx.x % COLUMNS, y = threadIdx.x / COLUMNS;
     real *parts = (real *)worker.memory;
-    for (int64 first = worker.block * 32; first < size; first += worker.n_blocks * 32) {
+    for (int64 first = worker.block * COLUMNS; first < size; first += worker.n_blocks * COLUMNS) {
         const int64 i = first + x;
         real sum = 0;
-        if (i < size)
-            for (int64 r = y; r < n_rows; r += THREADS / 32) sum += rows[r * width + i];
-        parts[y * 33 + x] = sum;
+        if (i < size) {
+#pragma unroll 8
+            for (int64 r = y; r < n_rows; r += LINES) sum += rows[r * width + i];
+        }
+        parts[y * (COLUMNS + 1) + x] = sum;
         __syncthreads();
         if (y == 0 && i < size) {
-            for (int j = 1; j < THREADS / 32; ++j) sum += parts[j * 33 + x];
+            for (int j = 1; j < LINES; ++j) sum += parts[j * (COLUMNS + 1) + x];
             for (int64 g = 0; g < own[8]; ++g) {
                 const Gradient gradient(slots, own[10 + g]);
                 gradient.first[i / n * gradient.row + i % n * gradient.column] += sum;
@@ -150,30 +103,34 @@ __device__ void add_up(const Worker &worker, int64 memory_, int64 k) {
     }
 }
 
-// A call: the function, the slots of its stage, its own numbers, a row of the table of pieces, the threads that work on
-// a row, and what follows: whether the next call waits for all blocks (WAIT), and whether to note when the last block was
-// done (NOTE); then the count of blocks that arrived there, and that time.
-const int WAIT = 1, NOTE = 2;
-
-struct Step {
-    int64 function, memory, own, k, team, then;
-    unsigned long long arrived, ended;
-};
-
 __device__ void call(const Worker &worker, const Step &step);
+
+// What a step multiplies, if it does. It depends on no step before, and reading it takes a chain of loads: so each is
+// read while other blocks are waited for.
+const int MULTIPLY = 0, ADD_OUTER = 2;
+
+__device__ inline Matrices find_matrices(const Step &step) {
+    if (step.function == MULTIPLY) return rows_by_matrix(step);
+    return step.function == ADD_OUTER ? rows_by_rows(step) : Matrices();
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sweep(int64 steps_, int64 first, int64 end) {
     BLOCK_MEMORY(memory);
     const Worker worker = {memory, blockIdx.x, gridDim.x};
     Step *steps = (Step *)steps_;
+    Matrices matrices = find_matrices(steps[first]);
     for (int64 s = first; s < end; ++s) {
-        call(worker, steps[s]);
-        if (steps[s].then & NOTE) {
+        Step &step = steps[s];
+        if (step.function == MULTIPLY || step.function == ADD_OUTER) multiply(worker, matrices);
+        else call(worker, step);
+        if (step.then & NOTE) {
             __syncthreads();
-            if (threadIdx.x == 0) atomicMax(&steps[s].ended, nanoseconds());
+            if (threadIdx.x == 0) atomicMax(&step.ended, nanoseconds());
         }
         if (s + 1 == end) return;
-        if (steps[s].then & WAIT) grid_barrier(&steps[s].arrived);
+        if (step.then & WAIT) grid_arrive(&step.arrived);
+        matrices = find_matrices(steps[s + 1]);
+        if (step.then & WAIT) grid_wait(&step.arrived);
         else __syncthreads();
     }
 }

@@ -1,0 +1,29 @@
+// Sums of rows by id on a device: each number of a sum is a thread's, which adds in the order of the rows.
+
+typedef long long int64;
+
+// What to add up; behind it follow the first of each sum's rows in `order`, the end of all, and `order`: the numbers of
+// the rows, those of an id next to each other.
+struct Task {
+    int64 rows, step, width;  // the address of the first row, numbers from row to row, numbers of a row
+    int64 sums, n_sums;       // the address of the sums, whose rows are contiguous
+    int64 is_wide;            // double, not float
+};
+
+template <class real> __device__ inline void add_rows(const Task &task) {
+    const int64 *starts = (const int64 *)(&task + 1), *order = starts + task.n_sums + 1;
+    const real *rows = (const real *)task.rows;
+    const int64 first = (int64)blockIdx.x * blockDim.x + threadIdx.x, size = task.n_sums * task.width;
+    for (int64 i = first; i < size; i += (int64)gridDim.x * blockDim.x) {
+        const int64 sum = i / task.width, column = i - sum * task.width;
+        real total = rows[order[starts[sum]] * task.step + column];
+        for (int64 j = starts[sum] + 1; j < starts[sum + 1]; ++j) total += rows[order[j] * task.step + column];
+        ((real *)task.sums)[i] = total;
+    }
+}
+
+extern "C" __global__ void sum_rows(int64 task_, int64, int64) {
+    const Task &task = *(const Task *)task_;
+    if (task.is_wide) add_rows<double>(task);
+    else add_rows<float>(task);
+}
