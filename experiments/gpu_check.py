@@ -35,6 +35,7 @@ from gpu.products import time_launches, time_products
 from gpu.race import race
 from gpu.rounds import decode_on_both
 from gpu.simulator import time_simulators
+from gpu.tests import run_tests
 from gpu.traffic import count_traffic
 from gpu.training import train_on_both
 from harness import run
@@ -49,11 +50,12 @@ class Part(NamedTuple):
 
 
 SECTIONS = {
-    "correctness": Part(check_correctness, 0.24),
+    "tests": Part(run_tests, 0.15),
+    "correctness": Part(check_correctness, 0.15),
     "training": Part(train_on_both, 0.06),
     "traffic": Part(count_traffic, 0.05),
     "launches": Part(time_launches, 0.03),
-    "products": Part(time_products, 0.12),
+    "products": Part(time_products, 0.06),
     "bandwidth": Part(time_kernels, 0.07),
     "race": Part(race, 0.21),
     "policies": Part(time_policies, 0.12),
@@ -71,8 +73,8 @@ class Config(Settings):
     minutes: float = 8.0
     """After them nothing new begins; what is left out is said."""
     section: str = ""
-    """The only one to run: correctness, training, traffic, launches, products, bandwidth, race, policies, simulator,
-    rounds."""
+    """The only one to run: tests, correctness, training, traffic, launches, products, bandwidth, race, policies,
+    simulator, rounds."""
 
 
 def measure(config: Config) -> Iterator[Findings]:

@@ -1,0 +1,53 @@
+"""Do the tests that need a GPU pass? They run several at a time, with pytest-xdist; those that fail are named."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpu.check import Check, Result
+
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = (
+    "tests/params",
+    "tests/devices",
+    "tests/optim/test_optim_on_device.py",
+    "tests/policies/test_device_simulator.py",
+    "tests/backends/cuda",
+)
+"""Where there are some."""
+MOST_WORKERS = 8  # kernels compile on as many cores
+LINE = re.compile(r"(?:(\S+::\S+) )?(PASSED|FAILED|ERROR|SKIPPED)\b(?: (\S+::\S+))?")  # one at a time, and several
+
+
+def run_tests(check: Check) -> Result:
+    """Run them until the time is up."""
+    result = Result("tests that need a GPU", ("passed", "failed", "skipped"))
+    if find_spec("pytest") is None:
+        result.note("pytest is not installed")
+        return result
+    options = ["-v", "--tb=short", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    if find_spec("xdist") is not None:
+        options += ["-n", str(min(os.cpu_count() or 1, check.choose(MOST_WORKERS, 1)))]
+    command = [sys.executable, "-m", "pytest", *options, *check.choose(PATHS, PATHS[:1])]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as tests:
+        try:
+            said, _ = tests.communicate(timeout=max(check.deadline - time.perf_counter(), 1))
+        except subprocess.TimeoutExpired:
+            tests.kill()
+            said, _ = tests.communicate()
+            result.note("no time was left for all of them")
+    print(said, file=sys.stderr)
+    ended = {one or other: how for one, how, other in LINE.findall(said) if one or other}
+    counts = Counter(ended.values())
+    result.add(counts["PASSED"], counts["FAILED"] + counts["ERROR"], counts["SKIPPED"])
+    result.failures += [f"{name} fails" for name, how in ended.items() if how in ("FAILED", "ERROR")]
+    if tests.returncode > 1 and not ended:
+        result.failures.append(f"pytest ends with {tests.returncode}")
+    return result
