@@ -361,6 +361,16 @@ def test_weight_gradients_are_sums_over_all_rows(body: Any, weights: list[str], 
     assert len(derivative.accumulated) == len(weights)
 
 
+def test_what_is_computed_of_parameters_over_and_over_is_divided_into_stages_once() -> None:
+    """Through a hundred values that are each read twice, there are 2 ** 100 ways."""
+
+    def deepen(weight: Any, times: int) -> Any:
+        return deepen(ab.sin(weight) + weight, times - 1) if times else weight
+
+    derivative = stages(lambda x: deepen(WEIGHTS.v, 100) * x, X)
+    assert ops_in(derivative, derivative.weights).count("sin") <= 100
+
+
 def test_a_table_that_is_only_looked_up_has_no_array_for_a_gradient() -> None:
     derivative = stages(lambda i, j: ab.lookup(WEIGHTS.E, i) * ab.lookup(WEIGHTS.E, j), 1, 2)
     ((_, scatters),) = derivative.tables

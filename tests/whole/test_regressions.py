@@ -129,7 +129,8 @@ def test_values_right_after_the_buffer_grew() -> None:
     assert grown[8:10] == [0, 0]
 
 
-@pytest.mark.parametrize("n_batches", [500, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.cases(1, 2)
+@pytest.mark.parametrize("n_batches", [100, 500, 5000])
 def test_thousands_of_mini_batches_without_growth(n_batches: int) -> None:
     """Recorded afresh each time, by a function with a recursive closure, which only the garbage collector frees."""
     model, rng = Trees(), np.random.default_rng(2)

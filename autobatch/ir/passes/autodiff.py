@@ -256,7 +256,7 @@ class _Stages:
         source = self.vars[index].source
         if isinstance(source, Incoming):
             self.saved.add(index)
-        elif isinstance(source, Instruction) and index not in self.kept:
+        elif isinstance(source, Instruction) and index not in self.kept and index not in self.weights:
             if self._cheap(index, source):
                 self.weights.add(index)
                 for arg in source.args:
