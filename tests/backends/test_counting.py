@@ -19,10 +19,10 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
-from counting_backend import BorderError, Counting, CountingStore
-from parity import assert_equal
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
+from helpers.checkers.parity import assert_equal
+from helpers.fakes.counting_backend import BorderError, Counting, CountingStore
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import CASES, Case
 
 
 def check(function: Any, instances: list[Any], has_aux: bool = False, **options: Any) -> Counting:

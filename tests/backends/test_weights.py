@@ -15,8 +15,8 @@ from autobatch.backends.cpu.weights import sum_rows
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.ops.randomness import Randomness
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 V, DIM = 11, 5
 RNG = np.random.default_rng(0)

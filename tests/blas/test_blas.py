@@ -44,7 +44,7 @@ from autobatch.errors import BackendError, ShapeError
 from autobatch.jit.loops import compiled
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
-from ways import each
+from helpers.runs.ways import each
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
 DTYPES = ("float32", "float64")

@@ -18,11 +18,11 @@ import report
 import tables
 from autobatch.errors import AutobatchError, DataError
 from claims import Claim, Published, Records, load_claim, measure_parts, require
-from commands import Command
 from digest import ROOT
+from helpers.runs.commands import Command
+from helpers.runs.ways import each
 from records import RESULTS, Findings, Record, Settings, read_records
 from table import Table
-from ways import each
 
 PNG = b"\x89PNG\r\n"
 

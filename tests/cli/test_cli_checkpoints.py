@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from autobatch.cli.training.stored import BEST, LAST
 from autobatch.models.data.sst import read_trees
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from commands import Command
+from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 TAGGED = ["Paris|I-LOC is|O old|O", "Le|I-PER Corbusier|I-PER built|O", "Nice|I-LOC", "Rome|O sleeps|O"]

@@ -10,7 +10,7 @@ import pytest
 
 from autobatch.cli import experiment
 from autobatch.cli.ending import INTERRUPTED
-from commands import Command
+from helpers.runs.commands import Command
 
 SCRIPT = """
 import sys

@@ -17,7 +17,7 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.rules.rules import Score, Weights
-from commands import Command
+from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 SMALL = ("--dim", "4", "--batch-size", "8", "--minibatches", "2")

@@ -11,7 +11,7 @@ import pytest
 
 from autobatch.cli import experiment
 from autobatch.cli.measuring import forwarding
-from commands import Command
+from helpers.runs.commands import Command
 
 
 @pytest.fixture

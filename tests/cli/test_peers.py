@@ -13,12 +13,12 @@ import torch
 import autobatch as ab
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.tree import Tree
+from helpers.twins.cases import draw_lattices_case, draw_sentences_case, draw_trees_case
 from peers import kept, tree_lstm_expert
 from peers.forest import list_nodes, merge_trees
 from peers.lattice import KINDS, list_arcs, merge_lattices
 from peers.peer import Peer
 from peers.ways import PEERS
-from twin_cases import draw_lattices_case, draw_sentences_case, draw_trees_case
 
 DRAWS: dict[str, Callable[..., tuple[Any, list[Any]]]] = {
     "tree-lstm": draw_trees_case,

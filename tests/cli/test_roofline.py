@@ -17,7 +17,7 @@ from autobatch.blas.provider import Provider
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload, record
 from autobatch.params.stacks import make_gradients
-from commands import Command
+from helpers.runs.commands import Command
 from matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
 from roofline import Config, race_matmuls
 

@@ -21,8 +21,8 @@ from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import PlannedCell
-from twin_cases import CASES
-from vector_code import compile_for, inner_loops
+from helpers.checkers.vector_code import compile_for, inner_loops
+from helpers.twins.cases import CASES
 
 FLOAT32 = np.dtype("float32")
 

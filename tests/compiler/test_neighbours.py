@@ -27,8 +27,8 @@ from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from autobatch.trace.tracer import Tracer
-from random_programs import draw_instances, draw_model
-from stations import planned_types, record
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.recorded import planned_types, record
 
 MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
 W = ab.Parameter(np.arange(9.0).reshape(3, 3) / 7)

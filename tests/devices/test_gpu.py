@@ -22,7 +22,7 @@ from autobatch.devices.device import Launch, Product
 from autobatch.devices.gpu import TO_BF16, GpuDevice
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
-from device_kernels import Module
+from helpers.runs.device_kernels import Module
 from host_device import HostDevice
 
 KINDS: dict[int, Any] = {0: np.float32, 1: np.float64, 14: np.uint16}  # `cudaDataType`

@@ -17,8 +17,8 @@ from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
-from noting_backend import NotingBackend, count_live
-from twin_cases import draw_trees_case
+from helpers.fakes.noting_backend import NotingBackend, count_live
+from helpers.twins.cases import draw_trees_case
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),

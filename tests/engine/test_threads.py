@@ -16,7 +16,7 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import InterpretedRun, Reference
 from autobatch.system import turns
-from noting_backend import NotedExecutable, NotingBackend
+from helpers.fakes.noting_backend import NotedExecutable, NotingBackend
 
 DIM = 3
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}

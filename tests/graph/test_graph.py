@@ -12,9 +12,21 @@ from autobatch.graph import build
 from autobatch.graph.build import check_ranges, make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.graph_check import check_graph
-from counting import count_lines, plain_loops
-from graphs import CELL, IDENTITY, LETTERS, SWAP, TOYS, WORD, chain, random_batch, random_dag, random_toys, same_graph
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import (
+    CELL,
+    IDENTITY,
+    LETTERS,
+    SWAP,
+    TOYS,
+    WORD,
+    chain,
+    random_batch,
+    random_dag,
+    random_toys,
+    same_graph,
+)
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 

@@ -14,9 +14,21 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
-from counting import count_lines, plain_loops
-from graphs import ADD, ADD_WIDE, CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, random_batch, random_toys, same_graph
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import (
+    ADD,
+    ADD_WIDE,
+    CELL,
+    IDENTITY,
+    SUM_N,
+    SWAP,
+    TOYS,
+    WORD,
+    random_batch,
+    random_toys,
+    same_graph,
+)
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 Value = tuple[object, ...]

@@ -15,10 +15,10 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite import share as sharing
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, Rewrites, rewrite
-from counting import count_lines, plain_loops
-from graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
-from twin_cases import CASES, Case
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 
 SEEDS = range(20)
 TO_UNSHARED = 1e-12

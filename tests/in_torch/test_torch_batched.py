@@ -14,7 +14,7 @@ from torch import Tensor, autograd, nn
 
 import autobatch.torch as abt
 from autobatch.errors import AutobatchError, GraphError
-from torch_modules import tagger_case, tree_case
+from helpers.models.torch_modules import tagger_case, tree_case
 
 
 class Net(nn.Module):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import autobatch.torch as abt
-from torch_modules import CASES
-from ways import each
+from helpers.models.torch_modules import CASES
+from helpers.runs.ways import each
 
 BOUND = 1e-10
 every_model = each("name", CASES)

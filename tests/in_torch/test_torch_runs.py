@@ -14,7 +14,7 @@ import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.builder import NeedsData
 from autobatch.torch.outline import Kind, Outline, Way
-from ways import each
+from helpers.runs.ways import each
 
 every_backend = each("backend", ("reference", "cpu"))
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_n
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import exact
-from counting import count_calls
+from helpers.counters.counting import count_calls
 
 
 class Everything(nn.Module):

@@ -13,8 +13,8 @@ import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.schedule.make import make_schedule
-from random_programs import draw_instances, draw_model
-from ways import each
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
 
 PNG = b"\x89PNG\r\n"
 

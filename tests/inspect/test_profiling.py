@@ -17,8 +17,8 @@ from autobatch.cli.main import dispatch
 from autobatch.errors import DataError, NumericError
 from autobatch.inspect.profiling import STAGES, Profile
 from autobatch.plan.plan import Plan
-from random_programs import draw_instances, draw_model
-from ways import each
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
 
 SLACK_US = 1e-3  # times in a trace are rounded to this
 

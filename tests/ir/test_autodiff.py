@@ -17,7 +17,7 @@ from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import Instruction
-from ways import each
+from helpers.runs.ways import each
 
 TOLERANCE = 1e-10
 

@@ -17,8 +17,8 @@ from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import NODE, SHARED, CellProgram, Constant, Incoming, Instruction, Port, Var
 from autobatch.ir.program_check import check_cell, check_values
 from autobatch.trace.tracer import Tracer
-from op_cases import CASES, Case
-from ways import each
+from helpers.programs.op_cases import CASES, Case
+from helpers.runs.ways import each
 
 RNG = np.random.default_rng(0)
 E, W, GAIN = ab.Parameter(np.zeros((5, 4))), ab.Parameter(np.zeros((2, 4))), ab.Parameter(np.ones(4))

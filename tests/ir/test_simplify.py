@@ -30,11 +30,11 @@ from autobatch.ir.program_check import check_cell, check_derivative, check_rewri
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.trace.tracer import Tracer
-from careless import make_careless
-from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
-from random_cells import State
-from random_programs import draw_instances, draw_model
-from ways import each
+from helpers.programs.careless import make_careless
+from helpers.programs.random_cells import State
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 5e-324, -2.5e-308, 1.5e308, 0.1]

@@ -10,7 +10,7 @@ import pytest
 from autobatch.graph.dag import chains_ahead
 from autobatch.memplan.cell.grouping import Batch, Steps, choose_batches, make_steps
 from autobatch.memplan.cell.memory import Memory
-from small_cells import draw_ops
+from helpers.programs.small_cells import draw_ops
 
 
 def sources_of(steps: Steps) -> list[set[int]]:

@@ -18,8 +18,8 @@ from autobatch.memplan.cell.layout import UNTRIED
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.testing import check_grads
 from autobatch.trace.record import Recorder
-from child_sum_cells import ChildSum, node_program
-from literature_cells import SEVEN, trace_cell
+from helpers.models.child_sum_cells import ChildSum, node_program
+from helpers.programs.literature_cells import SEVEN, trace_cell
 
 ONE_STEP = 20_000  # the work of adding a run at the end, at most
 

@@ -13,8 +13,8 @@ import autobatch as ab
 from autobatch.backends.reference import Reference
 from autobatch.memplan.batch.lifetimes import give_out
 from autobatch.plan.plan_check import check_plan
-from planned import place_batch
-from random_programs import draw_instances, draw_model
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.planned import place_batch
 
 START = 7
 

@@ -17,7 +17,7 @@ import pytest
 from autobatch.errors import PlanError
 from autobatch.memplan import PQTree
 from autobatch.memplan.pqtree.node import PNode
-from consecutive_ones import are_consecutive, random_system
+from helpers.checkers.consecutive_ones import are_consecutive, random_system
 
 N = 6
 

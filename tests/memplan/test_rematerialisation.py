@@ -22,11 +22,11 @@ from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.memplan.cell.rematerialisation import PRICES, Prices, rematerialise
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.trace.record import Recorder
-from parity import assert_equal
-from planned import place_batch
-from program_runs import Results, draw_parameters, draw_rows, run_derivative
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
+from helpers.checkers.parity import assert_equal
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.planned import place_batch
+from helpers.runs.program_runs import Results, draw_parameters, draw_rows, run_derivative
+from helpers.twins.cases import CASES, Case
 
 ARITHMETIC = {"add", "sub", "mul", "neg", "relu", "where"}
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

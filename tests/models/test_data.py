@@ -19,8 +19,8 @@ from autobatch.models.data.listops import OPERATIONS, draw_trees
 from autobatch.models.data.sst import parse_tree, read_trees
 from autobatch.models.data.tree import Tree, escape, unescape
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
-from datasets import SMALL, real
-from ways import each
+from helpers.data.datasets import SMALL, real
+from helpers.runs.ways import each
 
 WORDS = st.text(st.characters(exclude_characters=" ()\n\r", exclude_categories=["Cs"]), min_size=1).filter(
     lambda word: unescape(word) == word

@@ -12,7 +12,7 @@ from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.lattice_lstm import SPEC, LatticeLSTM
-from datasets import SMALL, real
+from helpers.data.datasets import SMALL, real
 
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 

@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.models.data.agreement import ADVERBS, NOUNS, PREPOSITIONS, VERBS, draw_texts, log_probability
 from autobatch.models.lstm_lm import LSTMLM, SPEC
 from autobatch.models.metric import perplexity
-from commands import Command
+from helpers.runs.commands import Command
 
 
 def test_sentences_of_all_lengths_share_their_batches() -> None:

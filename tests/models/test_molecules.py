@@ -16,7 +16,7 @@ from autobatch.models.data.lines import Line
 from autobatch.models.data.molecule import Molecule, parse_molecule
 from autobatch.models.graph_network import SPEC, GraphNetwork
 from autobatch.models.metric import count_squares, explained_variance
-from ways import each
+from helpers.runs.ways import each
 
 RING = (0, 1), (0, 2), (1, 2)
 

@@ -14,7 +14,7 @@ from autobatch.models.data.moves import SEATS, draw_moves
 from autobatch.models.data.repeats import Repeats, parse_repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.nested_rnn import SPEC, NestedRNN
-from ways import each
+from helpers.runs.ways import each
 
 
 def test_words_may_hold_stars_and_bars() -> None:

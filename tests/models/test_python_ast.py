@@ -14,7 +14,7 @@ from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.listops import draw_operations, to_brackets
 from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
-from ways import each
+from helpers.runs.ways import each
 
 
 def tree_of(source: str) -> str:

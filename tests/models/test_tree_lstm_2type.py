@@ -9,7 +9,7 @@ import autobatch as ab
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.two_type_tree import TwoTypeTree
 from autobatch.models.tree_lstm_2type import SPEC, TwoTypeTreeLSTM, count_correct
-from twin_cases import draw_two_type_case
+from helpers.twins.cases import draw_two_type_case
 
 
 def test_each_inner_node_is_a_call_of_its_kind() -> None:

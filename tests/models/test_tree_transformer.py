@@ -7,7 +7,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.tree_transformer import TreeTransformer
-from ways import each
+from helpers.runs.ways import each
 
 
 def make_model(dim: int = 6) -> TreeTransformer:

@@ -9,7 +9,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError, ShapeError
-from ways import each
+from helpers.runs.ways import each
 
 
 class Table(ab.Module):

@@ -23,9 +23,9 @@ from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, clip_by_value
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import shared_store
 from autobatch.params.sparse_rows import Rows
-from gpu_compiler import compile_for_gpus, needs_compiler
-from twin_cases import CASES
-from ways import each
+from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES
 
 OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
     (SGD, {"lr": 0.1}),

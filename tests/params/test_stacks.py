@@ -18,7 +18,7 @@ from autobatch.params import stacks
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
-from stations import planned_types
+from helpers.runs.recorded import planned_types
 
 WIDTH = 3
 N_WORDS = 5

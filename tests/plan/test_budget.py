@@ -21,10 +21,10 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.plan.budget import cut
 from autobatch.plan.plan import Plan
-from noting_backend import NotingBackend
-from random_programs import draw_instances, draw_model
-from refusals import refused
-from twin_cases import draw_lattices_case
+from helpers.checkers.refusals import refused
+from helpers.fakes.noting_backend import NotingBackend
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import draw_lattices_case
 
 pytestmark = pytest.mark.usefixtures("_checked")
 DIM, V = 4, 9

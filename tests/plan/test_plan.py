@@ -24,8 +24,8 @@ from autobatch.policies import get
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Schedule
 from autobatch.trace.record import Recorder
-from planned import Placed, place_batch
-from random_programs import draw_instances, draw_model
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.planned import Placed, place_batch
 
 
 class Sums(ab.Module):

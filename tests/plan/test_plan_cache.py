@@ -19,7 +19,7 @@ from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.policies.fsm.online import keep_learning
 from autobatch.schedule.schedule import Schedule
-from random_programs import draw_instances, draw_model
+from helpers.programs.random_programs import draw_instances, draw_model
 
 V = 20
 

@@ -33,11 +33,11 @@ from autobatch.policies.fsm.machine import Machine, run_machine
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, make_table, with_room
 from autobatch.policies.rules.rules import LEARNED
-from gpu_compiler import needs_compiler
-from graphs import random_dag, random_tree
+from helpers.checkers.machine_tables import rows_of, states_by_hand
+from helpers.programs.graphs import random_dag, random_tree
+from helpers.runs.gpu_compiler import needs_compiler
+from helpers.runs.ways import each
 from host_device import HostDevice
-from machine_tables import rows_of, states_by_hand
-from ways import each
 
 MACHINES = [
     Machine(encoding, critical, mask) for encoding in ENCODINGS for critical, mask in ((False, False), (True, True))

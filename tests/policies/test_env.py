@@ -19,8 +19,8 @@ from autobatch.policies.env import ID, Batching  # noqa: E402
 from autobatch.policies.fsm.rewards import REWARDS  # noqa: E402
 from autobatch.policies.rules.rules import Score  # noqa: E402
 from autobatch.policies.sequences.embedding import finishes  # noqa: E402
-from graphs import random_dag  # noqa: E402
-from ways import each  # noqa: E402
+from helpers.programs.graphs import random_dag  # noqa: E402
+from helpers.runs.ways import each  # noqa: E402
 
 
 def some_dags(n: int = 6) -> list[Dag]:

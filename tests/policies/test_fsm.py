@@ -23,9 +23,9 @@ from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
-from machine_tables import rows_of, states_by_hand
-from ways import each
+from helpers.checkers.machine_tables import rows_of, states_by_hand
+from helpers.programs.graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]
 

@@ -25,9 +25,9 @@ from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, Deep, Network
 from autobatch.policies.rules.rules import Score, Weights
-from graphs import LETTERS, random_dag, random_tree
-from machine_tables import rows_of
-from ways import each
+from helpers.checkers.machine_tables import rows_of
+from helpers.programs.graphs import LETTERS, random_dag, random_tree
+from helpers.runs.ways import each
 
 
 def trees(n: int = 3) -> list[Graph]:

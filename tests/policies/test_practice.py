@@ -25,10 +25,10 @@ from autobatch.policies.fsm.rewards import PUBLISHED as PUBLISHED_REWARD
 from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
 from autobatch.policies.learning import learn
-from graphs import random_dag
+from helpers.checkers.machine_tables import rows_of
+from helpers.programs.graphs import random_dag
+from helpers.runs.ways import each
 from host_device import HostDevice
-from machine_tables import rows_of
-from ways import each
 
 MACHINE = Machine("sort", critical=True, mask=True)
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

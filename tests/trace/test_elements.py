@@ -13,7 +13,7 @@ import autobatch as ab
 import maps
 from autobatch.backends.reference import Reference
 from autobatch.errors import ShapeError
-from ways import each
+from helpers.runs.ways import each
 
 DIM, TOLERANCE = 3, 1e-10
 SIZES: tuple[list[int], ...] = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the length of its lists

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-import guard_cases
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import StageProgram, compile_forward
 from autobatch.compiler.stages import COMPILE
 from autobatch.plan.plan import PlannedCell
-from counting import count_calls
-from guard_cases import NUMBERS, OTHERS, Base, Case, model_of
-from refusals import refused
-from twin_cases import CASES
-from ways import each
+from helpers.checkers.refusals import refused
+from helpers.counters.counting import count_calls
+from helpers.programs import guard_cases
+from helpers.programs.guard_cases import NUMBERS, OTHERS, Base, Case, model_of
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES
 
 XS = [np.random.default_rng(k).standard_normal(3) ** 2 for k in range(5)]
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}

@@ -15,8 +15,8 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.errors import DataError, GraphError, ShapeError
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
 COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]

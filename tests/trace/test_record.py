@@ -17,7 +17,7 @@ from autobatch.graph.graph import Graph
 from autobatch.trace.calls import MAX_FORMS, Calls
 from autobatch.trace.entries import Entry
 from autobatch.trace.record import Recorder
-from ways import each
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

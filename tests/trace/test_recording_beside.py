@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from ways import each
+from helpers.runs.ways import each
 
 WORDS = 5
 

@@ -16,8 +16,8 @@ from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import MOST_ROWS
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [
     lambda: Reference(poison=True),

@@ -12,8 +12,8 @@ import torch
 import autobatch as ab
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError, GraphError, ShapeError
-from counting_backend import Counting
-from ways import each
+from helpers.fakes.counting_backend import Counting
+from helpers.runs.ways import each
 
 TOLERANCE = 1e-10
 DIM = 3

@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.backends.reference import Reference
 from autobatch.schedule.schedule import Frontier, FrontierPolicy
-from ways import each
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 DIM = 3

@@ -15,7 +15,7 @@ from autobatch.errors import GraphError
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
-from ways import each
+from helpers.runs.ways import each
 
 CLONES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,

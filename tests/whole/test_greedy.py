@@ -13,8 +13,8 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 DIM, WORDS, FIRST = 4, 7, 0
 BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

@@ -15,9 +15,9 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.trace.inputs import Held
-from counting_backend import Counting
-from random_programs import draw_instances, draw_model
-from ways import each
+from helpers.fakes.counting_backend import Counting
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),

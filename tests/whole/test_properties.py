@@ -15,8 +15,8 @@ from autobatch import policies
 from autobatch.backends.reference import Reference
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
-from random_programs import Instance, RandomModel, draw_instances, draw_model
-from ways import each
+from helpers.programs.random_programs import Instance, RandomModel, draw_instances, draw_model
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 RELATIVE = 1e-10

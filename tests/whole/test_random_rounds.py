@@ -17,8 +17,8 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.graph.graph import Graph
+from helpers.programs.random_rounds import Boom, Instance, RoundModel, minibatches
 from host_device import HostDevice
-from random_rounds import Boom, Instance, RoundModel, minibatches
 
 SEED, RELATIVE = 3, 1e-10
 POLICIES = ("agenda", "depth", "sufficient", "score", "unbatched", "critical", "score+both+compact")

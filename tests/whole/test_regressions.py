@@ -18,7 +18,7 @@ from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.elementwise import greater, less
 from autobatch.ops.operators import OPS
 from autobatch.trace.handles import RECYCLE
-from ways import each
+from helpers.runs.ways import each
 
 POLICIES = ("unbatched", "depth", "agenda")
 DIM = 3

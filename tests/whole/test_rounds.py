@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from waiting_programs import BACKENDS, DIM, Model, batched, data, items, last, taken
-from ways import each
+from helpers.programs.waiting_programs import BACKENDS, DIM, Model, batched, data, items, last, taken
+from helpers.runs.ways import each
 
 
 @each("make", BACKENDS)

@@ -13,8 +13,8 @@ import torch
 
 import autobatch as ab
 from autobatch.models import find_model
-from twin_cases import AWAITING, CASES, MORE, Case
-from ways import each
+from helpers.runs.ways import each
+from helpers.twins.cases import AWAITING, CASES, MORE, Case
 
 SEEDS = range(3)
 TO_EAGER = 1e-10

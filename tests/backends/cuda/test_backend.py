@@ -17,11 +17,11 @@ from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from helpers.checkers.parity import TOLERANCES, assert_equal
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 from host_device import HostDevice
-from parity import TOLERANCES, assert_equal
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
-from ways import each
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
 

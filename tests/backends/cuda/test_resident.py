@@ -18,11 +18,11 @@ from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.params.module import shared_store
 from autobatch.params.stacks import make_stack
+from helpers.checkers.parity import assert_equal
+from helpers.checkers.refusals import refused
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import CASES, Case
 from host_device import HostArray, HostDevice
-from parity import assert_equal
-from random_programs import draw_instances, draw_model
-from refusals import refused
-from twin_cases import CASES, Case
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

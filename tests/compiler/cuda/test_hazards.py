@@ -12,8 +12,8 @@ from autobatch.compiler.cuda.hazards import Access, Hazards, access, anywhere, w
 from autobatch.compiler.cuda.mapping import Mapping
 from autobatch.compiler.cuda.nest import CudaNest
 from autobatch.compiler.cuda.source import print_stage
-from every_model import MODELS, models, stages_of
-from touches import TEAMS, meet, touches, touches_of
+from helpers.checkers.touches import TEAMS, meet, touches, touches_of
+from helpers.models.every_model import MODELS, models, stages_of
 
 N_PAIRS = 4000
 MOST_NEEDLESS = 0.18  # of the barriers between loops drawn at random; it is 0.16

@@ -19,10 +19,10 @@ from autobatch.compiler.fusion import Block
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Loop
-from every_model import MODELS, models, stages_of, stages_of_cells
-from random_programs import draw_instances, draw_model
-from touches import TEAMS, runs, touches_of
-from ways import each
+from helpers.checkers.touches import TEAMS, runs, touches_of
+from helpers.models.every_model import MODELS, models, stages_of, stages_of_cells
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
 
 
 class Divided(NamedTuple):

@@ -1,0 +1,1 @@
+"""Counts of calls, lines, arrays and traces: costs are asserted by counts, not by the clock."""
