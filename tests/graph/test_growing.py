@@ -189,8 +189,11 @@ def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list
     returned = list[int]()
     for number, port in zip(graph.out_node.tolist(), graph.out_port.tolist(), strict=True):
         sort, which = by_owner[number]
-        assert sort == "node" or port == 0
-        returned.append(which if sort == "source" else plain.value(which, port))
+        if sort == "source":
+            assert port == 0
+            returned.append(which)
+        else:
+            returned.append(plain.value(which, port))
     return returned
 
 

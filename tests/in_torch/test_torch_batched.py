@@ -194,7 +194,7 @@ def test_copies_and_pickles_of_a_batched_function_too(name: str) -> None:
     for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         owner = twin.recorder.function.__self__
         assert owner is not net
-        assert name == "free" or twin is owner.loss
+        assert (twin is owner.loss) == (name == "loss")
         assert torch.equal(twin(instances), expected)
         with torch.no_grad():
             owner.norm.bias.add_(1.0)

@@ -35,7 +35,7 @@ def test_the_search_for_a_layout_ends_at_its_budget(arity: int) -> None:
         assert layout.copies == ()
         assert str(layout) == str(plan_cell(program))
         assert bool(layout.untried) == (UNTRIED in str(layout))
-        assert not layout.untried or layout.work >= MAX_WORK
+        assert bool(layout.untried) == (layout.work >= MAX_WORK)
 
 
 def test_what_was_given_up_is_told() -> None:

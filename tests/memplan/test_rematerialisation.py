@@ -82,17 +82,16 @@ def test_random_programs(seed: int) -> None:
 
 def run_stage_by_stage(derivative: Derivative, drawn: Any) -> Results:
     """Run a derivative whose stages know nothing but what is saved, what lies in the inputs, and the leaves."""
-    known = {*derivative.saved, *derivative.kept, *derivative.incoming}
+    leaves = {index for index, var in enumerate(derivative.vars) if not isinstance(var.source, Instruction)}
+    known = leaves | {*derivative.saved, *derivative.kept, *derivative.incoming}
     for stage in (derivative.backward, derivative.weights):
         made: set[int] = set()
         for index in stage:
             source = derivative.vars[index].source
             assert isinstance(source, Instruction)
-            for arg in source.args:
-                is_leaf = not isinstance(derivative.vars[arg].source, Instruction)
-                assert is_leaf or arg in known or arg in made
+            assert set(source.args) <= known | made
             made.add(index)
-        known -= {*derivative.incoming} - {*derivative.saved}
+        known -= {*derivative.incoming} - leaves - {*derivative.saved}
     return run_derivative(derivative, drawn)
 
 

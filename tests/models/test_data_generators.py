@@ -207,7 +207,8 @@ def test_arcs_spell_the_text_and_every_word_that_is_meant() -> None:
         begin = 0
         for end, tag in enumerate(lattice.tags[1:], start=1):
             begin = end - 1 if tag in "BS" else begin
-            assert tag not in "ES" or (begin, text[begin:end]) in lattice.arcs[end]
+            if tag in "ES":
+                assert (begin, text[begin:end]) in lattice.arcs[end]
         assert set(lattice.tags[1:]) <= set("BMES")
 
 
@@ -241,7 +242,8 @@ def test_scenes_are_sky_over_one_shore() -> None:
         for row, places in zip(picture.rows, shown, strict=True):
             for word, tag, place in zip(row.words, row.tags, places, strict=True):
                 assert (word == "red") == (tag == THINGS[place])
-                assert word == "red" or word in COLOURS[place]
+                if word != "red":
+                    assert word in COLOURS[place]
     assert sides == {"sea", "land"}
 
 

@@ -77,7 +77,8 @@ def test_beam_search_is_a_search_over_whole_sentences(seed: int, width: int) -> 
 
         assert words == search(extend, model.end, width, max_words(source))
     assert len(set(map(len, found))) > 1
-    assert width > 1 or found == ab.batched(model.translate)(sources)
+    if width == 1:
+        assert found == ab.batched(model.translate)(sources)
 
 
 @pytest.mark.slow

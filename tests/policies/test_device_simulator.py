@@ -78,7 +78,8 @@ def test_schedules_are_those_of_the_processor(device: Device, n_types: int) -> N
         assert kinds.tolist() == batch_type.tolist()
         assert n_ready.tolist() == np.diff(batch_ptr).tolist()
         n_unseen += unseen
-    assert 0 < n_unseen < played.n_batches.sum() or n_types == 1
+    if n_types > 1:
+        assert 0 < n_unseen < played.n_batches.sum()
     assert played.n_fresh == 0
     counted = DeviceSimulator(dags, device).run([rank_tried(MACHINES[2], tables[2])])
     assert counted.n_batches.tolist() == played.n_batches[2 * 7 : 3 * 7].tolist()

@@ -73,8 +73,9 @@ def test_a_masked_machine_that_knows_nothing_runs_critical_types_where_it_can() 
         sequence = untaught(machine=Machine(mask=True)).plan(dag)[0].tolist()
         for kind, state in zip(sequence, states_by_hand(dag, sequence, "base", True), strict=True):
             critical = state[dag.n_types :]
-            assert critical[kind] or not any(critical)
-            n_masked += any(critical)
+            if any(critical):
+                assert critical[kind]
+                n_masked += 1
     assert n_masked > 200
 
 

@@ -12,7 +12,7 @@ from autobatch.models.data.comparison import read_comparisons
 from autobatch.models.data.labelled_tree import read_labelled_trees
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
-from autobatch.models.data.ordered_tree import Told, read_told
+from autobatch.models.data.ordered_tree import read_told
 from autobatch.models.data.picture import read_pictures
 from autobatch.models.data.repeats import read_repeats
 from autobatch.models.data.sentence import read_sentences, read_texts
@@ -53,10 +53,6 @@ class Reader:
     read: Callable[[Path], list[Any]]
     valid: str
     write: Callable[[list[Any]], str]
-
-
-def write_told(told: Told[str]) -> str:
-    return f"{' '.join(told.words)}\t{told.tree}"
 
 
 def write_molecule(molecule: Molecule[str]) -> str:
