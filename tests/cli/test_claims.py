@@ -273,8 +273,9 @@ def test_every_claim_is_one_of_this_checkout(name: str) -> None:
     records = claim.records(RESULTS)
     if records:
         assert claim.see(records)
-        assert all(len(row) == len(table.header) for table in claim.tabulate(records) for row in table.rows)
-        assert all(one.ours(records) for one in claim.published)
+        for table in claim.tabulate(records):
+            assert {len(row) for row in table.rows} == {len(table.header)}
+        assert "" not in [one.ours(records) for one in claim.published]
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ class FakeKernel:
         self(grid, block, args, shared_mem)
 
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
-        assert all(type(arg) is np.int64 for arg in args)
+        assert {type(arg) for arg in args} == {np.int64}
         self.launches.append((grid, block, args, shared_mem))
         if self.name == "to_bf16":
             x, x_step, out, out_step, n_rows, width = map(int, args)

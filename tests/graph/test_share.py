@@ -286,7 +286,7 @@ def test_dropout_is_what_it_was() -> None:
     value, grads = apart.value_and_grad(sentences, reduce=[1.0, 2.0, 3.0, 4.0])
     shared_value, shared_grads = shared.value_and_grad(sentences, reduce=[1.0, 2.0, 3.0, 4.0])
     assert relative(shared_value, value) < TO_UNSHARED
-    assert all(relative(shared_grads[name], gradient) < TO_UNSHARED for name, gradient in grads.items())
+    assert max(relative(shared_grads[name], gradient) for name, gradient in grads.items()) < TO_UNSHARED
     losses = shared(sentences)
     assert relative(losses, apart(sentences)) < TO_UNSHARED
     assert len(set(losses.tolist())) == 4

@@ -188,8 +188,7 @@ def test_profiles_of_functions_that_share_a_backend() -> None:
         one.backend = other
         one(WORDS)
     two(WORDS)
-    assert [len(profile.calls) for profile in (outer, inner)] == [3, 1]
-    assert all(call.batches for profile in (outer, inner) for call in profile.calls)
+    assert [[len(call.batches) > 0 for call in profile.calls] for profile in (outer, inner)] == [[True] * 3, [True]]
 
 
 def test_nothing_is_noted_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,8 @@ def check_areas(rng: np.random.Generator) -> None:
     alive = [{k for k in range(step, n) if first[k] <= step and size[k]} for step in range(n)]
     for together in alive:
         ranges = sorted((int(place[k]), int(place[k] + size[k])) for k in together)
-        assert all(stop <= begin for (_, stop), (begin, _) in pairwise(ranges))
-        assert all(begin >= START and stop <= end for begin, stop in ranges)
+        bounds = [START, *(bound for one in ranges for bound in one), end]
+        assert bounds == sorted(bounds)
     most = max(sum(int(size[k]) for k in together) for together in alive)
     assert most <= end - START <= int(size.sum())
 

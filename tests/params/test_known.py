@@ -46,7 +46,7 @@ def test_another_walk_finds_the_same() -> None:
         change(net)
         found, expected = known.parameters(), net.parameters()
         assert list(found) == list(expected), what
-        assert all(found[name] is expected[name] for name in expected), what
+        assert list(map(id, found.values())) == list(map(id, expected.values())), what
         assert known.parameters() is found, what
 
 

@@ -182,12 +182,13 @@ def test_gradients_are_added_to_those_given() -> None:
     _, returned = parts.value_and_grad(chains, out=outs[1])
     assert_within(parts, whole)
     assert returned is outs[1]
+    assert places
     assert all(returned[name] is place for name, place in places.items())
     assert_gradients(returned, outs[0])
     dense: dict[str, Any] = {name: np.zeros(gradient.shape) for name, gradient in returned.items()}
     _, again = parts.value_and_grad(chains, out=dense)
     assert again is dense
-    assert all(isinstance(gradient, np.ndarray) for gradient in again.values())
+    assert {type(gradient) for gradient in again.values()} == {np.ndarray}
     wrong = {name: gradient for name, gradient in dense.items() if name != "table"}
     with refused(ab.ShapeError, "out= has nothing for parameter 'table'"):
         parts.value_and_grad(chains, out=wrong)
@@ -255,7 +256,7 @@ def test_runs_are_cut_by_nodes_and_none_is_empty(start: int) -> None:
         for n_runs in range(2, 12):
             runs = cut(graphs, n_runs)
             assert 2 <= len(runs) <= n_runs
-            assert all(runs)
+            assert [] not in runs
             assert [graph for run in runs for graph in run] == graphs
             weights = [sum(graph.n_nodes + 1 for graph in run) for run in runs]
             assert max(weights) <= sum(weights) / n_runs + max(sizes) + 1

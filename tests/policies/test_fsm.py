@@ -263,7 +263,9 @@ def test_what_it_does_is_what_its_choices_say() -> None:
     for way in WAYS:
         listed = {choice.state: choice.kind for choice in list_choices(policy, way)}
         walk = follow_machine(policy, way, graphs)
-        assert all(listed[state] == kind for state, kind in walk.runs.items() if state not in walk.unseen)
+        decided = {state: kind for state, kind in walk.runs.items() if state not in walk.unseen}
+        assert decided
+        assert decided.items() <= listed.items()
         assert walk.unseen == walk.visits.keys() - listed.keys()
         assert walk.moves.total() == walk.visits.total() - len(graphs)
         assert walk.visits.total() >= sum(map(min_batches, graphs))

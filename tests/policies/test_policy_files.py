@@ -89,7 +89,7 @@ def test_a_network_is_saved_with_its_weights(path: Path) -> None:
     loaded = policies.load(path)
     assert isinstance(loaded, Deep)
     assert (loaded.name, loaded.about) == ("network+both+compact", {"seed": 7})
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(loaded.network, network, strict=True))
+    assert [array.tobytes() for array in loaded.network] == [array.tobytes() for array in network]
 
 
 def test_a_file_reads_well(saved: Path) -> None:

@@ -214,7 +214,9 @@ def test_models_with_a_map_have_one_type_per_cell_and_give_what_two_cells_give(n
     two = ab.batched(lambda x: model.loss(x, in_one=False), module=model)
     value, grads = one.value_and_grad(instances)
     names = [kind.name for kind in one.recorder.types.types]
-    assert all(names.count(cell) == 1 for cell in {"node", "look", "receive", "forward"} & {*names})
+    cells = {"node", "look", "receive", "forward"} & {*names}
+    assert [names.count(cell) for cell in cells] == [1] * len(cells)
+    assert cells
     expected, expected_grads = two.value_and_grad(instances)
     np.testing.assert_allclose(value, expected, rtol=TOLERANCE)
     for parameter, grad in grads.items():

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 def to_host(grads: dict[str, Any], device: HostDevice) -> dict[str, Any]:
     """Gradients as arrays of NumPy, after checking that they are on the device."""
+    assert grads
     assert all(g.store is device if isinstance(g, ab.Rows) else type(g) is HostArray for g in grads.values())
     return {name: np.array(g) if isinstance(g, ab.Rows) else device.get(g) for name, g in grads.items()}
 
