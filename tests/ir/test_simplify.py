@@ -34,6 +34,7 @@ from helpers.programs.careless import make_careless
 from helpers.programs.random_cells import State
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
+from helpers.runs.recorded import types_of
 from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
@@ -196,7 +197,7 @@ def draw_programs(seed: int) -> list[CellProgram]:
     model = draw_model(rng, smooth=seed % 2 == 0)
     loss = ab.batched(model.everything, policy="depth", rewrites=())
     loss(draw_instances(rng, model, n=4))
-    return [node_type.program for node_type in loss.recorder.types.types]
+    return [node_type.program for node_type in types_of(loss)]
 
 
 @each("seed", range(12))
@@ -288,7 +289,7 @@ def test_a_gate_written_twice_is_one_product() -> None:
         loss = ab.batched(model.loss, planner=planner)
         loss.value_and_grad(instances)
         assert loss.last is not None
-        cell = planner.plan_cell(next(t for t in loss.recorder.types.types if t.name == "gated"), training=True)
+        cell = planner.plan_cell(next(t for t in types_of(loss) if t.name == "gated"), training=True)
         assert cell.derivative is not None
         names = ops(cell.program)
         weights = len(cell.derivative.weights)

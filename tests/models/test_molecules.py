@@ -16,6 +16,7 @@ from autobatch.models.data.lines import Line
 from autobatch.models.data.molecule import Molecule, parse_molecule
 from autobatch.models.graph_network import SPEC, GraphNetwork
 from autobatch.models.metric import count_squares, explained_variance
+from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
 
 RING = (0, 1), (0, 2), (1, 2)
@@ -120,10 +121,7 @@ def test_an_atom_sends_one_message_along_all_bonds_of_a_kind() -> None:
     model = GraphNetwork(n_atoms=4, n_bonds=3, dim=3, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss)
     loss([Molecule([1, 1, 2, 3], [(0, 1, 1), (1, 2, 2), (1, 3, 1)], 0.0)])
-    assert loss.last is not None
-    graph = loss.last.graph
-    names = [graph.types.names[kind] for kind in graph.type_id]
-    sent = [name for name in names if name.startswith("send")]
+    sent = [name for name in types_of_nodes(loss) if name.startswith("send")]
     assert len(sent) == 5 * 4
     assert len(set(sent)) == 2
 

@@ -24,6 +24,7 @@ from autobatch.plan.plan import Plan
 from helpers.checkers.refusals import refused
 from helpers.fakes.noting_backend import NotingBackend
 from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.recorded import module_of
 from helpers.twins.cases import draw_lattices_case
 
 pytestmark = pytest.mark.usefixtures("_checked")
@@ -215,7 +216,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
     losses = whole(chains)
     parts.max_bytes = planned(whole) // 4
     assert_close(parts(chains), losses)
-    model: Any = parts.recorder.module
+    model = module_of(parts)
     for key, chain in enumerate(chains):
         with ab.randomness(seed=5, step=3, key=key):
             np.testing.assert_allclose(model.loss(chain), losses[key], rtol=1e-12)
@@ -225,7 +226,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
 def test_instances_are_recorded_once() -> None:
     whole, parts = pair(lambda m: m.loss)
     chains = draw_chains(16, seed=6)
-    model: Any = parts.recorder.module
+    model = module_of(parts)
     whole.value_and_grad(chains)
     parts.max_bytes = planned(whole) // 5
     parts.value_and_grad(iter(chains))

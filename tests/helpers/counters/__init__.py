@@ -1,1 +1,1 @@
-"""Counts of calls, lines, arrays and traces: costs are asserted by counts, not by the clock."""
+"""Counts of calls, lines and arrays: costs are asserted by counts, not by the clock."""
