@@ -185,7 +185,7 @@ def test_copies_with_planners_of_their_own_keep_their_layouts() -> None:
 def test_a_plan_depends_on_the_number_of_threads_where_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch memory of each thread counts in max_bytes, whichever number the plan before was made for."""
     monkeypatch.setattr("autobatch.blas.threads.usable_cores", lambda: 8)
-    monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # of which torch may have been told to use one
+    monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # torch's pool may be limited to one thread
     model = Net(24)
     run = ab.batched(model.loss, backend=sized(), max_bytes=10**9)
     graphs = run.record_all([4] * 16)
@@ -232,4 +232,4 @@ def test_a_backend_forgets_the_cells_of_planners_before() -> None:
         counts.add(count_live(CompiledCell))
     assert len(counts) <= 2
     del run
-    assert count_live(CompiledCell) < max(counts), "nobody uses them any more"
+    assert count_live(CompiledCell) < max(counts), "they are not in use any more"

@@ -1,4 +1,4 @@
-"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted while nobody asks."""
+"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted outside of profiles."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_profiles_of_functions_that_share_a_backend() -> None:
     assert [[len(call.batches) > 0 for call in profile.calls] for profile in (outer, inner)] == [[True] * 3, [True]]
 
 
-def test_nothing_is_noted_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_noted_outside_of_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = ab.batched(Sums().loss, backend="reference")
     profile = loss.profile(WORDS)
 

@@ -1,4 +1,4 @@
-"""What PQ-trees tell of their orders equals brute force; they print, draw, and may be deeper than Python recurses."""
+"""The orders of PQ-trees are those of brute force; trees print, draw, and may be deeper than Python recurses."""
 
 from __future__ import annotations
 

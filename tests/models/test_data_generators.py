@@ -228,7 +228,7 @@ def test_the_tag_of_a_node_is_its_longest_way() -> None:
 
 
 def test_scenes_are_sky_over_one_shore() -> None:
-    """What pixels show, told from tags alone, and that their colours may show it."""
+    """Tags alone say what pixels show; each colour is one that it may have."""
     sides = set()
     for picture in draw_scenes(200, np.random.default_rng(0)):
         shown = [

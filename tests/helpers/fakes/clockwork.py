@@ -40,7 +40,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     found = Clockwork()
     monkeypatch.setattr(counts, "perf_counter", found)
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
-    monkeypatch.setattr(threads, "_all_pools", list)  # of which torch may have been told to use one
+    monkeypatch.setattr(threads, "_all_pools", list)  # torch's pool may be limited to one thread
     return found
 
 

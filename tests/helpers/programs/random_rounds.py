@@ -1,8 +1,8 @@
 """Random async programs, which look at their own values; the same drawn program runs eagerly and in mini-batches.
 
 A program is a list of statements. They call cells on values that earlier ones made, wait for values, branch and loop on
-what they are told, gather branches, raise and catch. Whatever a program is told it keeps under a name that depends on
-its place in the program alone, so that it can be run again with the same decisions.
+them, gather branches, raise and catch. A program keeps each value that it waited for under a name that depends on its
+place in the program alone, so that it can run again with the same decisions.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class RoundModel(ab.Module):
     """Cells of several shapes, and the interpreter of programs.
 
     Attributes:
-        told: what programs were told, by instance, path and count; depths: of the instances that have ended.
-        holds: whether programs are told what is in `told`, instead of waiting.
+        told: the values that programs waited for, by instance, path, count; depths: of the instances that have ended.
+        holds: whether programs get the values in `told`, instead of waiting.
     """
 
     def __init__(self) -> None:

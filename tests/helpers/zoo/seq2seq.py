@@ -1,4 +1,4 @@
-"""Sequences to sequences: an encoder, attention over what it gave, and a decoder that is told the right words."""
+"""Sequences to sequences: an encoder, attention over its states, and a decoder that is given the right words."""
 
 from __future__ import annotations
 
