@@ -39,7 +39,7 @@ from table import Table
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from literature_cells import INSTANCES, SEVEN, WIDTH, trace_cell
+from helpers.programs.literature_cells import INSTANCES, SEVEN, WIDTH, trace_cell
 
 DECIDED = ("cell", "instructions", "batches", "copies", "of parameters", "kB", "op by op, kB", "published, kB")
 EXECUTED = (

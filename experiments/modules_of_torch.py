@@ -1,12 +1,12 @@
 """Question: how fast are modules of PyTorch that `abt.batched` batches, beside our own API and what PyTorch has?
 
-A Tree-LSTM of plain modules (`tests/torch_modules.py`), forward and backward over a mini-batch of SST trees, or drawn
-ones where that is absent, whose cells autobatch runs, or torch. Our own API runs the same model of `autobatch.models`.
-PyTorch runs those modules one tree at a time; a careful user's version of that, which computes the leaves of a tree at
-once; trees batched by level as a good user writes them; and as an expert does. Our ways record the trees anew, or are
-given recorded graphs; the others are given trees prepared beforehand, and merge them. In a variant of the model cells
-apply a function that autobatch lacks: torch runs that op alone, or the whole cells that have it. One thread; all ways
-take turns, those of one tree at a time on the first trees alone; losses are compared first.
+A Tree-LSTM of plain modules (`tests/helpers/models/torch_modules.py`), forward and backward over a mini-batch of SST
+trees, or drawn ones where that is absent, whose cells autobatch runs, or torch. Our own API runs the same model of
+`autobatch.models`. PyTorch runs those modules one tree at a time; a careful user's version of that, which computes the
+leaves of a tree at once; trees batched by level as a good user writes them; and as an expert does. Our ways record the
+trees anew, or are given recorded graphs; the others are given trees prepared beforehand, and merge them. In a variant
+of the model cells apply a function that autobatch lacks: torch runs that op alone, or the whole cells that have it. One
+thread; all ways take turns, those of one tree at a time on the first trees alone; losses are compared first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from peers.tree_lstm_levels import LevelTreeLSTM
 from records import Findings, Settings
 
 sys.path.insert(0, str(ROOT / "tests"))
-import torch_modules as plain
+from helpers.models import torch_modules as plain
 
 WARM_UP = 2
 OWN, OURS, THEIRS = "autobatch's own API", "modules, run by autobatch", "modules, run by torch"

@@ -98,7 +98,7 @@ def make_peer(workload: Workload) -> Twin:
 def make_tested(workload: Workload) -> Twin:
     """Make the twin that the tests compare a model with."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from twin_cases import AWAITING, CASES, MORE
+    from helpers.twins.cases import AWAITING, CASES, MORE
 
     spec = workload.spec
     case = next(case for case in (*CASES, *MORE, *AWAITING) if case.model == spec.name)

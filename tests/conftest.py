@@ -15,8 +15,8 @@ import autobatch as ab
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
-from commands import Command, make_command
-from refusals import N_WORDS, Model
+from helpers.checkers.refusals import N_WORDS, Model
+from helpers.runs.commands import Command, make_command
 
 
 @pytest.hookimpl(tryfirst=True)

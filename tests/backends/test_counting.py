@@ -19,10 +19,11 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
-from counting_backend import BorderError, Counting, CountingStore
-from parity import assert_equal
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
+from helpers.checkers.parity import assert_equal
+from helpers.fakes.counting_backend import BorderError, Counting, CountingStore
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.recorded import module_of
+from helpers.twins.cases import CASES, Case
 
 
 def check(function: Any, instances: list[Any], has_aux: bool = False, **options: Any) -> Counting:
@@ -31,7 +32,7 @@ def check(function: Any, instances: list[Any], has_aux: bool = False, **options:
     ours = ab.batched(function, backend=backend, **options)
     theirs = ab.batched(function, backend=Reference(poison=True), **options)
     assert_equal(ours(instances), theirs(instances), 0)
-    dtype = str(next(iter(ours.recorder.module.parameters().values())).dtype)  # type: ignore[union-attr]
+    dtype = str(next(iter(module_of(ours).parameters().values())).dtype)
     found, expected = (loss.value_and_grad(instances, has_aux=has_aux) for loss in (ours, theirs))
     assert_equal(found[0], expected[0], 0)
     for name, gradient in expected[1].items():
@@ -100,7 +101,7 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
 
 
 def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
-    """What backward reads it writes over; a run that fails or is closed gives its memory back, and nobody holds it."""
+    """Backward overwrites what it reads; a run that fails or is closed gives its memory back and is freed."""
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
     for backend in (Reference(), Cpu(jitted=False)):
         (part,) = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts

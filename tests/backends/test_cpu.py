@@ -14,9 +14,9 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.blas.own.tiles import can_tile
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
-from parity import TOLERANCES, compare, compare_gradients
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
+from helpers.checkers.parity import TOLERANCES, compare, compare_gradients
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import CASES, Case
 
 N_SEEDS = 20
 

@@ -9,10 +9,10 @@ import autobatch as ab
 from autobatch.backends import pieces
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.pieces import BatchList, OutputRows, count_pieces, find_alone, rows_of_piece
-from parity import TOLERANCES, compare, compare_gradients
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
-from ways import each
+from helpers.checkers.parity import TOLERANCES, compare, compare_gradients
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 
 N_SEEDS = 12
 

@@ -32,9 +32,9 @@ from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
-from noting_backend import NotingBackend
-from twin_cases import CASES, Case
-from ways import each
+from helpers.fakes.noting_backend import NotingBackend
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 
 Array = Any
 BACKENDS: dict[str, Callable[[], Backend]] = {

@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch.backends.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.optim import SGD, Adam, AdamW, clip_by_norm
-from ways import each
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

@@ -44,7 +44,7 @@ from autobatch.errors import BackendError, ShapeError
 from autobatch.jit.loops import compiled
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
-from ways import each
+from helpers.runs.ways import each
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
 DTYPES = ("float32", "float64")
@@ -190,7 +190,7 @@ def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> N
 
 
 def test_what_others_allow_is_never_exceeded() -> None:
-    """Whoever limits the libraries from outside, as the environment does, is obeyed; and so is a block within."""
+    """Limits from outside, as of the environment, hold within a block, and limits of a block within another."""
     before = threads_in_force()
     pools = threads._all_pools()
     try:

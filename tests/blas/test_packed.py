@@ -9,7 +9,7 @@ import pytest
 
 from autobatch.blas.own import gemm, packed, tiles
 from autobatch.jit.bits import rounded
-from ways import each
+from helpers.runs.ways import each
 
 Array = Any
 SIZES = (

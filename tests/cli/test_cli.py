@@ -24,7 +24,7 @@ from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
 from autobatch.models import MODELS
 from autobatch.models.data.catalogue import GENERATORS
-from commands import Command
+from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 SENTENCES = "Paris|I-LOC is|O old|O\nLe|I-PER Corbusier|I-PER built|O\n" * 16

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commands import Command
+from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 RUN = ("--data", "trees.txt", "--dim", 4, "--batch-size", 32, "--lr", 0.03, "--policy", "score")

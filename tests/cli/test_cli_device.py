@@ -13,7 +13,7 @@ import pytest
 
 from autobatch.cli.training.stored import LAST
 from autobatch.params.checkpoint import load_checkpoint
-from commands import Command
+from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 RUN = ("train", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 20, "--lr", 0.03)

@@ -10,7 +10,7 @@ import pytest
 
 from autobatch.cli import experiment
 from autobatch.cli.ending import INTERRUPTED
-from commands import Command
+from helpers.runs.commands import Command
 
 SCRIPT = """
 import sys
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended; nobody may have waited for it yet."""
+    """Whether a process has ended, as a zombie or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -11,8 +11,8 @@ import pytest
 from autobatch.models import MODELS, find_model
 from autobatch.models.data.dataset import LATTICES, PAIRS, SENTENCES, TOLD, TREES
 from autobatch.models.data.structures import CIRCUITS, COMPARISONS, MOLECULES, REPEATS
-from commands import Command
-from datasets import REAL, SMALL, needs_real
+from helpers.data.datasets import REAL, SMALL, needs_real
+from helpers.runs.commands import Command
 
 FILES = {
     TREES.reads: "sst/dev.txt",

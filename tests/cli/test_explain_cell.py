@@ -168,7 +168,9 @@ def test_the_kernels_of_the_cuda_backend_are_shown_without_a_gpu(capsys: pytest.
     for stage in (compile_forward(cell), compile_backward(cell)):
         source = print_stage(stage)
         assert indent(str(source), "  ") in out
-        assert all(f"    | {line}\n" in out for text in source.texts.values() for line in text.splitlines())
+        code = [line for text in source.texts.values() for line in text.splitlines()]
+        assert code
+        assert all(f"    | {line}\n" in out for line in code)
     assert out.count("__device__") == 2
 
 

@@ -1,4 +1,4 @@
-"""`autobatch bench --peers`, `--roofline`, `--compile`: what they tell experiments and refuse, and a small run."""
+"""`autobatch bench --peers`, `--roofline`, `--compile`: what they pass on, what they refuse, and a small run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from autobatch.cli import experiment
 from autobatch.cli.measuring import forwarding
-from commands import Command
+from helpers.runs.commands import Command
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def command(command: Command) -> Command:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout whose experiments print what they are told and fail."""
+    """A checkout whose experiments print their arguments and fail."""
     (tmp_path / "harness.py").write_text("")
     for name in ("against_torch", "roofline", "compile_times"):
         (tmp_path / f"{name}.py").write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(3)\n")

@@ -11,7 +11,7 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.stages import CompiledStage
 from autobatch.backends.shared_values import SharedValues
-from twin_cases import draw_trees_case
+from helpers.twins.cases import draw_trees_case
 
 
 @pytest.mark.parametrize("moment", range(0, 12, 3))

@@ -78,7 +78,7 @@ def test_rows_of_a_padded_forest() -> None:
     ends = np.cumsum(2 * widths[:, 1])
     for level in range(1, len(widths)):
         children = minibatch.children[ends[level - 1] : ends[level]]
-        assert children.size == 0 or children.max() < widths[level - 1].sum()
+        assert children.max(initial=0) < widths[level - 1].sum()
     n_inner = sum(int((nodes[LEFT] != NONE).sum()) for nodes in columns)
     assert np.count_nonzero(minibatch.children) <= 2 * n_inner <= minibatch.children.size
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import Command
-from twin_cases import AWAITING, MORE
+from helpers.runs.commands import Command
+from helpers.twins.cases import AWAITING, MORE
 
 METRIC = r"(\w+(?: \w+)*) (-?\d+\.\d+%?)"
 NAMES = dict.fromkeys(case.model for case in (*MORE, *AWAITING))

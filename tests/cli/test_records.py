@@ -11,8 +11,8 @@ import pytest
 
 import records
 from digest import RUNTIME, digest_of
+from helpers.runs.ways import each
 from records import Findings, Settings, Start, origins, read_record, write_whole
-from ways import each
 
 CODE = '''"""What it is for."""
 

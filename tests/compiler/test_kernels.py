@@ -21,8 +21,8 @@ from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import PlannedCell
-from twin_cases import CASES
-from vector_code import compile_for, inner_loops
+from helpers.checkers.vector_code import compile_for, inner_loops
+from helpers.twins.cases import CASES
 
 FLOAT32 = np.dtype("float32")
 
@@ -142,7 +142,7 @@ def test_not_a_number_and_infinity_pass(number: float) -> None:
     model.output.bias.data[0] = number
     expected = ab.batched(model.loss, backend="reference")(instances)
     found = ab.batched(model.loss, backend="cpu")(instances)
-    assert not np.isfinite(expected).all() or number == -np.inf
+    assert not np.isfinite(expected).all()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autobatch.compiler.numba.loading import PLAIN
 from autobatch.compiler.numba.vectormath import FUNCTIONS
 from autobatch.ops.expression import MATHEMATICS
-from vector_code import inner_loops
+from helpers.checkers.vector_code import inner_loops
 
 OF_THE_SYSTEM = ("cos", "sin")
 NAMES = sorted({*FUNCTIONS["float32"]} - {*OF_THE_SYSTEM})

@@ -15,7 +15,7 @@ from autobatch.devices.device import Device, Launch, Product
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
 from autobatch.ops import error_function
-from device_kernels import MODULES, apply
+from helpers.runs.device_kernels import MODULES, apply
 
 THREADS = 256  # of a block, see `support.cuh`
 TEAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

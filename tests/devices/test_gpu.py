@@ -22,7 +22,7 @@ from autobatch.devices.device import Launch, Product
 from autobatch.devices.gpu import TO_BF16, GpuDevice
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
-from device_kernels import Module
+from helpers.runs.device_kernels import Module
 from host_device import HostDevice
 
 KINDS: dict[int, Any] = {0: np.float32, 1: np.float64, 14: np.uint16}  # `cudaDataType`
@@ -114,7 +114,7 @@ class FakeKernel:
         self(grid, block, args, shared_mem)
 
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
-        assert all(type(arg) is np.int64 for arg in args)
+        assert {type(arg) for arg in args} == {np.int64}
         self.launches.append((grid, block, args, shared_mem))
         if self.name == "to_bf16":
             x, x_step, out, out_step, n_rows, width = map(int, args)
@@ -221,7 +221,7 @@ def test_uploads_run_beside_kernels(gpu: GpuDevice) -> None:
 
 
 def test_copies_to_the_host_are_read_when_they_are_done(gpu: GpuDevice) -> None:
-    """Their memory is kept until then, although nobody asks for them."""
+    """Their memory is kept until then, also without a reader."""
     array = FakeArray(np.arange(4, dtype=np.int64))
     array.data.copy_to_host_async = lambda address, n_bytes: memmove(address, array.array.ctypes.data, n_bytes)
     wait = gpu.copy_out(array)

@@ -13,7 +13,7 @@ import pytest
 from autobatch.devices.device import Launch
 from autobatch.errors import BackendError
 from autobatch.jit.addresses import address_of
-from device_kernels import MODULES, Module
+from helpers.runs.device_kernels import MODULES, Module
 from host_device import HostArray, HostDevice
 from host_device import device as host
 from host_device.device import rounded_to_tf32

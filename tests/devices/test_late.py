@@ -15,7 +15,7 @@ import pytest
 
 from autobatch.devices.late import Late
 from autobatch.errors import NumericError
-from ways import each
+from helpers.runs.ways import each
 
 SCALARS = (np.float32(1.3), np.float64(-2.5), np.float32(np.inf), np.float64(0.0))
 OF_TWO: tuple[Callable[[Any, Any], Any], ...] = (

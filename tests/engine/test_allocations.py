@@ -17,7 +17,7 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
-from counting_arrays import counting
+from helpers.counters.counting_arrays import counting
 
 BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and what they are weighted by, a few times; single numbers
 

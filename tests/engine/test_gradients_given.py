@@ -12,8 +12,8 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from refusals import refused
-from ways import each
+from helpers.checkers.refusals import refused
+from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": Reference,

@@ -15,7 +15,7 @@ from autobatch.cli.main import commands
 from autobatch.engine import threads
 from autobatch.engine.threads import MARGIN, ROUNDS, SizeClass
 from autobatch.errors import BackendError
-from clockwork import Chain, Clockwork, make, set_clock, train
+from helpers.fakes.clockwork import Chain, Clockwork, make, set_clock, train
 
 
 @pytest.fixture

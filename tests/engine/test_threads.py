@@ -16,7 +16,8 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import InterpretedRun, Reference
 from autobatch.system import turns
-from noting_backend import NotedExecutable, NotingBackend
+from helpers.fakes.noting_backend import NotedExecutable, NotingBackend
+from helpers.runs.recorded import module_of
 
 DIM = 3
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
@@ -186,7 +187,7 @@ def test_training_in_a_thread_beside_inference_and_eager_calls_in_others(backend
     """Each sees the results of its own function: seeds, steps and gradients are not mixed up."""
 
     def train(run: Any, losses: list[float]) -> None:
-        optimizer = ab.optim.Adam(run.value_and_grad.__self__.recorder.module, lr=0.01)
+        optimizer = ab.optim.Adam(module_of(run), lr=0.01)
         for batch in draw_batches(15):
             value, grads = run.value_and_grad(batch)
             optimizer.step(grads)
@@ -236,7 +237,7 @@ def test_steps_are_counted_once_each() -> None:
 
 
 def test_a_call_beside_a_recording_does_not_wait_for_it() -> None:
-    """Nor does an optimizer, or whoever stores the model; a recording may wait for what they do."""
+    """Nor do steps of an optimizer or storing the model; a recording may wait for those."""
     model, reached, done = Trees(), threading.Event(), threading.Event()
 
     def slow(tree: Any) -> Any:
@@ -313,7 +314,7 @@ def test_an_error_or_an_interrupt_lets_the_others_go_on(monkeypatch: pytest.Monk
 
 
 def test_threads_come_in_the_order_in_which_they_ask() -> None:
-    """Whoever is back at once with another call finds those who wait before it."""
+    """A thread that calls again at once comes after those that wait."""
     first = list[str]()
     for _ in range(20):
         order = list[str]()

@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from ways import each
+from helpers.runs.ways import each
 
 BACKENDS = ["reference", "cpu"]
 DIM = 3

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import autobatch as ab
-from counting import files_entered
-from twin_cases import CASES
+from helpers.counters.counting import files_entered
+from helpers.twins.cases import CASES
 
 MOST_FILES, MOST_CALLS = 36, 320
 

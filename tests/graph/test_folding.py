@@ -21,11 +21,11 @@ from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
-from counting import count_lines, plain_loops
-from datasets import SMALL, real
-from graphs import ToyType, ToyTypes, chain, same_graph
-from twin_cases import CASES, Case
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.data.datasets import SMALL, real
+from helpers.programs.graphs import ToyType, ToyTypes, chain, same_graph
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 
 SEEDS = range(20)
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")

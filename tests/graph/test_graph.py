@@ -12,9 +12,21 @@ from autobatch.graph import build
 from autobatch.graph.build import check_ranges, make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.graph_check import check_graph
-from counting import count_lines, plain_loops
-from graphs import CELL, IDENTITY, LETTERS, SWAP, TOYS, WORD, chain, random_batch, random_dag, random_toys, same_graph
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import (
+    CELL,
+    IDENTITY,
+    LETTERS,
+    SWAP,
+    TOYS,
+    WORD,
+    chain,
+    random_batch,
+    random_dag,
+    random_toys,
+    same_graph,
+)
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 
@@ -319,7 +331,7 @@ def test_plain_loops_do_the_same() -> None:
         merged = merge_graphs(graphs)
         parts = split_graph(merged)
     assert same_graph(merged, merge_graphs(graphs))
-    assert all(map(same_graph, parts, graphs))
+    assert list(map(same_graph, parts, graphs)) == [True] * 5
 
 
 def test_what_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +340,7 @@ def test_what_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(build, "check_ranges", lambda graph: checked.append(graph.n_nodes))
     merged = merge_graphs(graphs)
     parts = split_graph(merged)
-    assert all(graph.in_range for graph in (*graphs, merged, *parts))
+    assert [graph.in_range for graph in (*graphs, merged, *parts)] == [True] * 5
     merge_graphs(parts)
     merge_graphs([*parts, pickle.loads(pickle.dumps(parts[0]))])
     assert checked == [2, 3]

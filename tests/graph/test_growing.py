@@ -13,8 +13,8 @@ from autobatch.graph.growing import Chosen, GrowingGraph
 from autobatch.graph.growth import NOWHERE, Kinds, Results
 from autobatch.graph.kept_rows import KeptRows
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
-from graphs import CELL, TOYS, ToyType, ToyTypes
-from ways import each
+from helpers.programs.graphs import CELL, TOYS, ToyType, ToyTypes
+from helpers.runs.ways import each
 
 N_INSTANCES, N_SLOTS, N_ROUNDS = 3, 3, 6
 KEPT = len(TOYS.types)
@@ -189,8 +189,11 @@ def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list
     returned = list[int]()
     for number, port in zip(graph.out_node.tolist(), graph.out_port.tolist(), strict=True):
         sort, which = by_owner[number]
-        assert sort == "node" or port == 0
-        returned.append(which if sort == "source" else plain.value(which, port))
+        if sort == "source":
+            assert port == 0
+            returned.append(which)
+        else:
+            returned.append(plain.value(which, port))
     return returned
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import autobatch.torch as abt
 from autobatch.errors import AutobatchError, GraphError
+from helpers.runs.recorded import count_types, types_of
 
 DIM, TOLERANCE = 3, 1e-10
 SIZES: tuple[list[int], ...] = ([1, 2], [7, 3, 1], [4, 3])  # per instance, per node: the length of its lists
@@ -87,7 +88,7 @@ def run(body: Body, sizes: Sequence[Sequence[int]] = SIZES, backend: str = "refe
         assert_close(ours, p.grad)
     for one, other in zip(tensors_in(instances), tensors_in(again), strict=True):
         assert_close(one.grad, other.grad)
-    return sum(kind.name == "_node" for kind in batched.recorder.types.types)
+    return count_types(batched, "_node")
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -293,7 +294,7 @@ def test_lists_may_be_parts_of_structures_and_elements_may_be_too(backend: str) 
     ours = torch.autograd.grad(found.sum(), list(net.parameters()))
     for one, other in zip(ours, torch.autograd.grad(expected.sum(), list(net.parameters())), strict=True):
         assert_close(one, other)
-    names = [kind.name for kind in batched.recorder.types.types]
+    names = [kind.name for kind in types_of(batched)]
     assert [names.count(name) for name in ("_parts", "_pairs", "_rows")] == [1, 1, 1]
 
 
@@ -316,7 +317,7 @@ def test_lists_of_different_lengths_are_combined_as_torch_does() -> None:
         cut = [[(q, xs[:n], ys[:m])] for [(q, xs, ys)], (n, m) in zip(instances, pairs, strict=True)]
         batched = abt.batched(net.forward, backend="reference")
         assert_close(batched(cut), torch.stack([net(nodes) for nodes in cut]))
-        assert sum(kind.name == "_node" for kind in batched.recorder.types.types) == n_types
+        assert count_types(batched, "_node") == n_types
 
 
 def test_cells_that_torch_runs_have_a_type_for_each_length() -> None:
@@ -368,7 +369,7 @@ def test_dropout_of_stacked_elements_is_one_type_and_of_each_one_is_not() -> Non
         shares = found.detach() * 0.75 / torch.tensor([50.0, 60.0] * 10)[:, None]
         assert 0.7 < float(shares.mean()) < 0.8
         assert len(set(found.flatten().tolist())) > 10
-        assert sum(kind.name == "_node" for kind in batched.recorder.types.types) == n_types
+        assert count_types(batched, "_node") == n_types
 
 
 def test_the_nodes_of_the_example_are_two_types() -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Fixed
+from helpers.runs.recorded import count_types
 
 RUNS = "auto", "autobatch", "torch"
 Given = tuple[Tensor, Tensor, int]
@@ -92,8 +93,7 @@ def n_types(body: Callable[[Any, Tensor, Tensor, Any], Tensor], instances: list[
     model = Net(body, runs)
     batched = abt.batched(model.loss, module=model, backend="reference")
     batched(instances)
-    types = batched.recorder.types.types
-    return sum(node_type.name == "<lambda>" for node_type in types)
+    return count_types(batched, "<lambda>")
 
 
 def test_equal_numbers_are_one_type_and_what_a_body_does_not_ask_for_is_none() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.runs.ways import each
 from list_torch_ops import PAGE, VERSION
 from torch_ops.page import list_torch_ops
 from torch_ops.running import run
 from torch_ops.samples import Case, cases_of, select, table
 from torch_ops.verdicts import Outcome, Verdict, judge
-from ways import each
 
 RUNS = "auto", "autobatch", "torch"
 EVERY = 20  # of the ops, those that `make test` runs

@@ -14,7 +14,7 @@ from torch import Tensor, autograd, nn
 import autobatch as ab
 import autobatch.torch as abt
 from autobatch.errors import GraphError
-from twin_cases import draw_trees_case
+from helpers.twins.cases import draw_trees_case
 
 
 class Chain(ab.Module):

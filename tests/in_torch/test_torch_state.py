@@ -13,7 +13,8 @@ from torch.nn.utils import parametrizations, parametrize, prune, remove_weight_n
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import exact
-from counting import count_calls
+from helpers.counters.counting import count_calls
+from helpers.runs.recorded import traced, watchlist_of
 
 
 class Everything(nn.Module):
@@ -135,11 +136,11 @@ def test_an_unchanged_model_is_not_traced_again() -> None:
     model, f = model_of()
     with torch.no_grad():
         f([drawn()])
-        before = f.recorder.calls.traces.n_traced
+        before = traced(f)
         model.c.w.normal_()
         model.c.f.normal_()
         f([drawn()])
-    assert f.recorder.calls.traces.n_traced == before
+    assert traced(f) == before
 
 
 class Scaling(nn.Module):
@@ -166,7 +167,7 @@ def test_what_no_body_reads_may_change_in_every_step(runs: str) -> None:
     n_traced = set()
     for step in range(4):
         assert_equal(model, f([x])[0], model(x))
-        n_traced.add(f.recorder.calls.traces.n_traced)
+        n_traced.add(traced(f))
         model.steps, model.best = step, object()
         model.log.append(step)
     assert len(n_traced) == 1
@@ -181,7 +182,7 @@ def test_a_check_of_all_guards_makes_few_calls() -> None:
     model.c.l = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
     with torch.no_grad():
         f([drawn()])
-    watchlist = f.recorder.calls.traces.watchlist
+    watchlist = watchlist_of(f)
     n_deep = sum(guard.is_deep for guard in watchlist.guards)
     assert len(watchlist.guards) > 300
     assert n_deep < 5

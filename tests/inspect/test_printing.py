@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from refusals import Model
+from helpers.checkers.refusals import Model
 
 
 def own_loss(model: Model, x: int) -> Any:

@@ -1,4 +1,4 @@
-"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted while nobody asks."""
+"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted outside of profiles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autobatch.cli.main import dispatch
 from autobatch.errors import DataError, NumericError
 from autobatch.inspect.profiling import STAGES, Profile
 from autobatch.plan.plan import Plan
-from random_programs import draw_instances, draw_model
-from ways import each
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
 
 SLACK_US = 1e-3  # times in a trace are rounded to this
 
@@ -188,11 +188,10 @@ def test_profiles_of_functions_that_share_a_backend() -> None:
         one.backend = other
         one(WORDS)
     two(WORDS)
-    assert [len(profile.calls) for profile in (outer, inner)] == [3, 1]
-    assert all(call.batches for profile in (outer, inner) for call in profile.calls)
+    assert [[len(call.batches) > 0 for call in profile.calls] for profile in (outer, inner)] == [[True] * 3, [True]]
 
 
-def test_nothing_is_noted_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_noted_outside_of_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = ab.batched(Sums().loss, backend="reference")
     profile = loss.profile(WORDS)
 

@@ -17,7 +17,8 @@ from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import Instruction
-from ways import each
+from helpers.runs.recorded import types_of
+from helpers.runs.ways import each
 
 TOLERANCE = 1e-10
 
@@ -329,7 +330,7 @@ def stages(body: Callable[..., Any], *arguments: Any) -> Derivative:
     """The derivative of a cell that was called once with these arguments."""
     run = ab.batched(lambda _: ab.cell(body)(*arguments), module=WEIGHTS)
     run([None])
-    (program,) = [t.program for t in run.recorder.types.types if t.name == "<lambda>"]
+    (program,) = [t.program for t in types_of(run) if t.name == "<lambda>"]
     return differentiate(program)
 
 

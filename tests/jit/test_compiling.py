@@ -1,4 +1,4 @@
-"""What is being compiled is told to whoever watches, and shown by commands that take long."""
+"""Observers are called with what is being compiled; commands that take long show it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from autobatch.blas import choosing
 from autobatch.compiler.numba.loading import load
 from autobatch.jit.kept import compile_callback, keep
 from autobatch.system.cache import find_entry, keep_entry
-from ways import each
+from helpers.runs.ways import each
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",

@@ -10,7 +10,7 @@ import pytest
 
 from autobatch.memplan import PQTree
 from autobatch.memplan.cell.aligned import AlignedOrders, Line
-from consecutive_ones import random_system
+from helpers.checkers.consecutive_ones import random_system
 
 AREAS = ("abcde", "wxyz")
 Orders = dict[Hashable, tuple[int, ...]]

@@ -17,9 +17,9 @@ from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.report.movement import movements
 from autobatch.plan.plan import Plan, PlannedTypes
-from literature_cells import SEVEN, Weights, trace_cell
-from planned import place_batch
-from random_programs import draw_instances, draw_model
+from helpers.programs.literature_cells import SEVEN, Weights, trace_cell
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.planned import place_batch
 
 WIDTH = 6
 

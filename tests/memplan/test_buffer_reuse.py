@@ -28,10 +28,10 @@ from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from autobatch.trace.tracer import Tracer
-from parity import assert_equal
-from planned import place_batch
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
+from helpers.checkers.parity import assert_equal
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.planned import place_batch
+from helpers.twins.cases import CASES, Case
 
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
 APART, OVER = MemoryPlanner(reuses=False), MemoryPlanner()

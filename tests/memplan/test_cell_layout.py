@@ -15,11 +15,11 @@ from autobatch.memplan import CellLayout, check_cell_layout, plan_cell
 from autobatch.memplan.cell.constraints import RESULT
 from autobatch.memplan.cell.layout import show_layout
 from autobatch.memplan.cell.memory import NODE_COLUMNS, SHARED_VALUES
-from layout_brute_force import fewest_bytes
-from literature_cells import INSTANCES, SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
-from program_runs import trace_types
-from random_programs import draw_instances, draw_model
-from small_cells import draw_matmuls, draw_ops
+from helpers.checkers.layout_brute_force import fewest_bytes
+from helpers.programs.literature_cells import INSTANCES, SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.programs.small_cells import draw_matmuls, draw_ops
+from helpers.runs.program_runs import trace_types
 
 ROWS = 3
 

@@ -24,11 +24,11 @@ from autobatch.ops.linear import affine
 from autobatch.params import stacks
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.trace.tracer import Tracer
-from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
-from planned import place_batch
-from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
-from random_gates import draw_gates, draw_sums
-from twin_cases import CASES, Case
+from helpers.programs.literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
+from helpers.programs.random_gates import draw_gates, draw_sums
+from helpers.runs.planned import place_batch
+from helpers.runs.program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
+from helpers.twins.cases import CASES, Case
 
 TOLERANCE = 1e-12
 WIDTH = 4

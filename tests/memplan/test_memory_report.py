@@ -14,7 +14,7 @@ from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
 from autobatch.memplan.report.memory import MemoryReport, report_memory
 from autobatch.memplan.report.movement import movements
-from planned import Placed, place_batch
+from helpers.runs.planned import Placed, place_batch
 
 SIZE = 12  # instances
 

@@ -15,7 +15,7 @@ from autobatch.memplan import PQTree
 from autobatch.memplan.pqtree import tree as pqtree
 from autobatch.memplan.pqtree.node import Branch
 from autobatch.memplan.pqtree.templates import Match, match_all
-from consecutive_ones import (
+from helpers.checkers.consecutive_ones import (
     MAX_ITEMS,
     all_orders,
     are_consecutive,
@@ -27,7 +27,7 @@ from consecutive_ones import (
     random_subset,
     random_system,
 )
-from counting import count_lines
+from helpers.counters.counting import count_lines
 
 N_ITEMS = 2_000
 

@@ -1,4 +1,4 @@
-"""What PQ-trees tell of their orders equals brute force; they print, draw, and may be deeper than Python recurses."""
+"""The orders of PQ-trees are those of brute force; trees print, draw, and may be deeper than Python recurses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from autobatch.errors import PlanError
 from autobatch.memplan import PQTree
 from autobatch.memplan.pqtree.node import PNode
-from consecutive_ones import are_consecutive, random_system
+from helpers.checkers.consecutive_ones import are_consecutive, random_system
 
 N = 6
 
@@ -122,7 +122,9 @@ def test_implied_subsets_are_kept_by_every_order() -> None:
     implied = list(tree.implied())
     assert str(tree) == "(11 (0 1 7 [(2 3) 4 (5 6)]) (8 9 10))"
     assert len(implied) == 1 + 1 + 3 + 2 + 1
-    assert all(are_consecutive(order, implied) for order in islice(tree.orders(), 500))
+    orders = list(islice(tree.orders(), 500))
+    assert len(orders) == 500
+    assert all(are_consecutive(order, implied) for order in orders)
 
 
 def test_equality_is_of_items_and_orders() -> None:

@@ -21,13 +21,13 @@ from autobatch.memplan.cell.stacking import stack_program
 from autobatch.ops.linear import affine, matmul
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.trace.tracer import Tracer
-from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
-from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
-from random_gates import draw_gates
-from random_programs import draw_instances, draw_model
-from small_cells import draw_matmuls, draw_ops
-from twin_cases import CASES, Case
-from ways import each
+from helpers.programs.literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
+from helpers.programs.random_gates import draw_gates
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.programs.small_cells import draw_matmuls, draw_ops
+from helpers.runs.program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 
 TOLERANCE = 1e-12
 BODIES: dict[str, Callable[..., Any]] = {name: case.body for name, case in SEVEN.items()}

@@ -13,8 +13,8 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
-from random_programs import draw_instances, draw_model
-from twin_cases import CASES, Case
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import CASES, Case
 
 Ways = dict[str, Any]  # options of `ab.batched`
 

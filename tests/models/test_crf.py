@@ -13,7 +13,7 @@ from autobatch.models.bilstm_crf import SPEC, BiLSTMCRF
 from autobatch.models.crf import CRF
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.vocabulary import Vocabulary
-from ways import each
+from helpers.runs.ways import each
 
 
 def score(crf: CRF, scores: Any, tags: tuple[int, ...]) -> float:

@@ -19,10 +19,10 @@ from autobatch.models.data.lines import read_lines
 from autobatch.models.data.ordered_tree import OrderedTree, read_told
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.sentence import Sentence, read_sentences
-from counting import count_lines
-from datasets import SMALL, draw_files, real
-from readers import LABELLED, LATTICES, PICTURES, READERS, SENTENCES, TOLD, Reader
-from ways import each
+from helpers.counters.counting import count_lines
+from helpers.data.datasets import SMALL, draw_files, real
+from helpers.data.readers import LABELLED, LATTICES, PICTURES, READERS, SENTENCES, TOLD, Reader
+from helpers.runs.ways import each
 
 
 @pytest.fixture(scope="module")
@@ -338,7 +338,7 @@ def test_files_of_lattices_read_and_print_back(
 
 
 def test_the_small_files_are_what_the_generators_draw() -> None:
-    """And not edited by hand: `python tests/datasets.py` writes them."""
+    """And not edited by hand: `python tests/helpers/data/datasets.py` writes them."""
     drawn = draw_files()
     assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.*")} == set(drawn)
     for name, text in drawn.items():

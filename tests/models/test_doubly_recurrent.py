@@ -6,7 +6,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.doubly_recurrent import DoublyRecurrent
-from ways import each
+from helpers.runs.ways import each
 
 
 @each("topology, shape", [((-9, -9), "0"), ((9, -9), "(0 (0 0))"), ((9, 9), "(0 (0 0) 0)")])

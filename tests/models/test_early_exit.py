@@ -7,7 +7,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.tree import Tree
 from autobatch.models.early_exit import SPEC, EarlyExit, count_correct
-from ways import each
+from helpers.runs.ways import each
 
 
 @each("threshold, rounds", [(0.0, 1), (1.0, 7)])

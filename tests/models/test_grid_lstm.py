@@ -15,7 +15,7 @@ from autobatch.models.data.edits import draw_edits
 from autobatch.models.data.lines import Line
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.grid_lstm import SPEC, GridLSTM
-from ways import each
+from helpers.runs.ways import each
 
 
 def test_a_pair_is_two_texts_and_a_label() -> None:

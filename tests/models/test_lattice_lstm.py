@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.lattice_lstm import SPEC, LatticeLSTM
-from datasets import SMALL, real
+from helpers.data.datasets import SMALL, real
+from helpers.runs.recorded import types_of_nodes
 
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 
@@ -23,11 +25,7 @@ def test_a_position_with_one_arc_is_no_sum() -> None:
     lattice = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])
     loss = ab.batched(model.loss, rewrites=UNFOLDED)
     loss([lattice])
-    assert loss.last is not None
-    graph = loss.last.graph
-    names = [graph.types.names[kind] for kind in graph.type_id]
-    counted = {name: names.count(name) for name in names}
-    assert counted == {
+    assert Counter(types_of_nodes(loss)) == {
         "parameter#1": 1, "parameter#2": 1, "read_character": 3, "read_word": 1, "sum_n#1": 1, "tag_loss": 3,
         "sum_n#2": 1,
     }  # fmt: skip

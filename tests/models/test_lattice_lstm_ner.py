@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_lstm_ner import SPEC, LatticeLSTMNER, load_character_lattices
 from autobatch.models.metric import find_entities
+from helpers.runs.recorded import types_of_nodes
 
 
 def make_model() -> LatticeLSTMNER:
@@ -32,14 +34,12 @@ def test_words_of_any_number_are_read_once_in_each_direction() -> None:
     model = make_model()
     loss = ab.batched(model.scores, backend="reference")
     loss([lattice])
-    assert loss.last is not None
-    graph = loss.last.graph
-    names = [graph.types.names[kind].partition("#")[0] for kind in graph.type_id]
-    assert {name: names.count(name) for name in names} == {
+    names = types_of_nodes(loss)
+    assert Counter(name.partition("#")[0] for name in names) == {
         "constant": 1, "read_character": 8, "read_word": 8, "tag_scores": 4
     }  # fmt: skip
-    of_type = [graph.types.names[kind] for kind in range(len(graph.types.names))]
-    assert sum(name.startswith("read_character") for name in of_type) == 2 * 2, "two directions, with and without words"
+    of_characters = {name for name in names if name.startswith("read_character")}
+    assert len(of_characters) == 2 * 2, "two directions, with and without words"
 
 
 def test_parameters_of_tables_are_shared_by_the_directions() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 import autobatch as ab
@@ -49,6 +47,6 @@ def test_lattice_gru_learns_lattices_of_two_hundred_positions() -> None:
         optimizer.step(grads)
         losses.append(float(value))
     assert losses[0] < n
-    assert all(after < before for before, after in pairwise(losses)), losses
+    assert losses == sorted(set(losses), reverse=True)
     h = ab.batched(lambda lattice: [state[0] for state in model.states(lattice)], module=model)(lattices[:1])[0]
     assert np.abs(h).max() <= 1.0

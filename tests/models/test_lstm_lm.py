@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.models.data.agreement import ADVERBS, NOUNS, PREPOSITIONS, VERBS, draw_texts, log_probability
 from autobatch.models.lstm_lm import LSTMLM, SPEC
 from autobatch.models.metric import perplexity
-from commands import Command
+from helpers.runs.commands import Command
 
 
 def test_sentences_of_all_lengths_share_their_batches() -> None:
@@ -46,8 +46,9 @@ def test_verbs_agree_with_the_first_noun() -> None:
         *places, verb, adverb = text
         nouns = places[1::3]
         assert (places[::3], adverb in ADVERBS) == (["the"] * len(nouns), True)
-        assert all(noun.removesuffix("s") in NOUNS for noun in nouns)
-        assert all(word in PREPOSITIONS for word in places[2::3])
+        assert nouns
+        assert {noun.removesuffix("s") for noun in nouns} <= set(NOUNS)
+        assert set(places[2::3]) <= set(PREPOSITIONS)
         assert verb in (VERBS.values() if nouns[0].endswith("s") else VERBS)
         seen.add((nouns[0].endswith("s"), nouns[-1].endswith("s")))
     assert len(seen) == 4

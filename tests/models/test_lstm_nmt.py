@@ -14,8 +14,8 @@ from autobatch.models.data.pair import Pair
 from autobatch.models.lstm_nmt import LSTMNMT
 from autobatch.models.lstm_nmt_attention import LSTMNMTAttention
 from autobatch.models.translator import Translator
-from twins.lstm_nmt import LSTMNMTTwin
-from ways import each
+from helpers.runs.ways import each
+from helpers.twins.lstm_nmt import LSTMNMTTwin
 
 PAIRS = [Pair([1, 2, 3, 1, 0, 2, 3], [1, 2, 3], ""), Pair([2, 0, 1], [2, 1, 0, 3, 3], "")]
 

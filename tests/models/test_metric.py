@@ -1,4 +1,4 @@
-"""Entities told by tags, and their F1, against published examples of conlleval and against the definition."""
+"""The entities that tags mark, and their F1, against published examples of conlleval and against the definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autobatch.models.metric import Entity, count_entities, count_tags, find_entities, pick_best
-from ways import each
+from helpers.runs.ways import each
 
 TAGS = st.sampled_from(["O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y", "X", "I-", "<unknown>"])
 SENTENCES = st.lists(TAGS, max_size=9)

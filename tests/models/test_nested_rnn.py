@@ -14,7 +14,8 @@ from autobatch.models.data.moves import SEATS, draw_moves
 from autobatch.models.data.repeats import Repeats, parse_repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.nested_rnn import SPEC, NestedRNN
-from ways import each
+from helpers.runs.recorded import types_of_nodes
+from helpers.runs.ways import each
 
 
 def test_words_may_hold_stars_and_bars() -> None:
@@ -71,7 +72,7 @@ def test_words_are_done_as_often_as_they_say() -> None:
     loss = ab.batched(model.loss, policy="score")
     loss([Repeats([1, 2, 1], [2, 3, 0], [0, 1, 2]), Repeats([2], [1], [1]), Repeats([1, 1], [0, 2], [2, 2])])
     assert loss.last is not None
-    names = [loss.last.graph.types.names[kind] for kind in loss.last.graph.type_id]
+    names = types_of_nodes(loss)
     assert [names.count(name) for name in ("inner_step", "outer_step", "tag_loss")] == [5 + 1 + 2, 6, 6]
     assert loss.last.batches == loss.last.lower_bound == (2 + 3) + 3 + 3
 

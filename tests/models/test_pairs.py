@@ -13,8 +13,8 @@ from autobatch.errors import DataError
 from autobatch.models.data.dataset import load_pairs
 from autobatch.models.data.pair import make_pair, read_pairs
 from autobatch.models.data.vocabulary import UNKNOWN
-from datasets import REAL, SMALL, needs_real
-from ways import each
+from helpers.data.datasets import REAL, SMALL, needs_real
+from helpers.runs.ways import each
 
 
 def write_pairs(folder: Path, name: str, source: str, target: str) -> Path:

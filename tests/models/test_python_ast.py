@@ -14,7 +14,7 @@ from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.listops import draw_operations, to_brackets
 from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
-from ways import each
+from helpers.runs.ways import each
 
 
 def tree_of(source: str) -> str:
@@ -63,7 +63,7 @@ def test_functions_of_the_library_are_small_and_different() -> None:
         assert 5 <= len(tree.words()) <= 20
         labels = [node.label for node in tree.postorder()]
         assert len(KINDS) <= labels[-1] < N_CLASSES
-        assert all(0 <= label < N_CLASSES for label in labels)
+        assert 0 <= min(labels) <= max(labels) < N_CLASSES
 
 
 def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import bleu, count_ngrams
 from autobatch.models.seq2seq import SPEC, Seq2Seq
 from autobatch.models.translator import count_correct, max_words
-from twins.seq2seq import Seq2SeqTwin
-from ways import each
+from helpers.runs.ways import each
+from helpers.twins.seq2seq import Seq2SeqTwin
 
 
 def make_decisive(seed: int, n_words: int = 5) -> Seq2Seq:
@@ -77,7 +77,8 @@ def test_beam_search_is_a_search_over_whole_sentences(seed: int, width: int) -> 
 
         assert words == search(extend, model.end, width, max_words(source))
     assert len(set(map(len, found))) > 1
-    assert width > 1 or found == ab.batched(model.translate)(sources)
+    if width == 1:
+        assert found == ab.batched(model.translate)(sources)
 
 
 @pytest.mark.slow

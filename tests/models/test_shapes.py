@@ -32,8 +32,8 @@ from autobatch.models.shapes import (
 )
 from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
-from datasets import REAL, SMALL, needs_real, real
-from twin_cases import draw_lattices_case
+from helpers.data.datasets import REAL, SMALL, needs_real, real
+from helpers.twins.cases import draw_lattices_case
 
 LATTICE = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])
 

@@ -9,7 +9,7 @@ import autobatch as ab
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_classifier import count_correct
 from autobatch.models.tree_lstm import SPEC
-from twin_cases import draw_trees_case
+from helpers.twins.cases import draw_trees_case
 
 
 @pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])

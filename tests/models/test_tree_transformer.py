@@ -7,7 +7,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.tree_transformer import TreeTransformer
-from ways import each
+from helpers.runs.recorded import types_of
+from helpers.runs.ways import each
 
 
 def make_model(dim: int = 6) -> TreeTransformer:
@@ -20,7 +21,7 @@ def test_nodes_with_any_number_of_children_are_of_one_type() -> None:
     loss = ab.batched(make_model().loss)
     loss([LabelledTree(0, inner, label=1)])
     assert loss.last is not None
-    assert sorted(loss.last.graph.types.names) == ["block", "node_loss", "read", "sum_n"]
+    assert sorted(kind.name for kind in types_of(loss)) == ["block", "node_loss", "read", "sum_n"]
     assert loss.last.batches == 1 + 3 + 1
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from counting_backend import Counting
-from ways import each
+from helpers.fakes.counting_backend import Counting
+from helpers.runs.ways import each
 
 POLICIES = ("unbatched", "depth", "agenda")
 

@@ -14,7 +14,7 @@ from autobatch.errors import CheckpointError, DataError, ShapeError
 from autobatch.nn.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray
-from ways import each
+from helpers.runs.ways import each
 
 TO_TORCH = 1e-12
 N_IN, N_HIDDEN, N_ROWS = 5, 3, 7

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autobatch as ab
 from autobatch.nn.minibatches import BucketBy
-from graphs import random_dag
+from helpers.programs.graphs import random_dag
 
 
 @given(

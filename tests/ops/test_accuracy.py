@@ -18,8 +18,8 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.ops.error_function import ndtr
-from extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread
-from ways import each
+from helpers.checkers.extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread
+from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": Reference,

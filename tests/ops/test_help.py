@@ -11,8 +11,8 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.ops.define import Op
+from helpers.runs.ways import each
 from list_ops import PAGE, list_ops, public_ops
-from ways import each
 
 
 @each("name, op", public_ops().items())

@@ -16,8 +16,8 @@ from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, ShapeError
 from autobatch.ops.define import MOST_INTS
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
 if shutil.which("g++") is not None:

@@ -10,8 +10,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from counting_backend import Counting
-from ways import each
+from helpers.fakes.counting_backend import Counting
+from helpers.runs.ways import each
 
 DIM = 4
 

@@ -18,9 +18,9 @@ from autobatch import ops
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
-from counting_backend import Counting
-from op_cases import CASES, OPERATORS, Case, CaseModel
-from ways import each
+from helpers.fakes.counting_backend import Counting
+from helpers.programs.op_cases import CASES, OPERATORS, Case, CaseModel
+from helpers.runs.ways import each
 
 ALL = (*CASES, *OPERATORS)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}

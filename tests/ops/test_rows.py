@@ -9,7 +9,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError, ShapeError
-from ways import each
+from helpers.runs.recorded import types_of
+from helpers.runs.ways import each
 
 
 class Table(ab.Module):
@@ -78,7 +79,7 @@ def test_rows_are_those_of_the_numbers(backend: str, function: Any) -> None:
 def test_rows_by_number_outside_of_cells_are_one_type() -> None:
     batched = ab.batched(lambda word: TABLE.rows[word], module=TABLE)
     np.testing.assert_array_equal(batched([3, 0, -1, np.int64(2)]), TABLE.rows.data[[3, 0, -1, 2]])
-    assert len(batched.recorder.types) == 1
+    assert len(types_of(batched)) == 1
 
 
 @each("index", [5, -6])

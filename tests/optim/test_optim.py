@@ -14,7 +14,7 @@ from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group, Optimizer
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
-from ways import each
+from helpers.runs.ways import each
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
 

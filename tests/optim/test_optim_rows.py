@@ -17,7 +17,7 @@ from autobatch.optim import SGD, Adam, AdamW, Group, rules
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Rows
-from ways import each
+from helpers.runs.ways import each
 
 SHAPE = (8, 3)
 TOLERANCE = 1e-12

@@ -16,7 +16,7 @@ from autobatch.errors import CheckpointError, DataError
 from autobatch.optim import Adam, ConstantRate, CosineRate, Group, LearningRate, Optimizer, PlateauRate, StepRate
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from ways import each
+from helpers.runs.ways import each
 
 N_STEPS = 100
 LR = 0.03

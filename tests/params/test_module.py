@@ -16,8 +16,8 @@ from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.nn.layers import Linear
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import Parameter
-from small_modules import NAMES, Head, Model, Tied, values_of
-from ways import each
+from helpers.models.small_modules import NAMES, Head, Model, Tied, values_of
+from helpers.runs.ways import each
 
 # --- Parameter
 

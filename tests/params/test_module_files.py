@@ -12,7 +12,7 @@ import pytest
 
 from autobatch.errors import CheckpointError
 from autobatch.params.module import Module
-from small_modules import NAMES, Head, Model, values_of
+from helpers.models.small_modules import NAMES, Head, Model, values_of
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -13,7 +13,7 @@ from autobatch.devices.device import Device
 from autobatch.devices.store import HOST
 from autobatch.errors import DataError, ShapeError
 from autobatch.params.sparse_rows import Rows
-from ways import each
+from helpers.runs.ways import each
 
 SHAPES = [(6,), (6, 3), (6, 2, 3)]
 

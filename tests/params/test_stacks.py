@@ -18,7 +18,7 @@ from autobatch.params import stacks
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
-from stations import planned_types
+from helpers.runs.recorded import planned_types
 
 WIDTH = 3
 N_WORDS = 5
@@ -217,7 +217,7 @@ def test_gradients_of_neighbours_are_allocated_together() -> None:
     assert isinstance(rows["c"], ab.Rows)
     for parameter in named.values():
         parameter.astype("float32")
-    assert all(array.dtype == np.float32 for array in make_gradients(named, ()).of.values())
+    assert [array.dtype.name for array in make_gradients(named, ()).of.values()] == ["float32"] * 3
 
 
 @pytest.mark.parametrize("order", ["apart", "exchanged", "with a gap", "of columns"])
@@ -278,7 +278,7 @@ def test_gradients_of_rows_are_rectangles_too(frozen: tuple[int, ...]) -> None:
     parts, stack = two_by_two()
     named = {str(at): part for at, part in enumerate(parts) if at not in frozen}
     made = make_gradients(named, ()).of
-    assert all(np.asarray(made[name]).shape == part.shape for name, part in named.items())
+    assert [np.asarray(made[name]).shape for name in named] == [part.shape for part in named.values()]
     if not frozen:
         targets = Targets({id(part): made[name] for name, part in named.items()}, [stack])
         add_in_place(targets.arrays[id(stack)], stack.data)

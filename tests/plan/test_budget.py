@@ -21,10 +21,11 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.plan.budget import cut
 from autobatch.plan.plan import Plan
-from noting_backend import NotingBackend
-from random_programs import draw_instances, draw_model
-from refusals import refused
-from twin_cases import draw_lattices_case
+from helpers.checkers.refusals import refused
+from helpers.fakes.noting_backend import NotingBackend
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.recorded import module_of
+from helpers.twins.cases import draw_lattices_case
 
 pytestmark = pytest.mark.usefixtures("_checked")
 DIM, V = 4, 9
@@ -182,12 +183,13 @@ def test_gradients_are_added_to_those_given() -> None:
     _, returned = parts.value_and_grad(chains, out=outs[1])
     assert_within(parts, whole)
     assert returned is outs[1]
+    assert places
     assert all(returned[name] is place for name, place in places.items())
     assert_gradients(returned, outs[0])
     dense: dict[str, Any] = {name: np.zeros(gradient.shape) for name, gradient in returned.items()}
     _, again = parts.value_and_grad(chains, out=dense)
     assert again is dense
-    assert all(isinstance(gradient, np.ndarray) for gradient in again.values())
+    assert {type(gradient) for gradient in again.values()} == {np.ndarray}
     wrong = {name: gradient for name, gradient in dense.items() if name != "table"}
     with refused(ab.ShapeError, "out= has nothing for parameter 'table'"):
         parts.value_and_grad(chains, out=wrong)
@@ -214,7 +216,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
     losses = whole(chains)
     parts.max_bytes = planned(whole) // 4
     assert_close(parts(chains), losses)
-    model: Any = parts.recorder.module
+    model = module_of(parts)
     for key, chain in enumerate(chains):
         with ab.randomness(seed=5, step=3, key=key):
             np.testing.assert_allclose(model.loss(chain), losses[key], rtol=1e-12)
@@ -224,7 +226,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
 def test_instances_are_recorded_once() -> None:
     whole, parts = pair(lambda m: m.loss)
     chains = draw_chains(16, seed=6)
-    model: Any = parts.recorder.module
+    model = module_of(parts)
     whole.value_and_grad(chains)
     parts.max_bytes = planned(whole) // 5
     parts.value_and_grad(iter(chains))
@@ -255,7 +257,7 @@ def test_runs_are_cut_by_nodes_and_none_is_empty(start: int) -> None:
         for n_runs in range(2, 12):
             runs = cut(graphs, n_runs)
             assert 2 <= len(runs) <= n_runs
-            assert all(runs)
+            assert [] not in runs
             assert [graph for run in runs for graph in run] == graphs
             weights = [sum(graph.n_nodes + 1 for graph in run) for run in runs]
             assert max(weights) <= sum(weights) / n_runs + max(sizes) + 1

@@ -19,7 +19,8 @@ from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.policies.fsm.online import keep_learning
 from autobatch.schedule.schedule import Schedule
-from random_programs import draw_instances, draw_model
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.recorded import module_of
 
 V = 20
 
@@ -170,13 +171,11 @@ def test_results_are_those_without_a_cache_bit_for_bit(start: int) -> None:
 
 
 def to_float64(loss: ab.Batched) -> None:
-    assert loss.recorder.module is not None
-    loss.recorder.module.astype("float64")
+    module_of(loss).astype("float64")
 
 
 def freeze(loss: ab.Batched) -> None:
-    assert loss.recorder.module is not None
-    loss.recorder.module.parameters()["table"].trainable = False
+    module_of(loss).parameters()["table"].trainable = False
 
 
 class Revised:
@@ -207,7 +206,7 @@ def test_what_a_plan_depends_on_makes_it_another_one(change: str) -> None:
     loss = make(Chains(), "either", policy=Revised())
     graphs = loss.record_all([("", (1, 2)), ("", (3,))])
     run_training = change == "trainable"
-    other = make(loss.recorder.module, "loss")
+    other = make(module_of(loss), "loss")
     trained = other.record_all([(1, 2)])
     call: Callable[[], Any] = (lambda: other.value_and_grad(trained)) if run_training else (lambda: loss(graphs))
     for n_placed in (1, 1):

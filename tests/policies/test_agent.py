@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 import autobatch.policies.env as rl
-from refusals import Model
+from helpers.checkers.refusals import Model
 
 SENTENCES = [[1, 2], [3], [0, 4, 2]]
 

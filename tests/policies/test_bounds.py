@@ -18,8 +18,8 @@ from autobatch.policies.search.bounds import Certificate, certify, chain_bound, 
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.kernel import project
 from autobatch.schedule.schedule import min_batches
-from datasets import REAL, SMALL, needs_real, real
-from graphs import chain, random_batch, random_dag
+from helpers.data.datasets import REAL, SMALL, needs_real, real
+from helpers.programs.graphs import chain, random_batch, random_dag
 
 
 def lattice_dag(folder: Path, form: str) -> Dag:

@@ -23,10 +23,10 @@ from autobatch.policies.search.search import Search
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from datasets import REAL, SMALL, needs_real, real
-from graphs import chain, random_batch, random_dag, random_tree
-from supersequences import fewest_batches
-from ways import each
+from helpers.checkers.supersequences import fewest_batches
+from helpers.data.datasets import REAL, SMALL, needs_real, real
+from helpers.programs.graphs import chain, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 
 @cache

@@ -18,10 +18,10 @@ from autobatch.policies import Agenda
 from autobatch.policies.sequences.compaction import compact, compact_both
 from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
-from counting import count_lines, plain_loops
-from graphs import chain, dags, random_batch, random_dag, random_tree
-from supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
-from ways import each
+from helpers.checkers.supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import chain, dags, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 GRAPHS: dict[str, Callable[[int], Graph]] = {"dag": random_dag, "tree": random_tree, "batch": random_batch}

@@ -31,12 +31,12 @@ from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.schedule.simulator import start, step
-from graphs import LETTERS, random_batch, random_dag
+from helpers.programs.graphs import LETTERS, random_batch, random_dag
+from helpers.runs.ways import each
 from learning import deep
 from learning.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
 from learning.distill import distill_fsm, distill_rule, fit_choices
 from learning.families import draw, draw_graphs
-from ways import each
 
 ALGORITHMS = ("ppo", "dqn")
 TINY = DeepLearning(steps=600, seats=4, hidden=4, measure_every=300)

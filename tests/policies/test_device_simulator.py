@@ -33,11 +33,11 @@ from autobatch.policies.fsm.machine import Machine, run_machine
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, make_table, with_room
 from autobatch.policies.rules.rules import LEARNED
-from gpu_compiler import needs_compiler
-from graphs import random_dag, random_tree
+from helpers.checkers.machine_tables import rows_of, states_by_hand
+from helpers.programs.graphs import random_dag, random_tree
+from helpers.runs.gpu_compiler import needs_compiler
+from helpers.runs.ways import each
 from host_device import HostDevice
-from machine_tables import rows_of, states_by_hand
-from ways import each
 
 MACHINES = [
     Machine(encoding, critical, mask) for encoding in ENCODINGS for critical, mask in ((False, False), (True, True))
@@ -78,7 +78,8 @@ def test_schedules_are_those_of_the_processor(device: Device, n_types: int) -> N
         assert kinds.tolist() == batch_type.tolist()
         assert n_ready.tolist() == np.diff(batch_ptr).tolist()
         n_unseen += unseen
-    assert 0 < n_unseen < played.n_batches.sum() or n_types == 1
+    if n_types > 1:
+        assert 0 < n_unseen < played.n_batches.sum()
     assert played.n_fresh == 0
     counted = DeviceSimulator(dags, device).run([rank_tried(MACHINES[2], tables[2])])
     assert counted.n_batches.tolist() == played.n_batches[2 * 7 : 3 * 7].tolist()
@@ -181,7 +182,7 @@ def test_the_order_of_threads_does_not_matter() -> None:
     found = [
         resolved(DeviceSimulator(dags, HostDevice(seed), frontiers=True).play(ranked, episodes)) for seed in range(6)
     ]
-    assert all(other == found[0] for other in found)
+    assert found == found[:1] * 6
 
 
 class Tight(HostDevice):

@@ -20,10 +20,10 @@ from autobatch.policies.sequences.embedding import (
     to_schedule_at,
 )
 from autobatch.schedule.schedule_check import check_schedule
-from counting import count_lines, plain_loops
-from graphs import chain, dags, random_batch, random_dag, random_tree
-from supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
-from ways import each
+from helpers.checkers.supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import chain, dags, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 

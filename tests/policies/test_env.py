@@ -19,8 +19,8 @@ from autobatch.policies.env import ID, Batching  # noqa: E402
 from autobatch.policies.fsm.rewards import REWARDS  # noqa: E402
 from autobatch.policies.rules.rules import Score  # noqa: E402
 from autobatch.policies.sequences.embedding import finishes  # noqa: E402
-from graphs import random_dag  # noqa: E402
-from ways import each  # noqa: E402
+from helpers.programs.graphs import random_dag  # noqa: E402
+from helpers.runs.ways import each  # noqa: E402
 
 
 def some_dags(n: int = 6) -> list[Dag]:
@@ -80,7 +80,7 @@ def test_masks_say_what_is_ready_and_other_types_run_nothing() -> None:
         after, reward, terminated, truncated, info = env.step(unready)
         assert (reward, terminated, info["n_batches"]) == (-1.0, False, 0)
         assert truncated == (moves > dag.type_id.size)
-        assert all((after[name] == observation[name]).all() for name in observation)
+        np.testing.assert_equal(after, observation)
     assert env.action_masks().tolist() == (observation["mask"] == 1).tolist()
     assert env.action_masks().dtype == np.bool_
 
@@ -99,7 +99,7 @@ def test_a_vector_plays_several_at_once() -> None:
     for seat in range(2):
         observation, info = alone.reset(seed=7 + seat)
         assert infos["action_mask"][seat].tolist() == info["action_mask"].tolist()
-        assert all(observations[name][seat].tolist() == observation[name].tolist() for name in observation)
+        np.testing.assert_equal({name: rows[seat] for name, rows in observations.items()}, observation)
     _, rewards, *_ = many.step(infos["action_mask"].argmax(axis=1))
     assert rewards.shape == (2,)
 

@@ -33,7 +33,7 @@ def draws(name: str) -> list[Dag]:
 def inputs_of(dag: Dag) -> list[list[int]]:
     """What each node reads, every edge once."""
     inputs = [part.tolist() for part in np.split(dag.edge_src, dag.edge_ptr[1:-1])]
-    assert all(len(set(sources)) == len(sources) for sources in inputs)
+    assert [len(set(sources)) for sources in inputs] == [len(sources) for sources in inputs]
     return inputs
 
 

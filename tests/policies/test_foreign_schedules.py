@@ -18,9 +18,9 @@ from autobatch.policies.fallback import Otherwise
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule
-from counting import count_lines
-from refusals import Model, refused
-from ways import each
+from helpers.checkers.refusals import Model, refused
+from helpers.counters.counting import count_lines
+from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
 

@@ -23,9 +23,9 @@ from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
-from machine_tables import rows_of, states_by_hand
-from ways import each
+from helpers.checkers.machine_tables import rows_of, states_by_hand
+from helpers.programs.graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]
 
@@ -73,8 +73,9 @@ def test_a_masked_machine_that_knows_nothing_runs_critical_types_where_it_can() 
         sequence = untaught(machine=Machine(mask=True)).plan(dag)[0].tolist()
         for kind, state in zip(sequence, states_by_hand(dag, sequence, "base", True), strict=True):
             critical = state[dag.n_types :]
-            assert critical[kind] or not any(critical)
-            n_masked += any(critical)
+            if any(critical):
+                assert critical[kind]
+                n_masked += 1
     assert n_masked > 200
 
 
@@ -262,7 +263,9 @@ def test_what_it_does_is_what_its_choices_say() -> None:
     for way in WAYS:
         listed = {choice.state: choice.kind for choice in list_choices(policy, way)}
         walk = follow_machine(policy, way, graphs)
-        assert all(listed[state] == kind for state, kind in walk.runs.items() if state not in walk.unseen)
+        decided = {state: kind for state, kind in walk.runs.items() if state not in walk.unseen}
+        assert decided
+        assert decided.items() <= listed.items()
         assert walk.unseen == walk.visits.keys() - listed.keys()
         assert walk.moves.total() == walk.visits.total() - len(graphs)
         assert walk.visits.total() >= sum(map(min_batches, graphs))

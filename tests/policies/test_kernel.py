@@ -22,9 +22,9 @@ from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import pair_bound
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.kernel import make_kernel, project
-from datasets import SMALL, real
-from graphs import chain, dags, random_batch, random_dag, random_tree
-from supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
+from helpers.checkers.supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
+from helpers.data.datasets import SMALL, real
+from helpers.programs.graphs import chain, dags, random_batch, random_dag, random_tree
 
 AB = NamedTypes(("a", "b"))
 

@@ -16,9 +16,9 @@ from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
-from machine_tables import rows_of
-from twin_cases import CASES, Case
-from ways import each
+from helpers.checkers.machine_tables import rows_of
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES, Case
 
 pytestmark = pytest.mark.usefixtures("_checked")
 OPTIONS = ("", "+backward", "+both+compact")

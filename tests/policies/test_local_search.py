@@ -16,10 +16,10 @@ from autobatch.policies.search.kernel import make_kernel
 from autobatch.policies.search.local_search import local_search
 from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import finishes
-from counting import plain_loops
-from graphs import chain, random_batch, random_dag
-from supersequences import fewest_batches, random_sequence
-from ways import each
+from helpers.checkers.supersequences import fewest_batches, random_sequence
+from helpers.counters.counting import plain_loops
+from helpers.programs.graphs import chain, random_batch, random_dag
+from helpers.runs.ways import each
 
 
 def start_of(dag: Dag, seed: int) -> IntArray:

@@ -13,9 +13,9 @@ from autobatch.policies.rules.heuristics import _is_less
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from counting import count_lines, plain_loops
-from graphs import LETTERS, chain, random_batch, random_dag, random_tree
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import LETTERS, chain, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 POLICIES = [policies.get(name) for name in policies.names()]
 LOOPS = [policy for policy in POLICIES if policy.name != "search"]

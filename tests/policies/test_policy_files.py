@@ -25,9 +25,9 @@ from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, Deep, Network
 from autobatch.policies.rules.rules import Score, Weights
-from graphs import LETTERS, random_dag, random_tree
-from machine_tables import rows_of
-from ways import each
+from helpers.checkers.machine_tables import rows_of
+from helpers.programs.graphs import LETTERS, random_dag, random_tree
+from helpers.runs.ways import each
 
 
 def trees(n: int = 3) -> list[Graph]:
@@ -89,7 +89,7 @@ def test_a_network_is_saved_with_its_weights(path: Path) -> None:
     loaded = policies.load(path)
     assert isinstance(loaded, Deep)
     assert (loaded.name, loaded.about) == ("network+both+compact", {"seed": 7})
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(loaded.network, network, strict=True))
+    assert [array.tobytes() for array in loaded.network] == [array.tobytes() for array in network]
 
 
 def test_a_file_reads_well(saved: Path) -> None:

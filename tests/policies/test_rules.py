@@ -18,8 +18,8 @@ from autobatch.policies.rules.rules import LEARNED, Score, Weights
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import chain, random_batch, random_dag, random_tree
-from ways import each
+from helpers.programs.graphs import chain, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 GRAPHS: list[Callable[[int], Graph]] = [
     random_batch,

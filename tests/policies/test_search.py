@@ -25,10 +25,10 @@ from autobatch.policies.search.bounds import chain_bound
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.search import Search
 from autobatch.policies.sequences.embedding import finishes
-from datasets import SMALL, real
-from graphs import random_batch, random_dag, random_tree
-from supersequences import fewest_batches, finishes_paths, inputs_of
-from ways import each
+from helpers.checkers.supersequences import fewest_batches, finishes_paths, inputs_of
+from helpers.data.datasets import SMALL, real
+from helpers.programs.graphs import random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 AB = NamedTypes(("a", "b"))
 

@@ -12,9 +12,9 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, Schedule, chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import trusted
-from counting import count_lines, plain_loops
-from graphs import LETTERS, chain, random_batch, random_dag, random_tree
-from ways import each
+from helpers.counters.counting import count_lines, plain_loops
+from helpers.programs.graphs import LETTERS, chain, random_batch, random_dag, random_tree
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 

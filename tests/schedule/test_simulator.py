@@ -12,8 +12,8 @@ from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.schedule import Schedule, chain_lengths
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.schedule.simulator import Simulator, finish, restart, stack, start, start_all, step
-from graphs import random_batch, random_dag
-from ways import each
+from helpers.programs.graphs import random_batch, random_dag
+from helpers.runs.ways import each
 
 SEEDS = range(20)
 

@@ -10,7 +10,7 @@ from autobatch.policies.rules.rules import LEARNED, Score, is_ready
 from autobatch.schedule.chains import start_chains
 from autobatch.schedule.restricted import start_all_restricted, start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, stack, start, start_all, step
-from graphs import random_dag
+from helpers.programs.graphs import random_dag
 from simulator import step_at_random, step_by_score
 
 SEEDS = range(10)

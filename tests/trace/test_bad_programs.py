@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import autobatch as ab
-from refusals import DIM, Model, refused
+from helpers.checkers.refusals import DIM, Model, refused
 
 Function = Callable[[Model, Any], Any]
 EAGER = "call the function directly on one instance (eager mode)"

@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from ways import each
+from helpers.runs.ways import each
 
 MASK = np.array([True, False, True])
 ALIKE: dict[str, Callable[[Any, Any], Any]] = {

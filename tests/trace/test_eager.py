@@ -17,8 +17,8 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.ops.eager import EagerArray
-from refusals import refused
-from ways import each
+from helpers.checkers.refusals import refused
+from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
 SIZES = (1, 64)

@@ -13,7 +13,8 @@ import autobatch as ab
 import maps
 from autobatch.backends.reference import Reference
 from autobatch.errors import ShapeError
-from ways import each
+from helpers.runs.recorded import count_types, traced, types_of
+from helpers.runs.ways import each
 
 DIM, TOLERANCE = 3, 1e-10
 SIZES: tuple[list[int], ...] = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the length of its lists
@@ -57,7 +58,7 @@ def run(weights: Weights, body: Callable[..., Any], sizes: Any = SIZES) -> int:
         found = ab.batched(loss, module=weights, backend=backend)
         ab.testing.check_batched(loss, found, instances, TOLERANCE)
         ab.testing.check_grads(found, instances, weights, np.random.default_rng(1))
-    return sum(kind.name == "<lambda>" for kind in found.recorder.types.types)
+    return count_types(found, "<lambda>")
 
 
 def gates(w: Weights, xs: Any) -> list[Any]:
@@ -213,8 +214,10 @@ def test_models_with_a_map_have_one_type_per_cell_and_give_what_two_cells_give(n
     one = ab.batched(model.loss)
     two = ab.batched(lambda x: model.loss(x, in_one=False), module=model)
     value, grads = one.value_and_grad(instances)
-    names = [kind.name for kind in one.recorder.types.types]
-    assert all(names.count(cell) == 1 for cell in {"node", "look", "receive", "forward"} & {*names})
+    names = [kind.name for kind in types_of(one)]
+    cells = {"node", "look", "receive", "forward"} & {*names}
+    assert [names.count(cell) for cell in cells] == [1] * len(cells)
+    assert cells
     expected, expected_grads = two.value_and_grad(instances)
     np.testing.assert_allclose(value, expected, rtol=TOLERANCE)
     for parameter, grad in grads.items():
@@ -265,10 +268,10 @@ def test_a_longer_list_traces_once_more_and_no_type_is_added() -> None:
     counts = []
     for size in (2, 2, 3, 9, 9, 3):
         batched([nodes[0] for nodes in draw(([size],))])
-        counts.append((len(batched.recorder.types.types), batched.recorder.calls.traces.n_traced))
-    types, traced = zip(*counts, strict=True)
-    assert len(set(types)) == 1
-    assert np.diff(traced).tolist() == [0, 0, 1, 0, 0]  # 3 was tried together with 2
+        counts.append((len(types_of(batched)), traced(batched)))
+    n_types, n_traced = zip(*counts, strict=True)
+    assert len(set(n_types)) == 1
+    assert np.diff(n_traced).tolist() == [0, 0, 1, 0, 0]  # 3 was tried together with 2
 
 
 def test_lists_of_different_lengths_are_refused() -> None:

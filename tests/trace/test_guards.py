@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-import guard_cases
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import StageProgram, compile_forward
 from autobatch.compiler.stages import COMPILE
 from autobatch.plan.plan import PlannedCell
-from counting import count_calls
-from guard_cases import NUMBERS, OTHERS, Base, Case, model_of
-from refusals import refused
-from twin_cases import CASES
-from ways import each
+from helpers.checkers.refusals import refused
+from helpers.counters.counting import count_calls
+from helpers.programs import guard_cases
+from helpers.programs.guard_cases import NUMBERS, OTHERS, Base, Case, model_of
+from helpers.runs.recorded import module_of, traced, types_of, watchlist_of
+from helpers.runs.ways import each
+from helpers.twins.cases import CASES
 
 XS = [np.random.default_rng(k).standard_normal(3) ** 2 for k in range(5)]
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
@@ -48,9 +49,9 @@ def as_before() -> Iterator[None]:
         function.__code__, function.__defaults__ = code, defaults
 
 
-def traced(loss: Any) -> int:
-    count: int = loss.recorder.calls.traces.n_traced
-    return count
+def work_of(loss: ab.Batched, compiled: list[str]) -> tuple[int, int, int]:
+    """How often it traced, compiled and planned cells so far."""
+    return traced(loss), len(compiled), len(loss.planning._planned)
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_number_annealed_over_100_steps_compiles_nothing(backend: str, compile
         value, _ = loss.value_and_grad(graphs)
         np.testing.assert_allclose(value, np.mean([model.loss(x) for x in XS]), rtol=1e-10)
         if step > 1:
-            counts.add((traced(loss), len(compiled), len(loss.planning._planned)))
+            counts.add(work_of(loss, compiled))
     assert len(counts) == 1
 
 
@@ -133,7 +134,7 @@ def test_a_number_that_did_not_change_stays_a_constant() -> None:
     check(model, loss, XS)
     model.beta = 4.0
     check(model, loss, XS)
-    program = next(kind.program for kind in loss.recorder.types.types if kind.name == "cell")
+    program = next(kind.program for kind in types_of(loss) if kind.name == "cell")
     assert str(program).count("constant 3.0") == 1
     assert "constant 4.0" not in str(program)
 
@@ -155,11 +156,11 @@ def test_switching_to_and_fro_traces_plans_and_compiles_nothing(compiled: list[s
         check(model.train(), loss, graphs)
         check(model.eval(), loss, graphs)
     assert compiled
-    before = traced(loss), len(compiled), len(loss.planning._planned)
+    before = work_of(loss, compiled)
     for _ in range(3):
         check(model.train(), loss, graphs)
         check(model.eval(), loss, graphs)
-    assert (traced(loss), len(compiled), len(loss.planning._planned)) == before
+    assert work_of(loss, compiled) == before
     model.train()
     loss(graphs)
     assert loss.last is not None
@@ -403,7 +404,7 @@ def test_copies_go_by_their_own_model() -> None:
     model.beta = 5.0
     before = loss(XS)
     assert not np.allclose(twin(XS), before)
-    own: Any = twin.recorder.module
+    own = module_of(twin)
     assert own.beta == 3.0
     own.beta = 5.0
     np.testing.assert_allclose(twin(XS), before)
@@ -473,7 +474,7 @@ def test_guards_of_the_models_are_few(case: Any) -> None:
     model, instances = case.draw(seed=0, n_instances=3, dim=4)
     loss = ab.batched(model.loss, backend="reference")
     loss(instances)
-    watchlist = loss.recorder.calls.traces.watchlist
+    watchlist = watchlist_of(loss)
     assert 0 < len(watchlist.guards) <= 100
     n_deep = sum(guard.is_deep for guard in watchlist.guards)
     assert n_deep <= 2

@@ -15,7 +15,7 @@ import pytest
 import autobatch as ab
 from autobatch.errors import DataError, GraphError
 from autobatch.trace.inputs import Held
-from ways import each
+from helpers.runs.ways import each
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.errors import DataError, GraphError, ShapeError
+from helpers.runs.recorded import count_types, traced, types_of
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
 COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]
@@ -110,10 +111,6 @@ def check(loss: Any, module: Any, instances: Any, backends: Any = INTERPRETED) -
     return found
 
 
-def n_types(found: Any, name: str) -> int:
-    return sum(kind.name == name for kind in found.recorder.types.types)
-
-
 def stacking(body: Body) -> Any:
     """A cell that makes a value of a list."""
     return ab.cell(lambda weights, rows, query: ab.sum(body(weights, ab.stack(rows), query)))
@@ -138,7 +135,7 @@ def test_all_lengths_are_one_type(name: str, body: Body) -> None:
     weights = Weights()
     for make in (stacking, taking):
         found = check(loss_of(weights, [make(body)], listed=make is stacking), weights, draw())
-        assert n_types(found, "<lambda>") == 1
+        assert count_types(found, "<lambda>") == 1
 
 
 @pytest.mark.slow
@@ -146,7 +143,7 @@ def test_compiled_backends_run_them_too() -> None:
     weights = Weights()
     chosen = [body for name, body in BODIES if name in COMPILED_BODIES]
     loss = loss_of(weights, [taking(body) for body in chosen], listed=False)
-    assert n_types(check(loss, weights, draw(), COMPILED), "<lambda>") == len(chosen)
+    assert count_types(check(loss, weights, draw(), COMPILED), "<lambda>") == len(chosen)
 
 
 @pytest.mark.slow
@@ -157,9 +154,9 @@ def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
     loss = ab.batched(loss_of(weights, [call], listed), module=weights, backend="reference")
     few, many = draw([[1, 2]]), draw([[n] for n in range(1, 1001)])
     loss(few)
-    before = loss.recorder.calls.traces.n_traced, loss.recorder.types.names
+    before = traced(loss), len(types_of(loss))
     loss(many)
-    assert (loss.recorder.calls.traces.n_traced, loss.recorder.types.names) == before
+    assert (traced(loss), len(types_of(loss))) == before
 
 
 @each(
@@ -189,7 +186,7 @@ def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
 def test_a_list_has_a_type_per_length_if_its_body_needs_that(body: Body) -> None:
     weights = Weights()
     found = check(loss_of(weights, [stacking(body)], listed=True), weights, draw())
-    assert n_types(found, "<lambda>") == len({n for nodes in LENGTHS for n in nodes})
+    assert count_types(found, "<lambda>") == len({n for nodes in LENGTHS for n in nodes})
 
 
 def test_a_row_that_does_not_exist_is_refused() -> None:
@@ -210,7 +207,7 @@ def test_a_walk_through_rows_of_a_node_is_refused() -> None:
 
 
 class Tagger(ab.Module):
-    """Reads words, and is told a tag for each."""
+    """Reads words, and has a tag for each."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)
@@ -242,8 +239,8 @@ def draw_words(lengths: Any = (1, 5, 0, 2, 9)) -> list[Any]:
 def test_words_of_any_length_are_one_type_on_all_backends() -> None:
     model, items = Tagger(), draw_words()
     found = check(model.loss, model, items, [*INTERPRETED, *COMPILED])
-    assert (n_types(found, "read"), n_types(found, "read_pairs")) == (1, 1)
-    assert found.recorder.types[0].signature == "read(words: int[n], tags: int[n], factor: int, weight: float)"
+    assert (count_types(found, "read"), count_types(found, "read_pairs")) == (1, 1)
+    assert types_of(found)[0].signature == "read(words: int[n], tags: int[n], factor: int, weight: float)"
     graphs = found.record_all(items)
     np.testing.assert_allclose(found(graphs[::-1]), [model.loss(item) for item in items[::-1]], atol=1e-12)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from refusals import DIM, Model
-from ways import each
+from helpers.checkers.refusals import DIM, Model
+from helpers.runs.ways import each
 
 GIVEN: list[Any] = [{"word": 1}, {"word": 2}, {}, {"word": 3}]
 NOTE = "while instance 2 was recorded"

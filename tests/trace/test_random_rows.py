@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from ways import each
+from helpers.runs.ways import each
 
 DIM, N_SEEDS = 2, 12
 

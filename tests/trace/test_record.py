@@ -17,7 +17,8 @@ from autobatch.graph.graph import Graph
 from autobatch.trace.calls import MAX_FORMS, Calls
 from autobatch.trace.entries import Entry
 from autobatch.trace.record import Recorder
-from ways import each
+from helpers.runs.recorded import types_of_nodes
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 
@@ -402,7 +403,6 @@ def test_a_loop_of_sums_becomes_one_node() -> None:
         loss = ab.batched(run)
         np.testing.assert_allclose(loss([1, 2, 7]), [run(1), run(2), run(7)], rtol=1e-6)
         assert loss.last is not None
-        graph = loss.last.graph
-        kinds = [graph.type_of(node) for node in range(graph.n_nodes)]
+        kinds = types_of_nodes(loss)
         found[name] = (kinds.count("sum_n"), kinds.count("add"), kinds.count("free"), loss.last.batches)
     assert found == dict.fromkeys(sums, (2, 0, 10, 3))

@@ -16,8 +16,9 @@ from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import MOST_ROWS
+from helpers.runs.recorded import count_types, types_of
+from helpers.runs.ways import each
 from host_device import HostDevice
-from ways import each
 
 BACKENDS: list[Callable[[], Any]] = [
     lambda: Reference(poison=True),
@@ -119,9 +120,7 @@ def test_rows_go_from_cell_to_cell(name: str, body: Body) -> None:
     model = Reader()
     for make in BACKENDS[:2]:
         found = check(loss_of(model, body), model, draw(), make())
-        assert (
-            max(sum(t.name == kind.name for t in found.recorder.types.types) for kind in found.recorder.types.types) < 4
-        )
+        assert max(count_types(found, kind.name) for kind in types_of(found)) < 4
 
 
 @pytest.mark.slow

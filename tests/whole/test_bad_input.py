@@ -13,8 +13,8 @@ from autobatch.graph.dag import reverse
 from autobatch.graph.graph import NamedTypes
 from autobatch.policies import Agenda, Frontier, FrontierPolicy, to_dag
 from autobatch.policies.search.beam import beam_search
-from refusals import DIM, N_CLASSES, N_WORDS, Model, refused
-from ways import each
+from helpers.checkers.refusals import DIM, N_CLASSES, N_WORDS, Model, refused
+from helpers.runs.ways import each
 
 
 @pytest.mark.parametrize("word", [-1, N_WORDS, 10**6])

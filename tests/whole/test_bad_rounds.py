@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from waiting_programs import DIM, Boom, Model, batched, data, fail, items, last, taken
-from ways import each
+from helpers.programs.waiting_programs import DIM, Boom, Model, batched, data, fail, items, last, taken
+from helpers.runs.ways import each
 
 
 def test_errors_name_their_instance_or_come_in_the_place_of_results() -> None:

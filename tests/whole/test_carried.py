@@ -14,8 +14,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from every_model import MODELS
-from twin_cases import draw_trees_case
+from helpers.models.every_model import MODELS
+from helpers.twins.cases import draw_trees_case
 
 QUICK = ("tree-lstm", "lattice-lstm", "child-sum tree-lstm", "seq2seq with additive attention")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from waiting_programs import Model, items
+from helpers.programs.waiting_programs import Model, items
 
 
 @ab.cell

@@ -20,9 +20,9 @@ from autobatch.compiler.numba.sources import write_sources
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.jit.loops import Compiled
 from autobatch.models import MODELS
-from planned import place_batch
-from zoo import machines, transformer
-from zoo.case import Case
+from helpers.runs.planned import place_batch
+from helpers.zoo import machines, transformer
+from helpers.zoo.case import Case
 
 WIDTHS = (11, 16, 32, 5, 4, 2)
 """Also 2 tags and 5 classes, of which some models have as many."""

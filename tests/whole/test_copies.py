@@ -15,7 +15,8 @@ from autobatch.errors import GraphError
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
-from ways import each
+from helpers.runs.recorded import module_of
+from helpers.runs.ways import each
 
 CLONES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
@@ -54,7 +55,7 @@ def test_a_copy_of_a_used_function_goes_on_by_itself(trees: list[Any], backend: 
     assert twin.backend is not loss.backend
     before = loss(trees)
     assert np.array_equal(twin(trees), before)
-    model = twin.value_and_grad.__self__.recorder.module
+    model = module_of(twin)
     _, grads = twin.value_and_grad(twin.record_all(trees))
     ab.optim.Adam(model, lr=0.1).step(grads)
     assert np.array_equal(loss(trees), before)
@@ -158,7 +159,7 @@ def test_a_batched_function_may_be_a_cell_itself(backend: str, clone: str, n: in
         np.testing.assert_allclose(twin(inputs), expected, rtol=1e-6)
         if cell is not square:
             assert grads["weight"].shape == (3, 3)
-            assert (twin.recorder.module is model) == (clone == "copy")
+            assert (module_of(twin) is model) == (clone == "copy")
 
 
 def test_copies_and_pickles_of_a_cell_are_the_cell() -> None:

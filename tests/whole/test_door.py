@@ -13,7 +13,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from ways import each
+from helpers.runs.ways import each
 
 
 class Head(ab.Module):

@@ -21,10 +21,10 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.models import MODELS
+from helpers.checkers.parity import assert_equal
+from helpers.twins.case import Case
+from helpers.twins.cases import AWAITING, CASES, MORE
 from host_device import HostDevice
-from parity import assert_equal
-from twin_case import Case
-from twin_cases import AWAITING, CASES, MORE
 
 EVERY = [*CASES, *MORE, *AWAITING]
 POLICIES = ("auto", *policies.names(), "score+both+compact")

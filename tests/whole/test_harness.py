@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autobatch.errors import AutobatchError
-from ways import each
+from helpers.runs.ways import each
 
 PATH = Path(__file__).parents[2] / "experiments" / "harness.py"
 

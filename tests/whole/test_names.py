@@ -9,7 +9,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.missing import INSTEAD
-from ways import each
+from helpers.runs.ways import each
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from autobatch import policies
 from autobatch.backends.reference import Reference
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
-from random_programs import Instance, RandomModel, draw_instances, draw_model
-from ways import each
+from helpers.programs.random_programs import Instance, RandomModel, draw_instances, draw_model
+from helpers.runs.recorded import types_of
+from helpers.runs.ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 RELATIVE = 1e-10
@@ -144,9 +145,9 @@ def test_the_draws_have_all_that_programs_can_have() -> None:
         loss(draw_instances(rng, model, n=6))
         assert loss.last is not None
         note_graph(seen, loss.last.graph)
-        note_types(seen, loss.recorder.types.types)
+        note_types(seen, types_of(loss))
         kinds = loss.last.graph.type_id
-        without_ports = {t.number for t in loss.recorder.types.types if not t.program.ports}
+        without_ports = {t.number for t in types_of(loss) if not t.program.ports}
         n_edges = np.diff(loss.last.graph.edge_ptr)
         seen["a port without edges"] += sum(k not in without_ports for k in kinds[n_edges == 0].tolist())
     everything = {

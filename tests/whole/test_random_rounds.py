@@ -17,8 +17,8 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.graph.graph import Graph
+from helpers.programs.random_rounds import Boom, Instance, RoundModel, minibatches
 from host_device import HostDevice
-from random_rounds import Boom, Instance, RoundModel, minibatches
 
 SEED, RELATIVE = 3, 1e-10
 POLICIES = ("agenda", "depth", "sufficient", "score", "unbatched", "critical", "score+both+compact")
@@ -153,7 +153,7 @@ def gradients(run: ab.Batched, instances: Sequence[Any], weights: Any) -> tuple[
 
 
 def slope(instances: Sequence[Instance], weights: Any, along: dict[str, Any], size: float = 1e-5) -> float:
-    """The central difference of the eager loss, in which programs are told what they were told before."""
+    """The central difference of the eager loss, in which programs get the values that they got before."""
     parameters = MODEL.parameters()
     start = {name: parameter.data.copy() for name, parameter in parameters.items()}
     losses = list[float]()

@@ -18,7 +18,7 @@ from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.elementwise import greater, less
 from autobatch.ops.operators import OPS
 from autobatch.trace.handles import RECYCLE
-from ways import each
+from helpers.runs.ways import each
 
 POLICIES = ("unbatched", "depth", "agenda")
 DIM = 3
@@ -313,7 +313,7 @@ def test_training_more_or_fewer_parameters_than_before() -> None:
 
 @pytest.mark.parametrize("part", ["handle", "inner tuple", "value", "copy"])
 def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) -> None:
-    """Handles are used again when nobody holds them; parts of them count."""
+    """Handles without references are used again; references to parts of them count."""
     model = Trees()
 
     def run(n: int) -> Any:

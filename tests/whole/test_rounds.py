@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from waiting_programs import BACKENDS, DIM, Model, batched, data, items, last, taken
-from ways import each
+from helpers.programs.waiting_programs import BACKENDS, DIM, Model, batched, data, items, last, taken
+from helpers.runs.ways import each
 
 
 @each("make", BACKENDS)
@@ -34,7 +34,7 @@ def test_values_that_nobody_waits_for_are_held_back_and_run_together() -> None:
         for _ in range(n):
             x = model.turn(x)
             losses.append(model.norm(x))
-            model.norm(model.turn(x))  # which nobody reads
+            model.norm(model.turn(x))  # without a reader
             await ab.value(model.total(x))
         return ab.sum_n(losses)
 

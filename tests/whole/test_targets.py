@@ -29,7 +29,7 @@ MULTIPLIED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A processor to pretend: what the environment says of it, what it must have to run here, and which tests tell."""
+    """A processor to pretend: its environment, what this one needs to run its code, and the tests to run."""
 
     environment: dict[str, str]
     needs: frozenset[str]

@@ -14,8 +14,8 @@ import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from zoo.case import Case, to_torch
-from zoo.cases import CASES
+from helpers.zoo.case import Case, to_torch
+from helpers.zoo.cases import CASES
 
 POLICIES = ("auto", "depth", "agenda", "sufficient", "critical", "score+both+compact", "unbatched")
 RELATIVE = 1e-9

@@ -18,17 +18,18 @@ from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.params.module import shared_store
 from autobatch.params.stacks import make_stack
+from helpers.checkers.parity import assert_equal
+from helpers.checkers.refusals import refused
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import CASES, Case
 from host_device import HostArray, HostDevice
-from parity import assert_equal
-from random_programs import draw_instances, draw_model
-from refusals import refused
-from twin_cases import CASES, Case
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def to_host(grads: dict[str, Any], device: HostDevice) -> dict[str, Any]:
     """Gradients as arrays of NumPy, after checking that they are on the device."""
+    assert grads
     assert all(g.store is device if isinstance(g, ab.Rows) else type(g) is HostArray for g in grads.values())
     return {name: np.array(g) if isinstance(g, ab.Rows) else device.get(g) for name, g in grads.items()}
 

@@ -8,8 +8,8 @@ import pytest
 
 from autobatch.compiler.cuda.support import PLACES, REALS, module_text
 from autobatch.devices.gpu import TO_BF16
-from device_kernels import MODULES, Module
-from gpu_compiler import compile_for_gpus, needs_compiler
+from helpers.runs.device_kernels import MODULES, Module
+from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler
 
 
 @pytest.mark.slow

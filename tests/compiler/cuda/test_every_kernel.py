@@ -9,12 +9,12 @@ import pytest
 from autobatch.compiler.cuda.resources import GPUS, Resources, measure_resources
 from autobatch.compiler.cuda.source import print_stage
 from autobatch.compiler.cuda.support import REALS, module_text
-from every_model import LITERATURE, MODELS, models, stages_of
-from gpu_compiler import compile_for_gpus, needs_compiler
-from ways import each
+from helpers.models.every_model import LITERATURE, MODELS, models, stages_of
+from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler
+from helpers.runs.ways import each
 
 PLACE = "int32"
-NEVER_READ = 550  # warns of variables that are set and never read, as of loops whose results nobody uses
+NEVER_READ = 550  # warns of variables that are set and never read, such as results of loops that are not used
 
 
 def kernels_of(name: str) -> dict[str, str]:

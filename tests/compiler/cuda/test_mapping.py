@@ -19,10 +19,10 @@ from autobatch.compiler.fusion import Block
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Loop
-from every_model import MODELS, models, stages_of, stages_of_cells
-from random_programs import draw_instances, draw_model
-from touches import TEAMS, runs, touches_of
-from ways import each
+from helpers.checkers.touches import TEAMS, runs, touches_of
+from helpers.models.every_model import MODELS, models, stages_of, stages_of_cells
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.ways import each
 
 
 class Divided(NamedTuple):
@@ -128,7 +128,8 @@ def check(found: Divided) -> None:
         order = [loops.index(loop) for loop in part.loops]
         assert order == sorted(order)
         for loop in part.loops:
-            assert id(loop) not in part.again or (loop.stored is None and not loop.combine)
+            if id(loop) in part.again:
+                assert (loop.stored, loop.combine) == (None, "")
             makers = makers_of(found, loop)
             assert makers <= set(map(id, part.loops[: part.loops.index(loop)])), "a variable is made where it is read"
             if not (loop.combine and is_number(lowered, loop)) and part.mapping.axes:
@@ -150,8 +151,9 @@ def assert_one_thread_makes_each(mapping: Mapping, loop: Loop, team: int) -> Non
     made: dict[int, list[int]] = {}
     for lane, index in runs(mapping, team):
         made.setdefault(sum(i * stride for i, stride in zip(index, loop.nest[1][0], strict=True)), []).append(lane)
-    assert all(len(set(lanes)) == 1 for lanes in made.values())
-    assert loop.combine or all(len(lanes) == 1 for lanes in made.values())
+    makers = [set(lanes) if loop.combine else lanes for lanes in made.values()]
+    assert makers
+    assert [len(lanes) for lanes in makers] == [1] * len(makers)
 
 
 def check_order(found: Divided) -> None:

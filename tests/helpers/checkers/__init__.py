@@ -1,0 +1,1 @@
+"""What results are compared with: definitions, brute force, another precision, the reference backend."""

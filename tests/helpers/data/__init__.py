@@ -1,0 +1,1 @@
+"""Files of data sets, and what reads them."""

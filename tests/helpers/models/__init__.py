@@ -1,0 +1,1 @@
+"""Modules that several areas test, and the stages of every model."""

@@ -1,0 +1,1 @@
+"""How tests run things: in several ways, as commands, as programs, planned only, compiled for GPUs."""
