@@ -46,7 +46,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     refuse_inside()
     recorder.renew()
     n_taken = recorder.calls.traces.lives.n_taken
-    with recorder.standing_in():
+    with recorder.patching():
         recorder.calls.handles.recycle()
         with closing(Phases(recorder, instances, inputs)) as phases:
             try:
