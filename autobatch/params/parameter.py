@@ -65,7 +65,7 @@ class Parameter(Operators):
     _store: Store = HOST
     _lent: Callable[[], FloatArray | None] | None = None  # gives what `data` gave, until it is known to be gone
     _version = 0
-    home: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
+    buffer: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property
     def stacks(self) -> dict[tuple[tuple[int, ...], ...], Any]:
@@ -174,7 +174,7 @@ class Parameter(Operators):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
-        own = ("home", "stacks", "_store", "_lent")
+        own = ("buffer", "stacks", "_store", "_lent")
         return {**{name: x for name, x in vars(self).items() if name not in own}, "_data": self.store.get(self._data)}
 
     def __copy__(self) -> Self:
