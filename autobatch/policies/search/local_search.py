@@ -31,8 +31,8 @@ def local_search(
     """Search for a shorter sequence around one that finishes a graph.
 
     Args:
-        dag: N nodes, T types: the graph, or its kernel (`make_kernel`), which the same sequences finish and on which
-            steps are faster.
+        dag: N nodes, T types: the graph, or the reduced one (`reduce_graph`), which the same sequences finish and on
+            which steps are faster.
         sequence: int32[K] type ids; finishes `dag`.
         rng: supplies the seed, one number.
         max_steps: number of perturbed sequences to examine.
