@@ -2,7 +2,7 @@
 
 A guard is one place that was read: an attribute of an object, an item of a namespace, or the contents of a list or
 dict. It holds as long as the very same objects are there, or equal numbers or texts; arrays and tensors are compared
-with a copy of their former contents. `Watchlist.holds` checks all guards in force, once per call. It compares the
+with a copy of their former contents. `GuardSet.holds` checks all guards in force, once per call. It compares the
 objects at all places in two passes; a guard is asked itself only where another object is, or where it is deep.
 """
 
@@ -106,7 +106,7 @@ class Guard:
         ]
 
 
-class Watchlist:
+class GuardSet:
     """The guards of all traces in force; every call checks them."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:

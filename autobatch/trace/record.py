@@ -160,7 +160,7 @@ class Recorder:
     def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
-        if not traces.watchlist.holds():
+        if not traces.guard_set.holds():
             with recording_lock(), self._of_module():
                 traces.name_weights(self.parameters())
                 traces.renew()
@@ -168,7 +168,7 @@ class Recorder:
     def check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
         traces = self.calls.traces
-        if not traces.watchlist.holds() or traces.lives.n_taken != n_taken:
+        if not traces.guard_set.holds() or traces.lives.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
                 f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "

@@ -473,12 +473,12 @@ def test_guards_of_the_models_are_few(case: Any) -> None:
     model, instances = case.draw(seed=0, n_instances=3, dim=4)
     loss = ab.batched(model.loss, backend="reference")
     loss(instances)
-    watchlist = loss.recorder.calls.traces.watchlist
-    assert 0 < len(watchlist.guards) <= 100
-    n_deep = sum(guard.is_deep for guard in watchlist.guards)
+    guard_set = loss.recorder.calls.traces.guard_set
+    assert 0 < len(guard_set.guards) <= 100
+    n_deep = sum(guard.is_deep for guard in guard_set.guards)
     assert n_deep <= 2
-    assert watchlist.holds()
-    assert count_calls(watchlist.holds) <= 20 + 50 * n_deep
+    assert guard_set.holds()
+    assert count_calls(guard_set.holds) <= 20 + 50 * n_deep
 
 
 def test_a_walk_of_the_model_is_not_repeated_while_functions_stand_in_for_its_cells() -> None:
