@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
+
+if TYPE_CHECKING:
+    from autobatch.memplan.report.memory import MemoryReport
 
 SHOWN = 5  # rounds at either end, and instances of a round
 
@@ -57,13 +60,6 @@ class Judgement(Protocol):
     @property
     def bound_kind(self) -> str:
         """How the bound was found."""
-
-
-class Memory(Protocol):
-    """The places of values and the copies, see `autobatch.memplan.report.memory`; prints as text."""
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw it into a file."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class Report(AsText):
     unseen_share: float | None = None
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
-    memory: Memory | None = None
+    memory: MemoryReport | None = None
     precision: str = "float32"
     decided: str = ""
     of_one_length: tuple[tuple[str, str], ...] = ()
@@ -202,7 +198,7 @@ def make_report(
     policy: Policy,
     types: TypeTable,
     judgements: Sequence[Judgement],
-    memory: Memory | None,
+    memory: MemoryReport | None,
     precision: str = "float32",
     decided: str = "",
 ) -> Report:

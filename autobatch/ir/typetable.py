@@ -15,7 +15,7 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
-from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Part, Port, origin
+from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Port, RowSlice, origin
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import OPS
@@ -241,7 +241,7 @@ def _leading_ports(program: CellProgram) -> list[int]:
     return [group if group != NODE and group not in groups[:k] else -1 for k, group in enumerate(groups)]
 
 
-def _parts_of(program: CellProgram) -> Iterator[tuple[int, Part]]:
+def _parts_of(program: CellProgram) -> Iterator[tuple[int, RowSlice]]:
     """The slices that derived groups are joined from, each with the group."""
     return ((group, part) for group, parts in program.derived.items() for part in parts)
 

@@ -32,7 +32,7 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     Cost: O(elements of the inputs).
     """
     _check_rows(plan)
-    memory = _Memory(plan, cells)
+    memory = _ShadowMemory(plan, cells)
     for k, batch in enumerate(plan.batches):
         nodes = plan.node_at[plan.type_ptr[batch.kind] + np.arange(batch.start, batch.end)].tolist()
         inputs = _input_ranges(plan, cells, batch)
@@ -71,7 +71,7 @@ def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTyp
         raise PlanError(f"{doing}: parts of the plan do not fit each other ({error!r}).") from error
 
 
-class _Memory:
+class _ShadowMemory:
     """The buffer: for each element the write that it holds, and for each write the terms added up in it."""
 
     def __init__(self, plan: Plan, cells: PlannedTypes) -> None:
@@ -159,7 +159,7 @@ def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
     return found
 
 
-def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _Memory) -> None:
+def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _ShadowMemory) -> None:
     """Every port of a node must hold its edge's value, or the sum of its edges', or one edge per row of its group."""
     graph, row = plan.graph, int(plan.row[node])
     layout = cells.cells[batch.kind].layout

@@ -23,7 +23,7 @@ import numpy as np
 
 from autobatch.graph.dag import Dag
 from autobatch.ir.program import SHARED, Constant, Instruction
-from autobatch.memplan.cell.memory import Memory, is_number
+from autobatch.memplan.cell.memory import ProgramMemory, is_number
 from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul, outer
 
@@ -47,7 +47,7 @@ class Steps:
     dag: Dag
 
 
-def make_steps(memory: Memory) -> Steps:
+def make_steps(memory: ProgramMemory) -> Steps:
     """Number the computing instructions of a program, and their signatures in order of appearance."""
     number = {value: n for n, value in enumerate(memory.steps)}
     kinds: dict[Hashable, int] = {}
@@ -103,7 +103,7 @@ def _ready(
     return ready, could
 
 
-def computed(memory: Memory, index: int) -> set[int]:
+def computed(memory: ProgramMemory, index: int) -> set[int]:
     """The computed values that a value views or copies."""
     value = memory.reads[index].value
     source = memory.program.vars[value].source
@@ -114,7 +114,7 @@ def computed(memory: Memory, index: int) -> set[int]:
     return {value}
 
 
-def signature(memory: Memory, value: int) -> Hashable:
+def signature(memory: ProgramMemory, value: int) -> Hashable:
     """All of an instruction but the places of its arguments; equal for instructions that may run as one.
 
     Products whose parameters are stacked may have any numbers of rows.
@@ -144,7 +144,7 @@ def signature(memory: Memory, value: int) -> Hashable:
     return source.op, static, form(vars[value].shape), vars[value].domain, *arguments, together
 
 
-def is_product(memory: Memory, batch: Batch) -> bool:
+def is_product(memory: ProgramMemory, batch: Batch) -> bool:
     """Whether the op of a batch is a matrix product, which reads its operands as blocks."""
     source = memory.program.vars[batch[0]].source
     return isinstance(source, Instruction) and source.op in PRODUCTS
