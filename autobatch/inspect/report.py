@@ -83,7 +83,7 @@ class Report(AsText):
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
         of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
-        told: what else there is to say about cells.
+        told: notes on cells.
         rounds: what each round of async programs did.
     """
 
@@ -160,8 +160,8 @@ class Report(AsText):
             single = [t for t in group if t.why]
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
             lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
-        lines += [f"  {name} has a type for each length {told}" for name, told in self.of_one_length]
-        lines += [f"  {name} {told}" for name, told in self.told]
+        lines += [f"  {name} has a type for each length {note}" for name, note in self.of_one_length]
+        lines += [f"  {name} {note}" for name, note in self.told]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -212,7 +212,7 @@ def make_report(
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), step.unseen_share, step.plan_hit, step.plan_hit_rate,
-        memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_told(schedule, types)),
+        memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_notes(schedule, types)),
         step.rounds,
     )  # fmt: skip
 
@@ -246,17 +246,17 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
 def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:
     """The cells that ran and have a type for each length of a list."""
     present = {types[number].name for number in set(schedule.batch_type.tolist())}
-    return tuple((name, told) for name, told in types.of_one_length.items() if name in present)
+    return tuple((name, note) for name, note in types.of_one_length.items() if name in present)
 
 
-def _told(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
+def _notes(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
     """What ops have to say about the cells that ran, each once."""
     ran = (types[number] for number in sorted(set(schedule.batch_type.tolist())))
     sources = ((kind.name, var.source) for kind in ran for var in kind.program.vars)
     return {
-        (name, source.op.told(**source.static)): None
+        (name, source.op.note(**source.static)): None
         for name, source in sources
-        if isinstance(source, Instruction) and source.op.told is not None
+        if isinstance(source, Instruction) and source.op.note is not None
     }
 
 

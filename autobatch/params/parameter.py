@@ -97,7 +97,7 @@ class Parameter(Operators):
         self.note_change()
 
     def _lend(self) -> FloatArray:
-        """An array of the numbers that is known for as long as somebody has it or a view of it."""
+        """An array of the numbers that is known for as long as it, or a view of it, is referred to."""
         with _lending:
             lent = None if self._lent is None else self._lent()
             if lent is not None:  # another thread was faster
@@ -113,7 +113,7 @@ class Parameter(Operators):
 
     @property
     def array(self) -> FloatArray:
-        """The array, for readers and for whoever calls `note_change`; the same until the numbers are moved."""
+        """The array, for readers and for writers that call `note_change`; the same until the numbers are moved."""
         return self._data
 
     def note_change(self) -> None:

@@ -160,7 +160,7 @@ class TorchExecutor(Executor):
 
 
 class Passing:
-    """A mini-batch that has run forward, until it runs backward or nobody has its outputs.
+    """A mini-batch that has run forward, until it runs backward or its outputs are gone.
 
     Args:
         batched: runs it.

@@ -213,7 +213,7 @@ FORWARD = Op(
     kernel=lambda xp, *arrays, out, body: body.forward(arrays, out),
     pullback=_pullback,
     whole=True,
-    told=lambda body: body.why,
+    note=lambda body: body.why,
 )
 DRAWING = Op(
     "torch",
@@ -222,7 +222,7 @@ DRAWING = Op(
     pullback=_pullback,
     random=True,
     whole=True,
-    told=lambda body, site: body.why,
+    note=lambda body, site: body.why,
 )
 BACKWARD = Op(
     "torch_gradient",

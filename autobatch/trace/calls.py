@@ -351,8 +351,8 @@ class Calls:
         for other in self.traces.keys_of(entry):
             apart = [name for name, key in keys.items() if key != other[name]]
             if apart and all(_is_longer(keys[name], other[name]) for name in apart):
-                told = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"
-                self.types.of_one_length[entry.name] = told
+                advice = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"
+                self.types.of_one_length[entry.name] = advice
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
         """Read arguments, and again where the body needs the length of a list, or the numbers of data, of these."""

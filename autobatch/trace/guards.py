@@ -28,12 +28,12 @@ class Difference(NamedTuple):
 
     Attributes:
         key: identifies the place.
-        told: a description of the change, for messages.
+        description: of the change, for messages.
         before, now: the old and the new value.
     """
 
     key: Hashable
-    told: str
+    description: str
     before: Any
     now: Any
 
@@ -179,8 +179,8 @@ def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:
     if content_of(before) is not None or content_of(now) is not None:
         return Difference(key, f"{text} holds other numbers", before, now)
     was, is_now = _short(before), _short(now)
-    told = f"{text} is another {type(now).__name__}" if was == is_now else f"{text} was {was} and is {is_now}"
-    return Difference(key, told, before, now)
+    change = f"{text} is another {type(now).__name__}" if was == is_now else f"{text} was {was} and is {is_now}"
+    return Difference(key, change, before, now)
 
 
 def _is_still(before: Any, now: Any, content: Hashable | None, live: Live | None) -> bool:

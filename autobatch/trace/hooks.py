@@ -27,7 +27,7 @@ LISTENING = _Listening()
 
 @contextmanager
 def listening(tracker: Any) -> Iterator[None]:
-    """Within the context, report what this thread reads and calls to `tracker`, or to nobody.
+    """Within the context, report what this thread reads and calls to `tracker`; None: report nothing.
 
     A profiler is paused meanwhile.
     """

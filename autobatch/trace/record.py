@@ -264,11 +264,11 @@ class Recorder:
             result = self.function(instance if inputs is None else inputs.enter(instance))
             return self.read_result(result, refs, slots)
         except Exception as error:
-            told = self.explain(error)
-            note_instance(told, number)
-            if told is error:
+            explained = self.explain(error)
+            note_instance(explained, number)
+            if explained is error:
                 raise
-            raise told from None
+            raise explained from None
 
     def explain(self, error: Exception) -> Exception:
         """The error that a user's function raised, or one that says more."""

@@ -215,7 +215,7 @@ class Traces:
 
     def changes(self) -> str:
         """A description of what has changed, for messages."""
-        return _told(differences(guard for trace in self._in_force() for guard in trace.guards))
+        return _describe(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     def renew(self) -> None:
         """Replace the traces in force whose guards fail."""
@@ -239,9 +239,9 @@ class Traces:
                 body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
-        told = f"{_told(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
+        why = f"{_describe(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
-            self._put(family, self._keep(family, body) if body is not None else known, told)
+            self._put(family, self._keep(family, body) if body is not None else known, why)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
@@ -338,8 +338,8 @@ def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
     return body
 
 
-def _told(changed: Iterable[Difference]) -> str:
-    return "; ".join(dict.fromkeys(difference.told for difference in changed))
+def _describe(changed: Iterable[Difference]) -> str:
+    return "; ".join(dict.fromkeys(difference.description for difference in changed))
 
 
 def _outcome(error: Exception | None) -> str:

@@ -159,8 +159,8 @@ class ReadTracker:
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
             return self._note(owner, get, name, text)
         self._note(base, vars(base).get, name, f"{name} of class {base.__name__}")
-        told = f"the class of {type(owner).__name__}"
-        self.guards.setdefault((id(owner), "__class__"), Guard(owner, told, {}, get, "__class__"))
+        text = f"the class of {type(owner).__name__}"
+        self.guards.setdefault((id(owner), "__class__"), Guard(owner, text, {}, get, "__class__"))
         if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
             self._note(own, own.get, name, text)
         return self._follow(value, text, replaces=True)
@@ -261,13 +261,13 @@ class ReadTracker:
 
     def _note_variables(self, function: FunctionType) -> None:
         """Record a function's code, its closure variables and its default arguments."""
-        told, get = function.__qualname__, partial(getattr, function)
-        self._constant(function, get, "__code__", f"the code of {told}")
+        qualname, get = function.__qualname__, partial(getattr, function)
+        self._constant(function, get, "__code__", f"the code of {qualname}")
         for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-            self._constant(cell, partial(_in_cell, cell), "", f"{name} around {told}")
+            self._constant(cell, partial(_in_cell, cell), "", f"{name} around {qualname}")
         for name in ("__defaults__", "__kwdefaults__"):
             if getattr(function, name) is not None:
-                self._constant(function, get, name, f"a default argument of {told}")
+                self._constant(function, get, name, f"a default argument of {qualname}")
 
     def _note_namespace(self, x: Any) -> None:
         """Record the attributes of a module, or class, that functions name."""

@@ -58,7 +58,7 @@ class CudaWriter(Writer):
             self.column("shift")
 
     def region(self, view: View) -> tuple[Hashable, int]:
-        """The region of memory that holds a view, and where the view begins in it; None for what nobody writes."""
+        """The region of memory that holds a view, and where the view begins in it; None for what is never written."""
         if self.lowered.domains[view.value] == SHARED:
             return None, 0
         location, found = self.storage.locate(view)

@@ -39,7 +39,7 @@ struct Job {
     const int *ahead, *height;        // [N, T], [N] see `chains.py`
     const int *segments;              // [G * T + 1] how many nodes there are before those of a type of a dag
     const int *node_ptr;              // [G + 1]
-    const int *blocked, *frontier;    // [N, T], [G * T] see `restricted.py`; null where nobody asks for frontiers
+    const int *blocked, *frontier;    // [N, T], [G * T] see `restricted.py`; null where frontiers are not needed
     int64 n_types;
     const int *dag_of, *machine_of;   // [R]
     const int64 *chances;             // [R] of running any type that may run, of 2^32
