@@ -1,4 +1,4 @@
-"""Find out that a trained model meets data which its training data does not tell of."""
+"""Report data that is unlike the data that a model was trained on."""
 
 from __future__ import annotations
 

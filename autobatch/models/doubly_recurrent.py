@@ -77,7 +77,7 @@ class DoublyRecurrent(NodeStates):
         return ab.sum_n(losses)
 
     async def grow(self, words: Sequence[int]) -> OrderedTree[int]:
-        """Grow the tree that a text tells of."""
+        """Grow the tree of a text."""
         root, *_ = await self.grow_siblings(self.encode(words), self.first, self.max_steps)
         return root
 

@@ -167,7 +167,7 @@ class Parameter(Operators):
         self._keep(array)
 
     def _keep(self, array: FloatArray) -> None:
-        """Keep the numbers in this array from now on; who has `data` has an array of no parameter."""
+        """Keep the numbers in this array from now on; arrays that `data` gave are no longer the parameter's."""
         if array is not self._data:
             self._data, self._lent = array, None
             self.note_change()

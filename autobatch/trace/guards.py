@@ -71,7 +71,7 @@ class Guard:
         """The present names, or indices, and values."""
         return named_parts(self.holder) if self.get is None else ((self.name,), [self.get(self.name, MISSING)])
 
-    def tell(self, name: Any) -> str:
+    def describe(self, name: Any) -> str:
         """A description of the value of this name."""
         return f"{self.text}[{name!r}]" if self.get is None else self.text
 
@@ -100,7 +100,7 @@ class Guard:
         if not (are(names, self.names) or is_same(tuple(names), tuple(self.names))):
             return [Difference(self.key, f"{self.text} has other elements", self.names, names)]
         return [
-            _difference((id(self.holder), name), self.tell(name), before, now)
+            _difference((id(self.holder), name), self.describe(name), before, now)
             for name, before, now, content in zip(names, self.seen, found, self.copies, strict=True)
             if not _is_still(before, now, content, self.lives.get(name))
         ]

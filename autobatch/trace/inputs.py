@@ -82,11 +82,11 @@ class FloatInput(Symbol):
     flatten = ravel
 
     def copy(self) -> FloatInput:
-        """It, for it cannot be changed."""
+        """This input itself: it cannot be changed."""
         return self
 
     def astype(self, dtype: Any, **options: Any) -> Any:
-        """It for a float type, which is that of the model whatever it is here; else a plain array."""
+        """This input itself for a float dtype, as the model's dtype is used; else a plain array."""
         return self if np.dtype(dtype).kind == "f" else self.data.astype(dtype, **options)
 
     def __getitem__(self, index: Any) -> Any:

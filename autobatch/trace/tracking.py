@@ -212,7 +212,7 @@ class ReadTracker:
         parts = [
             LiveValue.of(self.builder, guard.lives[name])
             if name in guard.lives
-            else self._follow(x, guard.tell(name), replaces)
+            else self._follow(x, guard.describe(name), replaces)
             for name, x in zip(guard.names, guard.seen, strict=True)
         ]
         if replaces and not are(parts, guard.seen):

@@ -6,7 +6,6 @@ finishes the graph projected on them. So it has at least as many batches of thes
 projected graph. Those sequences are found exactly, and a small integer program finds the fewest batches that satisfy
 all such demands. Its last answer decides which sets of types to look at next: only sets for which it has fewer batches
 than the best known sequence, smaller sets first.
-Source: DESIGN, section 5.
 """
 
 from __future__ import annotations

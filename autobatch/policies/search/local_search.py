@@ -45,7 +45,6 @@ def local_search(
         ScheduleError: the sequence does not finish the graph.
 
     Cost: O(N + E + K) per step, as one pass of compaction.
-    Source: DESIGN, section 5.
 
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph

@@ -49,7 +49,6 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
         ScheduleError: the sequence does not finish the graph; names a node without a position.
 
     Cost: four passes, O(N + E + K) in all, plus what `embed_early` says about many types.
-    Source: DESIGN, section 5.
 
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
