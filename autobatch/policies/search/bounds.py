@@ -195,7 +195,7 @@ class _Search:
 
         A set demands at most the cost of any sequence known for it.
         """
-        present = [int(kind) for kind in np.flatnonzero(self.counts)]
+        present = [int(type_id) for type_id in np.flatnonzero(self.counts)]
         for n_types in range(2, max_types + 1):
             sets = [types for types in combinations(present, n_types) if types not in self.parts]
             gains = [

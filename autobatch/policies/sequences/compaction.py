@@ -152,5 +152,5 @@ def _follow(instead: IntArray, k: int) -> int:
 @compiled
 def _next_same(stops: Stops, k: int) -> int:
     """Find the next position with the type of position k; K if there is none."""
-    kind = stops.sequence[k]
-    return next_stop(stops, kind, k + 1) if 0 <= kind < stops.n_types else stops.sequence.size
+    type_id = stops.sequence[k]
+    return next_stop(stops, type_id, k + 1) if 0 <= type_id < stops.n_types else stops.sequence.size
