@@ -225,15 +225,15 @@ class Profile(AsText):
         Types that differ in nothing but shapes have a row in common.
         """
         spans, n, rows = [span for call in self.calls for span in call.batches], max(len(self.calls), 1), []
-        kinds = sorted({span.kind for span in spans})
-        group_of = group_by_shape([self._types[kind] for kind in kinds])
+        type_ids = sorted({span.kind for span in spans})
+        group_of = group_by_shape([self._types[type_id] for type_id in type_ids])
         for first in set(group_of.values()):
-            group = [kind for kind in kinds if group_of[kind] == first]
+            group = [type_id for type_id in type_ids if group_of[type_id] == first]
             own = [span for span in spans if group_of[span.kind] == first]
             ran = [span for span in own if span.stage == "forward"]
             ms = [sum(s.ms for s in own if s.stage == stage) / n for stage in RUNNING]
             counts = [len(ran) / n, sum(span.rows for span in ran) / n]
-            name = name_group([self._types.names[kind] for kind in group])
+            name = name_group([self._types.names[type_id] for type_id in group])
             rows.append((name, counts, [*ms, sum(span.n_bytes for span in own) / n / 1e6]))
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 

@@ -224,8 +224,8 @@ def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
         order.append(schedule.order + n_nodes)
         ptr.append(schedule.batch_ptr[1:] + n_nodes)
         n_nodes += schedule.n_nodes
-    kinds = [schedule.batch_type for schedule in schedules]
-    return Schedule(np.concatenate(kinds), np.concatenate(ptr), np.concatenate(order))
+    types = [schedule.batch_type for schedule in schedules]
+    return Schedule(np.concatenate(types), np.concatenate(ptr), np.concatenate(order))
 
 
 def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[TypeReport]:
@@ -252,7 +252,7 @@ def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[st
 def _notes(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
     """What ops have to say about the cells that ran, each once."""
     ran = (types[number] for number in sorted(set(schedule.batch_type.tolist())))
-    sources = ((kind.name, var.source) for kind in ran for var in kind.program.vars)
+    sources = ((node_type.name, var.source) for node_type in ran for var in node_type.program.vars)
     return {
         (name, source.op.note(**source.static)): None
         for name, source in sources

@@ -90,8 +90,8 @@ class _ShadowMemory:
 
     def write_outputs(self, node: int, k: int, inputs: list[range]) -> None:
         """Write the outputs of a node that runs in batch k, whose inputs lie in these ranges."""
-        plan, kind = self.plan, int(self.plan.graph.type_id[node])
-        program = self.cells.cells[kind].program
+        plan, type_id = self.plan, int(self.plan.graph.type_id[node])
+        program = self.cells.cells[type_id].program
         for number, output in enumerate(program.outputs):
             width = program.vars[output].size
             places = [
@@ -125,11 +125,11 @@ def _check_rows(plan: Plan) -> None:
     graph = plan.graph
     if sorted(plan.node_at.tolist()) != list(range(graph.n_nodes)):
         raise PlanError("checking a plan: node_at is no permutation of the nodes; every node has one row.")
-    for batch, (kind, nodes) in zip(plan.batches, plan.schedule, strict=True):
+    for batch, (type_id, nodes) in zip(plan.batches, plan.schedule, strict=True):
         for node in nodes.tolist():
             row = int(plan.row[node])
-            if not batch.start <= row < batch.end or plan.node_at[plan.type_ptr[kind] + row] != node:
-                raise PlanError(f"checking a plan: node {node} is not where row {row} of type {kind} says.")
+            if not batch.start <= row < batch.end or plan.node_at[plan.type_ptr[type_id] + row] != node:
+                raise PlanError(f"checking a plan: node {node} is not where row {row} of type {type_id} says.")
 
 
 def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
@@ -190,10 +190,10 @@ def _check_data(plan: Plan) -> None:
     """Every row must have the attributes of its node."""
     graph, arrays = plan.graph, plan.graph.types.arrays()
     starts = [0, 0]
-    for node, kind in enumerate(graph.type_id.tolist()):
-        row, block = int(plan.row[node]), plan.first_block(kind)
-        widths = [(int(arrays.int_width[kind]), int(arrays.float_width[kind]), block, row, row + 1)]
-        for number in range(int(arrays.data_ptr[kind]), int(arrays.data_ptr[kind + 1])):
+    for node, type_id in enumerate(graph.type_id.tolist()):
+        row, block = int(plan.row[node]), plan.first_block(type_id)
+        widths = [(int(arrays.int_width[type_id]), int(arrays.float_width[type_id]), block, row, row + 1)]
+        for number in range(int(arrays.data_ptr[type_id]), int(arrays.data_ptr[type_id + 1])):
             of_data = block + int(arrays.data_group[number]) - NODE
             first, end = plan.segment_ptr[of_data][row : row + 2].tolist()
             widths.append((int(arrays.data_ints[number]), int(arrays.data_floats[number]), of_data, first, end))
