@@ -194,7 +194,7 @@ def list_matmuls(
     if not cells.training:
         return
     activity = Activity(plan, cells, range(len(cells.slot_shapes)))
-    in_use = [batch for batch in plan.batches if activity.rows(batch.kind, batch.start, batch.end).any()]
+    in_use = [batch for batch in plan.batches if activity.rows(batch.type_id, batch.start, batch.end).any()]
     yield from lister.stage("backward", in_use[::-1])
     targets = Targets(gradients, cells.stacks).arrays
     for kind in range(len(cells.cells)):
@@ -224,11 +224,11 @@ class _Lister:
             stage = self.stages.of(self.cells.cells[kind], name)
             yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), 0, stage.n_before)
         for batch in batches:
-            stage = self.stages.of(self.cells.cells[batch.kind], name)
+            stage = self.stages.of(self.cells.cells[batch.type_id], name)
             first, last = 0, len(stage.steps)
-            if batch.kind in apart:
+            if batch.type_id in apart:
                 first, last = stage.n_before, last - stage.n_after
-            yield from self._steps(Part(name, batch.kind), stage, RowRange(self.plan, batch, HOST), first, last)
+            yield from self._steps(Part(name, batch.type_id), stage, RowRange(self.plan, batch, HOST), first, last)
         for kind in apart:
             stage = self.stages.of(self.cells.cells[kind], name)
             last = len(stage.steps)

@@ -88,7 +88,7 @@ class Taken(NamedTuple):
                     segments, n_left = done.pop()
                 n_left -= stage == "backward"
                 n_bytes = self.itemsize * self._count_elements(segments, batch, backward=stage != "forward")
-                yield Span(stage, since, end, n_bytes, batch.kind, batch.end - batch.start)
+                yield Span(stage, since, end, n_bytes, batch.type_id, batch.end - batch.start)
             elif stage == "forward":
                 done.append(next(parts))
                 segments, n_left = done[-1][0], 0
@@ -96,7 +96,7 @@ class Taken(NamedTuple):
 
     def _count_elements(self, segments: dict[int, NDArray[np.int64]], batch: Batch, backward: bool) -> int:
         """Count the numbers in the rows of a batch: inputs and saved values, and with `backward` gradients."""
-        layout, block = self.cells.cells[batch.kind].layout, int(self.cells.tables.block_ptr[batch.kind])
+        layout, block = self.cells.cells[batch.type_id].layout, int(self.cells.tables.block_ptr[batch.type_id])
         total, rows = 0, batch.end - batch.start
         for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
             if number:

@@ -64,7 +64,7 @@ class Batch(NamedTuple):
         bases: per domain of the type, the offset of the batch's first row in its inputs.
     """
 
-    kind: int
+    type_id: int
     start: int
     end: int
     bases: tuple[int, ...]
@@ -183,11 +183,11 @@ class Plan:
         else:
             for k, batch in enumerate(self.batches):
                 n_nodes = batch.end - batch.start
-                for block, base in enumerate(batch.bases, start=self.first_block(batch.kind)):
+                for block, base in enumerate(batch.bases, start=self.first_block(batch.type_id)):
                     rows = n_nodes
-                    if block > self.first_block(batch.kind):
+                    if block > self.first_block(batch.type_id):
                         rows = int(np.diff(self.segment_ptr[block][[batch.start, batch.end]])[0])
-                    lines += self._block_line(base, f"{names[batch.kind]}, batch {k}", block, rows)
+                    lines += self._block_line(base, f"{names[batch.type_id]}, batch {k}", block, rows)
         for slot, (base, rows) in enumerate(zip(self.slot_base.tolist(), self.slot_rows.tolist(), strict=True)):
             lines.append(f"{base:8}  asked for, slot {slot}: {rows} rows")
         if self.mirror:

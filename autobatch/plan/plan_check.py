@@ -34,7 +34,7 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     _check_rows(plan)
     memory = _ShadowMemory(plan, cells)
     for k, batch in enumerate(plan.batches):
-        nodes = plan.node_at[plan.type_ptr[batch.kind] + np.arange(batch.start, batch.end)].tolist()
+        nodes = plan.node_at[plan.type_ptr[batch.type_id] + np.arange(batch.start, batch.end)].tolist()
         inputs = _input_ranges(plan, cells, batch)
         if cells.training:
             _check_follows(plan, cells, batch)
@@ -134,13 +134,13 @@ def _check_rows(plan: Plan) -> None:
 
 def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
     """The rows of a batch must lie behind those of earlier batches of its type."""
-    for number, width in enumerate(cells.cells[batch.kind].layout.input_width):
+    for number, width in enumerate(cells.cells[batch.type_id].layout.input_width):
         rows = batch.start
         if number:
-            rows = int(plan.segment_ptr[plan.first_block(batch.kind) + number][batch.start])
-        if width and batch.bases[number] != plan.type_bases[batch.kind][number] + rows * width:
+            rows = int(plan.segment_ptr[plan.first_block(batch.type_id) + number][batch.start])
+        if width and batch.bases[number] != plan.type_bases[batch.type_id][number] + rows * width:
             raise PlanError(
-                f"checking a plan: rows of type {batch.kind} at {batch.bases[number]} do not follow those before them."
+                f"checking a plan: rows of type {batch.type_id} at {batch.bases[number]} do not follow those before."
             )
 
 
@@ -148,11 +148,11 @@ def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
     """The elements of the inputs of a batch, block by block."""
     found = []
     for number, (base, width) in enumerate(
-        zip(batch.bases, cells.cells[batch.kind].layout.input_width, strict=True)
+        zip(batch.bases, cells.cells[batch.type_id].layout.input_width, strict=True)
     ):  # fmt: skip
         rows = batch.end - batch.start
         if number:
-            segments = plan.segment_ptr[plan.first_block(batch.kind) + number]
+            segments = plan.segment_ptr[plan.first_block(batch.type_id) + number]
             rows = int(segments[batch.end] - segments[batch.start])
         if rows * width:
             found.append(range(base, base + rows * width))
@@ -162,7 +162,7 @@ def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
 def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _ShadowMemory) -> None:
     """Every port of a node must hold its edge's value, or the sum of its edges', or one edge per row of its group."""
     graph, row = plan.graph, int(plan.row[node])
-    layout = cells.cells[batch.kind].layout
+    layout = cells.cells[batch.type_id].layout
     expected: defaultdict[int, list[Source]] = defaultdict(list)
     for e in range(int(graph.edge_ptr[node]), int(graph.edge_ptr[node + 1])):
         expected[int(graph.edge_in[e])].append((int(graph.edge_src[e]), int(graph.edge_out[e])))
@@ -171,7 +171,7 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memo
         if place.domain == NODE:
             first_row, values = row - batch.start, [sorted(edges)]
         else:
-            segments = plan.segment_ptr[plan.first_block(batch.kind) + number]
+            segments = plan.segment_ptr[plan.first_block(batch.type_id) + number]
             first_row, values = int(segments[row] - segments[batch.start]), [[edge] for edge in edges]
             if len(edges) != segments[row + 1] - segments[row]:
                 raise PlanError(
