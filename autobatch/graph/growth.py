@@ -56,7 +56,7 @@ class Nodes(NamedTuple):
     floats: FloatArray
 
 
-class Kinds(NamedTuple):
+class OutputSlots(NamedTuple):
     """What is known of the outputs of all types, and of the slots in which they are kept.
 
     Attributes:

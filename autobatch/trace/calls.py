@@ -114,7 +114,7 @@ class Calls:
         """Number the draws of a branch of an async program from now on."""
         self._namespace.names["__draw"] = draws.numbers.__next__
 
-    def kept_kind(self, table: Kept) -> int:
+    def kept_type(self, table: Kept) -> int:
         """The type of the nodes that read a row of a table of kept values."""
         key = "kept", id(table)
         entry = self._entries.get(key)
@@ -257,7 +257,7 @@ class Calls:
             )
         at = len(self.log)
         value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
-        x.inputs.kinds.add(self.type_at(at).number)
+        x.inputs.source_types.add(self.type_at(at).number)
         return value
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:

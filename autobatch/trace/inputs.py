@@ -268,14 +268,14 @@ class Inputs:
     Attributes:
         size: how many numbers the float arrays of all instances have.
         reads: per read, the positions of its numbers.
-        kinds: the types of the sources.
+        source_types: the types of the sources.
     """
 
     def __init__(self, recording: Any) -> None:
         self.recording: Any = recording
         self.size = 0
         self.reads: list[Array] = []
-        self.kinds: set[int] = set()
+        self.source_types: set[int] = set()
         self._held: list[Held] = []
 
     def enter(self, instance: Any) -> Any:
