@@ -122,7 +122,7 @@ class RoundModel(ab.Module):
 
     Attributes:
         told: what programs were told, by instance, path and count; depths: of the instances that have ended.
-        holds: whether programs are told what is in `told`, instead of waiting.
+        holds: whether programs get what is in `told`, instead of waiting.
     """
 
     def __init__(self) -> None:

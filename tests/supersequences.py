@@ -17,7 +17,7 @@ def inputs_of(dag: Dag, node: int) -> list[int]:
 
 
 def paths_from(dag: Dag, node: int) -> Iterator[list[int]]:
-    """The types along every path that starts at a node and ends at one that nobody reads."""
+    """The types along every path that starts at a node and ends at one that is not read."""
     readers = {n for n in range(dag.type_id.size) if node in inputs_of(dag, n)}
     kind = int(dag.type_id[node])
     if not readers:

@@ -53,7 +53,7 @@ unheard = partial(listening, None)
 def hooked(kind: type) -> Iterator[None]:
     """Within the context, report reads of attributes of this class's instances."""
     own = vars(kind).get("__getattribute__")
-    type.__setattr__(kind, "__getattribute__", _telling(type.__getattribute__(kind, "__getattribute__")))
+    type.__setattr__(kind, "__getattribute__", _reporting(type.__getattribute__(kind, "__getattribute__")))
     try:
         yield
     finally:
@@ -63,7 +63,7 @@ def hooked(kind: type) -> Iterator[None]:
             type.__setattr__(kind, "__getattribute__", own)
 
 
-def _telling(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+def _reporting(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     """`__getattribute__` that reports to the `ReadTracker` of its thread."""
 
     def __getattribute__(self: Any, name: str) -> Any:

@@ -100,7 +100,7 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
 
 
 def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
-    """What backward reads it writes over; a run that fails or is closed gives its memory back, and nobody holds it."""
+    """What backward reads it writes over; a run that fails or is closed gives its memory back."""
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
     for backend in (Reference(), Cpu(jitted=False)):
         (part,) = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts

@@ -190,7 +190,7 @@ def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> N
 
 
 def test_what_others_allow_is_never_exceeded() -> None:
-    """Whoever limits the libraries from outside, as the environment does, is obeyed; and so is a block within."""
+    """Limits from outside, as of the environment, are kept; and so are those of a block within."""
     before = threads_in_force()
     pools = threads._all_pools()
     try:

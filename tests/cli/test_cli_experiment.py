@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended; nobody may have waited for it yet."""
+    """Whether a process has ended, even if it has not been waited for yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

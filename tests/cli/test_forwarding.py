@@ -22,7 +22,7 @@ def command(command: Command) -> Command:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout whose experiments print what they are told and fail."""
+    """A checkout whose experiments print their settings and fail."""
     (tmp_path / "harness.py").write_text("")
     for name in ("against_torch", "roofline", "compile_times"):
         (tmp_path / f"{name}.py").write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(3)\n")

@@ -221,7 +221,7 @@ def test_uploads_run_beside_kernels(gpu: GpuDevice) -> None:
 
 
 def test_copies_to_the_host_are_read_when_they_are_done(gpu: GpuDevice) -> None:
-    """Their memory is kept until then, although nobody asks for them."""
+    """Their memory is kept until then, although they are not read."""
     array = FakeArray(np.arange(4, dtype=np.int64))
     array.data.copy_to_host_async = lambda address, n_bytes: memmove(address, array.array.ctypes.data, n_bytes)
     wait = gpu.copy_out(array)

@@ -232,4 +232,4 @@ def test_a_backend_forgets_the_cells_of_planners_before() -> None:
         counts.add(count_live(CompiledCell))
     assert len(counts) <= 2
     del run
-    assert count_live(CompiledCell) < max(counts), "nobody uses them any more"
+    assert count_live(CompiledCell) < max(counts), "they are not used any more"

@@ -236,7 +236,7 @@ def test_steps_are_counted_once_each() -> None:
 
 
 def test_a_call_beside_a_recording_does_not_wait_for_it() -> None:
-    """Nor does an optimizer, or whoever stores the model; a recording may wait for what they do."""
+    """Nor does an optimizer, or storing the model; a recording may wait for what they do."""
     model, reached, done = Trees(), threading.Event(), threading.Event()
 
     def slow(tree: Any) -> Any:
@@ -313,7 +313,7 @@ def test_an_error_or_an_interrupt_lets_the_others_go_on(monkeypatch: pytest.Monk
 
 
 def test_threads_come_in_the_order_in_which_they_ask() -> None:
-    """Whoever is back at once with another call finds those who wait before it."""
+    """A thread that calls again at once comes after those that wait."""
     first = list[str]()
     for _ in range(20):
         order = list[str]()

@@ -1,4 +1,4 @@
-"""Models of plain torch modules: batched, steps of AdamW are those of one instance at a time, whoever runs cells."""
+"""Models of plain torch modules: batched, steps of AdamW are those of single instances, whichever library runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted while nobody asks."""
+"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted without a profile."""
 
 from __future__ import annotations
 

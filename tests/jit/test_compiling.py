@@ -1,4 +1,4 @@
-"""What is being compiled is told to whoever watches, and shown by commands that take long."""
+"""What is being compiled is reported, and shown by commands that take long."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_the_tag_of_a_node_is_its_longest_way() -> None:
 
 
 def test_scenes_are_sky_over_one_shore() -> None:
-    """What pixels show, told from tags alone, and that their colours may show it."""
+    """What pixels show is read from tags alone, and their colours may show it."""
     sides = set()
     for picture in draw_scenes(200, np.random.default_rng(0)):
         shown = [

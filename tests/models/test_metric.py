@@ -1,4 +1,4 @@
-"""Entities told by tags, and their F1, against published examples of conlleval and against the definition."""
+"""Entities given by tags, and their F1, against published examples of conlleval and against the definition."""
 
 from __future__ import annotations
 

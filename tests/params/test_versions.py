@@ -75,7 +75,7 @@ def cast(net: Net, path: Path) -> None:
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["python", "compiled"])
 def test_runs_read_the_numbers_as_they_are(jitted: bool, tmp_path: Path) -> None:
-    """After every way to change them, and again by whoever kept an array, a view, or a buffer of it."""
+    """After every way to change them, and again by way of an array, a view, or a buffer of it that was kept."""
     net = Net()
     loss = ab.batched(net.loss, backend=Cpu(poison=True, jitted=jitted))
     graphs = loss.record_all([0, 1, 2, 3])

@@ -119,7 +119,7 @@ def test_the_best_generation_is_kept_and_told() -> None:
 
 def test_same_seed_same_weights_and_no_other_draw_is_touched(tmp_path: Path) -> None:
     dags = draw_graphs(16, seed=6)
-    np.random.seed(1)  # noqa: NPY002, the state that the package cma draws from unless told otherwise
+    np.random.seed(1)  # noqa: NPY002, the state that the package cma draws from by default
     expected = np.random.random()  # noqa: NPY002
     np.random.seed(1)  # noqa: NPY002
     first, again, other = (learn_rule(dags, SHORT, seed=seed) for seed in (0, 0, 1))

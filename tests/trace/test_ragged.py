@@ -210,7 +210,7 @@ def test_a_walk_through_rows_of_a_node_is_refused() -> None:
 
 
 class Tagger(ab.Module):
-    """Reads words, and is told a tag for each."""
+    """Reads words, and gets a tag for each."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)

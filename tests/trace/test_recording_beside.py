@@ -76,7 +76,7 @@ INSTANCES = [[1, 2], [3], [4, 0, 1]]
 
 
 class Pausing:
-    """The loss of a model, which waits in the middle of an instance once it is told to."""
+    """The loss of a model, which waits in the middle of an instance on request."""
 
     def __init__(self, model: Words) -> None:
         self.model, self.pauses = model, False

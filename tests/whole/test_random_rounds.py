@@ -153,7 +153,7 @@ def gradients(run: ab.Batched, instances: Sequence[Any], weights: Any) -> tuple[
 
 
 def slope(instances: Sequence[Instance], weights: Any, along: dict[str, Any], size: float = 1e-5) -> float:
-    """The central difference of the eager loss, in which programs are told what they were told before."""
+    """The central difference of the eager loss, in which programs get the values that they awaited before."""
     parameters = MODEL.parameters()
     start = {name: parameter.data.copy() for name, parameter in parameters.items()}
     losses = list[float]()

@@ -312,7 +312,7 @@ def test_training_more_or_fewer_parameters_than_before() -> None:
 
 @pytest.mark.parametrize("part", ["handle", "inner tuple", "value", "copy"])
 def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) -> None:
-    """Handles are used again when nobody holds them; parts of them count."""
+    """Handles are used again when they are not referred to; parts of them count."""
     model = Trees()
 
     def run(n: int) -> Any:

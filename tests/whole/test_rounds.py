@@ -34,7 +34,7 @@ def test_values_that_nobody_waits_for_are_held_back_and_run_together() -> None:
         for _ in range(n):
             x = model.turn(x)
             losses.append(model.norm(x))
-            model.norm(model.turn(x))  # which nobody reads
+            model.norm(model.turn(x))  # which is not read
             await ab.value(model.total(x))
         return ab.sum_n(losses)
 

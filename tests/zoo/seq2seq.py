@@ -1,4 +1,4 @@
-"""Sequences to sequences: an encoder, attention over what it gave, and a decoder that is told the right words."""
+"""Sequences to sequences: an encoder, attention over what it gave, and a decoder that reads the right words."""
 
 from __future__ import annotations
 

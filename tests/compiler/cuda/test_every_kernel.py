@@ -14,7 +14,7 @@ from gpu_compiler import compile_for_gpus, needs_compiler
 from ways import each
 
 PLACE = "int32"
-NEVER_READ = 550  # warns of variables that are set and never read, as of loops whose results nobody uses
+NEVER_READ = 550  # warns of variables that are set and never read, as of loops whose results are not used
 
 
 def kernels_of(name: str) -> dict[str, str]:
