@@ -371,8 +371,8 @@ def batched(
             errors are raised.
 
     Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
-    one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With
-    `threads` a call uses more cores.
+    one after the other in the order in which they come, while another thread records; see `autobatch.system.turns`.
+    With `threads` a call uses more cores.
 
     Raises:
         PolicyError, BackendError: there is no such policy, backend, precision or number of threads.

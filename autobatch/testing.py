@@ -57,8 +57,8 @@ def check_grads(
             slope = sum(float((grads[name] * v).sum()) for name, v in along.items())
             difference = (mean_loss_at(along, step) - mean_loss_at(along, -step)) / (2 * step)
             if not abs(slope - difference) <= tolerance * (1 + max(abs(slope), abs(difference))):
-                told = f"<grad, v> is {slope:.10g}, the central difference {difference:.10g}"
-                raise NumericError(f"gradient check: {told}{_advice(start)}.")
+                message = f"<grad, v> is {slope:.10g}, the central difference {difference:.10g}"
+                raise NumericError(f"gradient check: {message}{_advice(start)}.")
     finally:
         for name, parameter in parameters.items():
             parameter.data = start[name]

@@ -26,7 +26,7 @@ from autobatch.blas.own.packed import multiply_float32 as multiply_rows
 from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
-from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.lowered import Area, Location
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Outer, Product, Term
@@ -194,7 +194,7 @@ def list_matmuls(
     if not cells.training:
         return
     activity = Activity(plan, cells, range(len(cells.slot_shapes)))
-    in_use = [batch for batch in plan.batches if activity.rows(batch.kind, batch.start, batch.end).any()]
+    in_use = [batch for batch in plan.batches if activity.rows(batch.type_id, batch.start, batch.end).any()]
     yield from lister.stage("backward", in_use[::-1])
     targets = Targets(gradients, cells.stacks).arrays
     for kind in range(len(cells.cells)):
@@ -224,11 +224,11 @@ class _Lister:
             stage = self.stages.of(self.cells.cells[kind], name)
             yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), 0, stage.n_before)
         for batch in batches:
-            stage = self.stages.of(self.cells.cells[batch.kind], name)
+            stage = self.stages.of(self.cells.cells[batch.type_id], name)
             first, last = 0, len(stage.steps)
-            if batch.kind in apart:
+            if batch.type_id in apart:
                 first, last = stage.n_before, last - stage.n_after
-            yield from self._steps(Part(name, batch.kind), stage, RowRange(self.plan, batch, HOST), first, last)
+            yield from self._steps(Part(name, batch.type_id), stage, RowRange(self.plan, batch, HOST), first, last)
         for kind in apart:
             stage = self.stages.of(self.cells.cells[kind], name)
             last = len(stage.steps)
@@ -243,7 +243,7 @@ class _Lister:
             if not isinstance(step, Outer):
                 continue
             x, y = (
-                self._place(rows, cell, None, stage.lowered.homes[view.value], view.offset, view.size, step.domain)
+                self._place(rows, cell, None, stage.lowered.locations[view.value], view.offset, view.size, step.domain)
                 for view in (step.left, step.right)
             )
             target = targets[derivative.keys[step.parameter]]
@@ -293,28 +293,28 @@ class _Lister:
         self, rows: RowRange, cell: PlannedCell, stage: StageProgram, value: int, offset: int, width: int, domain: int
     ) -> Array:
         """Elements of a value of a stage in some rows: `(rows, width)`."""
-        home, view = stage.storage.home(View(value, offset, (width,), (1,)))
-        return self._place(rows, cell, stage, home, view.offset, width, domain)
+        location, view = stage.storage.locate(View(value, offset, (width,), (1,)))
+        return self._place(rows, cell, stage, location, view.offset, width, domain)
 
     def _place(
-        self, rows: RowRange, cell: PlannedCell, stage: StageProgram | None, home: Home | None, offset: int, width: int,
-        domain: int,
+        self, rows: RowRange, cell: PlannedCell, stage: StageProgram | None, location: Location | None, offset: int,
+        width: int, domain: int,
     ) -> Array:  # fmt: skip
-        """Columns of an area in some rows, as the plan has them; without a home, rows side by side."""
+        """Columns of an area in some rows, as the plan has them; without a location, rows side by side."""
         n_rows, (first_row, _), number = rows.count(domain), rows.of(domain), domain - NODE
         step, start, column, memory = width, 0, 0, self.buffer
-        match home:
-            case Home(Area.INPUTS | Area.GRADIENTS as area, _, column):
+        match location:
+            case Location(Area.INPUTS | Area.GRADIENTS as area, _, column):
                 step = cell.layout.input_width[number]
                 start = rows.bases[number] + (self.plan.mirror if area is Area.GRADIENTS else 0)
-            case Home(Area.SAVED, _, column):
+            case Location(Area.SAVED, _, column):
                 step = cell.layout.saved_width[number]
                 start = int(self.plan.saved_base[rows.block + number]) + first_row * step
-            case Home(Area.PERSISTENT, _, column) if stage is not None:
+            case Location(Area.PERSISTENT, _, column) if stage is not None:
                 step = stage.storage.persistent_width
                 memory = self.memory.take((rows.kind, Area.PERSISTENT), (first_row + n_rows) * step)
                 start = first_row * step
-            case Home(Area.BATCH, _, column) if stage is not None:
+            case Location(Area.BATCH, _, column) if stage is not None:
                 step = stage.storage.batch_width[domain]
                 memory = self.memory.take((Area.BATCH, number), n_rows * step)
             case _:

@@ -161,7 +161,7 @@ class PlanRun(ABC, Generic[M]):
         self._call(stage, 0, 1)
         self._lap(stage, None)
         for part, batch in enumerate(batches, start=1):
-            rows = activity.rows(batch.kind, batch.start, batch.end)
+            rows = activity.rows(batch.type_id, batch.start, batch.end)
             if rows.any():
                 self._call(stage, part, part + 1)
             if not rows.all():
@@ -204,12 +204,12 @@ class PlanRun(ABC, Generic[M]):
             if active.all():
                 self._weigh_type(of_type)
             else:
-                self.interpreter.weight_gradients(of_type.kind, self.targets, active)
+                self.interpreter.weight_gradients(of_type.type_id, self.targets, active)
                 self._lap(WEIGHTS, of_type)
 
     def _weigh_type(self, of_type: Batch) -> None:
         """Add to the gradients of the parameters of a type."""
-        for part in (of_type.kind, len(self.plan.type_bases) + of_type.kind):
+        for part in (of_type.type_id, len(self.plan.type_bases) + of_type.type_id):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
 

@@ -78,7 +78,7 @@ class Interpreter:
 
     def forward_batch(self, batch: Batch) -> None:
         """Compute the nodes of a batch."""
-        cell = self.cells.cells[batch.kind]
+        cell = self.cells.cells[batch.type_id]
         frame = self._frame(batch, cell.program.vars)
         self.run(frame, cell.program.instructions)
         for number, index in enumerate(cell.program.outputs):
@@ -86,7 +86,7 @@ class Interpreter:
 
     def backward_batch(self, batch: Batch) -> None:
         """Compute the gradients of the ports of a batch."""
-        cell = self.cells.cells[batch.kind]
+        cell = self.cells.cells[batch.type_id]
         derivative, layout = cell.derivative, cell.layout
         assert derivative is not None, "backward follows a forward run in training"
         ports = self.values.port_gradients(RowRange(self.plan, batch, self.store))
@@ -169,7 +169,7 @@ class Interpreter:
 
     def _frame(self, batch: Batch, vars: tuple[Var, ...], backward: bool = False) -> Frame:
         """Set up a run of a cell over some rows: the known values, and the places of the results that have one."""
-        cell, rows = self.cells.cells[batch.kind], RowRange(self.plan, batch, self.store)
+        cell, rows = self.cells.cells[batch.type_id], RowRange(self.plan, batch, self.store)
         env = self._known(rows, cell, vars)
         inner = {i: self.values.inputs(rows, place, vars[i]) for i, place in cell.layout.inner.items()}
         residuals = self.values.residuals(rows, cell)

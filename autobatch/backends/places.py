@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.lowered import Area, Location
 from autobatch.compiler.piece_table import column_of, letter_of
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.view import View
@@ -45,23 +45,23 @@ class StagePlaces:
     def place(self, view: View) -> Place:
         """The place of a view."""
         stage = self._stage
-        home, view = stage.storage.home(view)
-        column = "start" if home.area in DATA else column_of(home, stage.lowered.stage)
-        rows = f"rows_{letter_of(home.domain)}"
+        location, view = stage.storage.locate(view)
+        column = "start" if location.area in DATA else column_of(location, stage.lowered.stage)
+        rows = f"rows_{letter_of(location.domain)}"
         return Place(
-            home.area, home.domain, stage.columns.index(column), stage.columns.index(rows), home.column + view.offset,
-            self._width(home), view.shape, view.strides,
+            location.area, location.domain, stage.columns.index(column), stage.columns.index(rows),
+            location.column + view.offset, self._width(location), view.shape, view.strides,
         )  # fmt: skip
 
-    def _width(self, home: Home) -> int:
+    def _width(self, location: Location) -> int:
         cell, storage = self._stage.cell, self._stage.storage
-        match home.area:
+        match location.area:
             case Area.INTS | Area.FLOATS:
-                return cell.program.words(home.area is Area.FLOATS, home.domain)
+                return cell.program.words(location.area is Area.FLOATS, location.domain)
             case Area.BATCH:
-                return storage.batch_width[home.domain]
+                return storage.batch_width[location.domain]
             case Area.PERSISTENT:
                 return storage.persistent_width
             case Area.SAVED:
-                return cell.layout.saved_width[home.domain - NODE]
-        return cell.layout.input_width[home.domain - NODE]
+                return cell.layout.saved_width[location.domain - NODE]
+        return cell.layout.input_width[location.domain - NODE]

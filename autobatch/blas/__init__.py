@@ -8,13 +8,12 @@ our own provider: `packed` multiplies by matrices that were packed before, in `t
 from autobatch.blas.bf16 import find_bf16, multiply_bf16, round_to_bf16
 from autobatch.blas.choosing import Chooser, measure
 from autobatch.blas.finding import get_provider, list_absent, list_providers
-from autobatch.blas.product import Product, describe_product
+from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, most_threads, threads_in_force
 
 __all__ = [
     "Chooser",
-    "Product",
     "Provider",
     "describe_product",
     "find_bf16",

@@ -18,7 +18,7 @@ overwrites out, 1 adds to it."""
 TRANSPOSED, AS_IT_LIES = ord("T"), ord("N")
 FACTOR_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "uint16": 4}
 """The size of the factors, by the dtype of the operands: products of bf16 are added up in float32."""
-Numbers: TypeAlias = tuple[int, ...]  # a `Product` as a plain tuple
+Numbers: TypeAlias = tuple[int, ...]  # a `Gemm` as a plain tuple
 Copies: TypeAlias = tuple[int, int, int]
 """The number of pairs of operands that are used in turn, and the bytes from one a, and from one b, to the next."""
 ONE_PAIR = (1, 0, 0)

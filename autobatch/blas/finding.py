@@ -54,13 +54,13 @@ def list_absent() -> dict[str, str]:
 
 def find_versions() -> dict[str, str]:
     """List the versions of the installed libraries, without loading any."""
-    told = {"numpy": np.__version__, gemm.NAME: gemm.find_version()}
+    versions = {"numpy": np.__version__, gemm.NAME: gemm.find_version()}
     for name in ("mkl", "scipy"):
         with suppress(PackageNotFoundError):
-            told[name] = version(name)
+            versions[name] = version(name)
     if "torch" in sys.modules:
-        told["torch"] = str(sys.modules["torch"].__version__)
-    return told
+        versions["torch"] = str(sys.modules["torch"].__version__)
+    return versions
 
 
 def faster_routines() -> str | None:
@@ -97,7 +97,7 @@ def _find_numpy() -> Provider:
 def _find_mkl() -> Provider:
     remedy = "pip install 'autobatch[mkl]'"
     try:
-        told = version("mkl")
+        found = version("mkl")
     except PackageNotFoundError:
         raise Absent("mkl", "the package mkl is not installed", remedy) from None
     for path in _files_of_mkl():
@@ -105,8 +105,8 @@ def _find_mkl() -> Provider:
         addresses = _addresses(library, ("{}", "{}_"))
         if addresses:
             library.MKL_Set_Num_Threads(1)  # a library that is loaded here begins with one thread
-            return ByAddress("mkl", told, addresses)
-    raise Absent("mkl", f"the package mkl {told} has no library mkl_rt", remedy)
+            return ByAddress("mkl", found, addresses)
+    raise Absent("mkl", f"the package mkl {found} has no library mkl_rt", remedy)
 
 
 def _find_torch() -> Provider:
@@ -117,10 +117,10 @@ def _find_torch() -> Provider:
 
 
 @cache
-def _torch_of(told: str, folder: Path) -> Provider:
+def _torch_of(torch_version: str, folder: Path) -> Provider:
     path = folder / "libtorch_cpu.so"
     addresses = _addresses(ctypes.CDLL(str(path)), ("{}",), str.upper) if path.exists() else {}
-    return ByTorch("torch", told, {dtype: at for dtype, at in addresses.items() if dtype != "uint16"})
+    return ByTorch("torch", torch_version, {dtype: at for dtype, at in addresses.items() if dtype != "uint16"})
 
 
 def _find_scipy() -> Provider:

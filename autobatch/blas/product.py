@@ -18,7 +18,7 @@ Matrix = NDArray[Any]
 KINDS = ("fff", "ddd", "HHf")  # dtypes of a, b and out: float32, float64, and bf16 with float32 sums
 
 
-class Product(NamedTuple):
+class Gemm(NamedTuple):
     """out = a @ b, in elements and addresses: an argument of `call_product`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Product(NamedTuple):
     out_step: int
 
 
-def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Product:
+def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Gemm:
     """Describe out = a @ b for BLAS.
 
     Args:
@@ -58,11 +58,11 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Product:
     (a_flipped, a_step), (b_flipped, b_step), (out_flipped, out_step) = check_product(a, b, out)
     (m, k), n = a.shape, b.shape[1]
     if out_flipped:
-        return Product(
+        return Gemm(
             1 - b_flipped, 1 - a_flipped, n, m, k,
             b.ctypes.data, b_step, a.ctypes.data, a_step, out.ctypes.data, out_step,
         )  # fmt: skip
-    return Product(
+    return Gemm(
         int(a_flipped), int(b_flipped), m, n, k,
         a.ctypes.data, a_step, b.ctypes.data, b_step, out.ctypes.data, out_step,
     )  # fmt: skip

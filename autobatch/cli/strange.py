@@ -1,4 +1,4 @@
-"""Find out that a trained model meets data which its training data does not tell of."""
+"""Report data that is unlike the data that a model was trained on."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def say_strange_data(
         vocabularies: those of training; only those that count are looked at.
         sizes, trained: see `Dataset.sizes`, of this data and of that of training.
     """
-    told = [*_strange_words(vocabularies), *_strange_classes(sizes, trained)]
-    if told:
-        click.echo(f"autobatch: {data} is unlike the training data: {'; '.join(told)}.", err=True)
+    differences = [*_strange_words(vocabularies), *_strange_classes(sizes, trained)]
+    if differences:
+        click.echo(f"autobatch: {data} is unlike the training data: {'; '.join(differences)}.", err=True)
 
 
 def _strange_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:

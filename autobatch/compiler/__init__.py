@@ -5,6 +5,6 @@ splitting    loops over stacked gates -> loops over one gate each
 hoisting     moves statements that depend on attributes alone out of the batches: they run once for all rows of the type
 fusion       loops -> blocks (one loop nest each), blocks -> kernels
 assignment   chooses each value's storage class (register, row, batch, persistent) and its columns there
-checking     checks the result of each pass; printing shows it; neighbours tells why ops are not fused
+checking     checks the result of each pass; printing shows it; neighbours finds why ops are not fused
 numba        prints a kernel as source, and compiles source to a function that is called by its address
 """

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autobatch.compiler.fusion import Block, Kernel, Step, is_made_at_once
-from autobatch.compiler.lowered import STORED, Area, Home, Lowered
+from autobatch.compiler.lowered import STORED, Area, Location, Lowered
 from autobatch.compiler.statement import Loop, Statement
 from autobatch.compiler.uses import Uses
 from autobatch.compiler.view import View
@@ -36,7 +36,7 @@ class Storage:
     """Where the values of a stage are.
 
     Attributes:
-        homes: the values in memory, placed by the layout or assigned to a storage class.
+        locations: of the values in memory, placed by the layout or assigned to a storage class.
         aliases: values that are made as part of another one.
         registers: values held in a register where they are made; a value made in parts never is.
         row_width, batch_width, persistent_width: elements per row; those of the batch by domain.
@@ -44,7 +44,7 @@ class Storage:
         shared_width: elements of these.
     """
 
-    homes: dict[int, Home]
+    locations: dict[int, Location]
     aliases: dict[int, View]
     registers: dict[int, Spot] = field(default_factory=dict)
     row_width: int = 0
@@ -53,19 +53,19 @@ class Storage:
     shared: dict[int, int] = field(default_factory=dict)
     shared_width: int = 0
 
-    def home(self, view: View) -> tuple[Home, View]:
-        """Resolve aliases: return the home of the value that holds the view's memory, and the view of that value."""
+    def locate(self, view: View) -> tuple[Location, View]:
+        """Resolve aliases: return the location of the value that holds the memory, and the view of it."""
         view = view.within(self.aliases)
-        return self.homes[view.value], view
+        return self.locations[view.value], view
 
     def has_memory(self, value: int) -> bool:
         """Whether a value lies in memory, of its own or inside another value."""
-        return value in self.homes or value in self.aliases
+        return value in self.locations or value in self.aliases
 
 
 def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
     """Decide where every value is; the first `n_before` steps run once for all rows."""
-    storage = Storage(dict(lowered.homes), lowered.aliases)
+    storage = Storage(dict(lowered.locations), lowered.aliases)
     statements, spots = in_order(steps)
     uses = Uses(lowered, statements)
     row_ends: defaultdict[int, int] = defaultdict(int)
@@ -75,14 +75,14 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
         if not others and isinstance(loop, Loop) and (is_made_at_once(lowered, loop) or is_number(lowered, loop)):
             storage.registers[value] = spots[maker]
     for value in dict.fromkeys(View(made, 0, (), ()).within(lowered.aliases).value for made in uses.made):
-        if value in storage.homes:
+        if value in storage.locations:
             continue
         made, read = uses.makers(value), uses.readers(value)
         in_steps = {spots[k].step for k in (*made, *read)}
         in_kernels = all(spots[k].block >= 0 for k in (*made, *read))
         domain = lowered.domains[value]
         if min(in_steps) < n_before and (len(in_steps) > 1 or not in_kernels):
-            storage.homes[value] = Home(Area.PERSISTENT, NODE, storage.persistent_width)
+            storage.locations[value] = Location(Area.PERSISTENT, NODE, storage.persistent_width)
             storage.persistent_width += lowered.sizes[value]
         elif len(in_steps) > 1 or not in_kernels:
             _put_in_batch(storage, lowered, value)
@@ -93,7 +93,7 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
             continue
         elif domain == NODE:
             step = spots[made[0]].step
-            storage.homes[value] = Home(Area.ROW, NODE, row_ends[step])
+            storage.locations[value] = Location(Area.ROW, NODE, row_ends[step])
             row_ends[step] += lowered.sizes[value]
         else:
             _put_in_batch(storage, lowered, value)
@@ -131,7 +131,7 @@ def is_number(lowered: Lowered, loop: Loop) -> bool:
 
 def _put_in_batch(storage: Storage, lowered: Lowered, value: int) -> None:
     domain = lowered.domains[value]
-    storage.homes[value] = Home(Area.BATCH, domain, storage.batch_width[domain])
+    storage.locations[value] = Location(Area.BATCH, domain, storage.batch_width[domain])
     storage.batch_width[domain] += lowered.sizes[value]
 
 
@@ -155,9 +155,9 @@ def _spares(lowered: Lowered, storage: Storage, kernel: Kernel, block: Block) ->
         if loop.stored is not None and loop.stored[0] == "output":
             found.append(((Area.OUTPUT, loop.stored[1]), sum(kernel.written(loop.stored[1])[-1])))
         for operand in loop.operands:
-            home = storage.homes.get(operand.view.value)
-            if home is not None and home.area is Area.GATHER:
-                found.append(((Area.GATHER, home.domain), lowered.sizes[operand.view.value]))
+            location = storage.locations.get(operand.view.value)
+            if location is not None and location.area is Area.GATHER:
+                found.append(((Area.GATHER, location.domain), lowered.sizes[operand.view.value]))
     return found
 
 

@@ -83,8 +83,8 @@ def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> 
         value = target_of(neighbours.statements[maker])
         here, there = neighbours.place[maker], neighbours.place[reader]
         if storage.has_memory(value):
-            home, _ = storage.home(View(value, 0, (), ()))
-            if home.area is Area.ROW and here.step != there.step:
+            location, _ = storage.locate(View(value, 0, (), ()))
+            if location.area is Area.ROW and here.step != there.step:
                 raise _broken(
                     lowered, neighbours.statements[reader], f"%{value} lies in memory that each row uses again"
                 )
@@ -109,8 +109,8 @@ def _check_in_step(neighbours: Neighbours, maker: int, reader: int) -> None:
 def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
     if value in made or any(_is_known(lowered, part, made) for part in lowered.parts.get(value, ())):
         return True
-    home = lowered.homes.get(value)
-    if home is not None and home.area in (Area.GATHER, Area.INTS, Area.FLOATS):
+    location = lowered.locations.get(value)
+    if location is not None and location.area in (Area.GATHER, Area.INTS, Area.FLOATS):
         return True
     if lowered.domains[value] == SHARED:
         return True
@@ -118,7 +118,7 @@ def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
         return False
     source = lowered.vars[value].source
     if isinstance(source, Instruction):  # backward can read what forward left in memory
-        return lowered.stage == "backward" and home is not None and home.area in (Area.SAVED, Area.INPUTS)
+        return lowered.stage == "backward" and location is not None and location.area in (Area.SAVED, Area.INPUTS)
     return not isinstance(source, Incoming)
 
 

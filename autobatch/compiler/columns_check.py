@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from autobatch.compiler.assignment import Spot, Storage, is_number, is_row_number
 from autobatch.compiler.fusion import Block, Kernel, Step
-from autobatch.compiler.lowered import STORED, Area, Home, Lowered
+from autobatch.compiler.lowered import STORED, Area, Location, Lowered
 from autobatch.compiler.statement import Interpreted, Loop, Operand, Product
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
@@ -92,7 +92,7 @@ class _Stage:
         """The values that are in memory before the stage runs: ports; for backward also the values of forward."""
         n_program = len(self.cell.program.vars)
         areas = (Area.INPUTS, Area.SAVED) if self.lowered.stage == "backward" else (Area.INPUTS,)
-        found = [v for v, home in self.lowered.homes.items() if home.area in areas and v < n_program]
+        found = [v for v, location in self.lowered.locations.items() if location.area in areas and v < n_program]
         vars = self.lowered.vars
         is_backward = self.lowered.stage == "backward"
         return [v for v in found if is_backward or not isinstance(vars[v].source, Instruction)]
@@ -109,15 +109,15 @@ class _Stage:
 
     def _column(self, value: int, number: int, row: Row) -> Column:
         """Where an element lies."""
-        home, view = self.storage.home(View(value, number, (), ()))
-        return self._place(home, home.column + view.offset, row)
+        location, view = self.storage.locate(View(value, number, (), ()))
+        return self._place(location, location.column + view.offset, row)
 
-    def _place(self, home: Home, column: int, row: Row) -> Column:
-        if home.area in PER_ROW:
-            return home.area, home.domain, column
-        if home.area is Area.BATCH:
-            return home.area, home.domain, self.nodes.index(row[0]), row[1], column
-        return home.area, home.domain, row, column
+    def _place(self, location: Location, column: int, row: Row) -> Column:
+        if location.area in PER_ROW:
+            return location.area, location.domain, column
+        if location.area is Area.BATCH:
+            return location.area, location.domain, self.nodes.index(row[0]), row[1], column
+        return location.area, location.domain, row, column
 
     def _check(self, column: Column, value: int, number: int, row: Row, who: str) -> None:
         """Raise unless a column holds the element."""
@@ -182,7 +182,7 @@ class _Stage:
 
     def _fetch(self, view: View, row: Row, who: str) -> None:
         """Check all elements of a view in a row, unless its memory is never written."""
-        if self.lowered.domains[view.value] == SHARED or self.storage.home(view)[0].area in UNCHANGED:
+        if self.lowered.domains[view.value] == SHARED or self.storage.locate(view)[0].area in UNCHANGED:
             return
         for number in _elements(view.shape, view.strides, view.offset):
             self._check(self._column(view.value, number, row), view.value, number, row, who)
@@ -192,7 +192,7 @@ class _Stage:
         for column in [column for column in self.memory if column[0] in PER_ROW]:
             del self.memory[column]
         for (area, of), (first, size) in kernel.spares.items():
-            values = [v for v, home in self.lowered.homes.items() if home[:2] == (area, of)]
+            values = [v for v, location in self.lowered.locations.items() if location[:2] == (area, of)]
             for k in range(size):
                 self.memory[Area.ROW, NODE, first + k] = [Element(STORED, k, row)]
                 if values:
@@ -248,8 +248,10 @@ class _Stage:
         if loop.stored is not None:
             what, of = loop.stored
             place = self.cell.layout.inputs[of] if what == "port" else None
-            home = Home(Area.OUTPUT, of, 0) if place is None else Home(Area.GRADIENTS, place.domain, place.column)
-            self.memory[self._place(home, home.column + number, row)] = [Element(STORED, number, row)]
+            location = (
+                Location(Area.OUTPUT, of, 0) if place is None else Location(Area.GRADIENTS, place.domain, place.column)
+            )
+            self.memory[self._place(location, location.column + number, row)] = [Element(STORED, number, row)]
         elif loop.combine:
             column = self._combined(loop, number, row)
             (begun,) = self.memory[column]
@@ -288,7 +290,7 @@ class _Stage:
                 for k in range(place.width):
                     value = STORED if view is None else view.value
                     number = k if view is None else next(_elements(view.shape, view.strides, view.offset + k))
-                    column = self._place(Home(Area.GRADIENTS, place.domain, place.column), place.column + k, row)
+                    column = self._place(Location(Area.GRADIENTS, place.domain, place.column), place.column + k, row)
                     self._check(column, value, number, row, f"the gradient of port {of}")
 
     def _left(self) -> Iterator[int]:
@@ -304,8 +306,8 @@ class _Stage:
         read.update(value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
         read.update(gradient for _, gradient in derivative.parameters)
         found = {self.lowered.views[value].value for value in read}
-        homes = self.lowered.homes
-        yield from (v for v in found if v in homes and homes[v].area in (Area.SAVED, Area.INPUTS))
+        locations = self.lowered.locations
+        yield from (v for v in found if v in locations and locations[v].area in (Area.SAVED, Area.INPUTS))
 
 
 def _rows_of(domain: int, node: int) -> list[Row]:

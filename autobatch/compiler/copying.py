@@ -43,9 +43,9 @@ def find_copies(stage: StageProgram) -> Iterator[Copy]:
                             continue
                         if made is not None and made.step == number and is_row_number(stage.lowered, view.value):
                             continue
-                        home, _ = storage.home(view)
-                        if home.area not in DATA:
-                            yield Copy(number, loop, home.domain if home.area is Area.GATHER else -1)
+                        location, _ = storage.locate(view)
+                        if location.area not in DATA:
+                            yield Copy(number, loop, location.domain if location.area is Area.GATHER else -1)
 
 
 def only_copy(stage: StageProgram) -> set[int]:

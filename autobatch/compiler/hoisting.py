@@ -69,9 +69,9 @@ def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
         return False
     for operand in loop.operands:
         value = operand.view.value
-        home = lowered.homes.get(value)
+        location = lowered.locations.get(value)
         is_shared = lowered.domains[value] == SHARED
-        if not (is_shared or value in known or (home is not None and home.area in DATA)):
+        if not (is_shared or value in known or (location is not None and location.area in DATA)):
             return False
     return True
 
@@ -83,9 +83,9 @@ def _can_be_early(lowered: Lowered, value: int) -> bool:
 
 def _is_kept_apart(lowered: Lowered, value: int) -> bool:
     """Whether a value has a row for every node, among residuals or in scratch, and only its own statements make it."""
-    home = lowered.homes.get(value)
+    location = lowered.locations.get(value)
     alone = value not in lowered.aliases and not lowered.parts.get(value)
-    return alone and lowered.domains[value] == NODE and (home is None or home.area is Area.SAVED)
+    return alone and lowered.domains[value] == NODE and (location is None or location.area is Area.SAVED)
 
 
 def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statement]) -> list[Statement]:
@@ -106,8 +106,8 @@ def _can_wait(lowered: Lowered, uses: Uses, statement: Statement) -> bool:
     """
     if not isinstance(statement, Product) or statement.domain != NODE or lowered.stage != "backward":
         return False
-    home = lowered.homes.get(statement.target)
-    if home is None or home.area is not Area.SAVED or not _is_kept_apart(lowered, statement.target):
+    location = lowered.locations.get(statement.target)
+    if location is None or location.area is not Area.SAVED or not _is_kept_apart(lowered, statement.target):
         return False
-    rows = [lowered.homes.get(term.rows.value) for term in statement.terms]
+    rows = [lowered.locations.get(term.rows.value) for term in statement.terms]
     return not uses.readers(statement.target) and all(r is not None and r.area in ROWS_THAT_STAY for r in rows)

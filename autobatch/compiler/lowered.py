@@ -44,7 +44,7 @@ class Area(StrEnum):
     SHARED = "shared"
 
 
-class Home(NamedTuple):
+class Location(NamedTuple):
     """Columns of an area from `column` on, in the rows of a domain; of GATHER and OUTPUT, `domain` is the output."""
 
     area: Area
@@ -64,7 +64,7 @@ class Lowered:
         sizes: elements of each value; values of the cell first, then values that lowering added.
         domains: their domains.
         statements: in an order that can be run.
-        homes: the places of the values that have one.
+        locations: of the values that the layout places, in memory.
         aliases: values that are made as part of another one.
         shared: instructions that run once.
         parts: for a value that is joined from others, those that are made in place.
@@ -79,7 +79,7 @@ class Lowered:
     sizes: list[int]
     domains: list[int]
     statements: list[Statement]
-    homes: dict[int, Home]
+    locations: dict[int, Location]
     aliases: dict[int, View]
     shared: list[int]
     parts: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -95,7 +95,7 @@ class Lowered:
             return False
         per_edge = [o.view.value for o in statement.operands if self.domains[o.view.value] >= 0]
         is_output = statement.stored is not None and statement.stored[0] == "output"
-        return is_output or any(v in self.homes and self.homes[v].area is Area.GATHER for v in per_edge)
+        return is_output or any(v in self.locations and self.locations[v].area is Area.GATHER for v in per_edge)
 
     def values_read(self, statement: Statement) -> set[int]:
         """The values that a statement reads."""
@@ -111,7 +111,9 @@ class Lowered:
 class Lowering:
     """Adds statements to a stage; rules call its methods."""
 
-    def __init__(self, name: str, stage: str, vars: tuple[Var, ...], layout: Layout, homes: dict[int, Home]) -> None:
+    def __init__(
+        self, name: str, stage: str, vars: tuple[Var, ...], layout: Layout, locations: dict[int, Location]
+    ) -> None:
         self.vars, self.layout = vars, layout
         self.views = views_of(vars)
         self.lowered = Lowered(
@@ -122,7 +124,7 @@ class Lowering:
             [v.size for v in vars],
             [v.domain for v in vars],
             statements=[],
-            homes=homes,
+            locations=locations,
             aliases={},
             shared=[],
         )
@@ -243,7 +245,7 @@ class Lowering:
 
     def _lies_in(self, part: int, view: View) -> bool:
         lowered, own = self.lowered, self.views[part]
-        here, there = lowered.homes.get(own.value), lowered.homes.get(view.value)
+        here, there = lowered.locations.get(own.value), lowered.locations.get(view.value)
         if here is not None:
             at = here._replace(column=here.column + own.offset)
             wanted = there is not None and there._replace(column=there.column + view.offset)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from autobatch.compiler.lowered import Area, Home, Lowered, Lowering
+from autobatch.compiler.lowered import Area, Location, Lowered, Lowering
 from autobatch.compiler.reasons import Reason
 from autobatch.compiler.rules import RULES, lower_elementwise
 from autobatch.compiler.statement import Operand
@@ -29,7 +29,7 @@ def lower_forward(cell: PlannedCell) -> Lowered:
     """Lower the forward stage."""
     program = cell.program
     vars = program.vars if cell.derivative is None else cell.derivative.vars
-    lowering = _Stage(program.name, "forward", vars, cell.layout, homes_of(vars, cell.layout, forward=True))
+    lowering = _Stage(program.name, "forward", vars, cell.layout, locations_of(vars, cell.layout, forward=True))
     lowering.run(program.instructions, needed=program.outputs)
     for number, output in enumerate(program.outputs):
         shape, domain = vars[output].shape, max(vars[output].domain, NODE)
@@ -42,8 +42,8 @@ def lower_backward(cell: PlannedCell) -> Lowered:
     derivative = cell.derivative
     assert derivative is not None, "backward follows a forward run in training"
     vars, layout = derivative.vars, cell.layout
-    homes = homes_of(vars, layout, forward=False)
-    lowering = _Stage(cell.program.name, "backward", vars, layout, homes)
+    locations = locations_of(vars, layout, forward=False)
+    lowering = _Stage(cell.program.name, "backward", vars, layout, locations)
     lowering.lowered.taken = layout.taken
     lowering.gather(derivative)
     lowering.run(derivative.backward, needed=[g for g in derivative.ports if g is not None])
@@ -55,23 +55,23 @@ def lower_backward(cell: PlannedCell) -> Lowered:
     return lowering.lowered
 
 
-def homes_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Home]:
+def locations_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Location]:
     """The places that the layout gives to the values of a stage."""
-    homes: dict[int, Home] = {}
+    locations: dict[int, Location] = {}
     for index, var in enumerate(vars):
         match var.source:
             case Port(number=number):
                 place = layout.inputs[number]
-                homes[index] = Home(Area.INPUTS, place.domain, place.column)
+                locations[index] = Location(Area.INPUTS, place.domain, place.column)
             case Attribute(is_float=is_float, column=column):
-                homes[index] = Home(Area.FLOATS if is_float else Area.INTS, var.domain, column)
+                locations[index] = Location(Area.FLOATS if is_float else Area.INTS, var.domain, column)
     areas = [(Area.SAVED, layout.saved), (Area.INPUTS, layout.inner)]
     if not forward:
         areas.append((Area.GRADIENTS, layout.gradients))
     for area, places in areas:
         for index, place in places.items():
-            homes[index] = Home(area, place.domain, place.column)
-    return homes
+            locations[index] = Location(area, place.domain, place.column)
+    return locations
 
 
 class _Stage(Lowering):
@@ -79,7 +79,7 @@ class _Stage(Lowering):
 
     def run(self, indices: Sequence[int], needed: Iterable[int]) -> None:
         """Lower instructions, in order."""
-        sums = self._sums_of_products(indices, {*needed, *self.lowered.homes})
+        sums = self._sums_of_products(indices, {*needed, *self.lowered.locations})
         inside = {value for parts in sums.values() for value in parts.inner}
         for index in indices:
             source = self.source(index)
@@ -103,13 +103,13 @@ class _Stage(Lowering):
         """Provide the gradients of outputs: read where they are gathered, or copied if they need a place in memory."""
         readers = self._readers_that_need_memory(derivative.backward)
         for number, index in enumerate(derivative.incoming):
-            home = Home(Area.GATHER, number, 0)  # `number` is an output, not a domain
-            if index in self.lowered.homes or index in readers or self.domain(index) != NODE:
+            location = Location(Area.GATHER, number, 0)  # `number` is an output, not a domain
+            if index in self.lowered.locations or index in readers or self.domain(index) != NODE:
                 gathered = self.new(self.shape(index), self.domain(index))
-                self.lowered.homes[gathered.value] = home
+                self.lowered.locations[gathered.value] = location
                 self.loop(self.domain(index), Operand(gathered), self.whole(index))
             else:
-                self.lowered.homes[index] = home
+                self.lowered.locations[index] = location
 
     def _readers_that_need_memory(self, indices: Iterable[int]) -> set[int]:
         """The values that products or interpreted ops may read: they must be in memory."""

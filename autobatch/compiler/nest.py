@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.assignment import Spot, is_number, is_row_number
 from autobatch.compiler.fusion import Block
-from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.lowered import Area, Location
 from autobatch.compiler.printing import show_expression
 from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
 from autobatch.compiler.writer import Writer, add, multiply, table_and_step
@@ -112,10 +112,10 @@ class Nest(ABC):
                 f"output_{number}_w", writer.size(offset, self.spot, Area.OUTPUT, number, offset), strides
             )
         place = writer.layout.inputs[number]
-        home = Home(Area.GRADIENTS, place.domain, place.column)
+        location = Location(Area.GRADIENTS, place.domain, place.column)
         writer.arguments["buffer"] = None
-        column = home.column + offset
-        first = add([writer.row_of(home), writer.size(column, self.spot, home.area, home.domain, column)])
+        column = location.column + offset
+        first = add([writer.row_of(location), writer.size(column, self.spot, location.area, location.domain, column)])
         return self.element("buffer", first, strides)
 
     def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:

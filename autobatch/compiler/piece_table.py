@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.lowered import Area, Location
 from autobatch.ir.program import NODE
 from autobatch.jit.loops import compiled
 
@@ -72,10 +72,10 @@ def name_columns(n_domains: int, n_outputs: int) -> tuple[str, ...]:
     return tuple(names[column] for column in range(len(names)))
 
 
-def column_of(home: Home, stage: str) -> str:
+def column_of(location: Location, stage: str) -> str:
     """Name the column that holds where the rows of an area begin."""
     names = {Area.BATCH: stage, Area.PERSISTENT: "kept"}
-    return f"{names.get(home.area, home.area)}_{letter_of(home.domain)}"
+    return f"{names.get(location.area, location.area)}_{letter_of(location.domain)}"
 
 
 def letter_of(domain: int) -> str:

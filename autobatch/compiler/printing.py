@@ -120,15 +120,19 @@ def show_expression(
 def show_storage(lowered: Lowered, storage: Storage) -> str:
     """List where each value in memory lies, and which values share memory, are shared by all rows or have none."""
     lines: dict[str, list[str]] = {}
-    for value, home in sorted(storage.homes.items()):
-        at = f"%{value} at {home.column}" if home.area is not Area.GATHER else f"%{value}: output {home.domain}"
-        lines.setdefault(AREAS[home.area], []).append(at)
+    for value, location in sorted(storage.locations.items()):
+        at = (
+            f"%{value} at {location.column}"
+            if location.area is not Area.GATHER
+            else f"%{value}: output {location.domain}"
+        )
+        lines.setdefault(AREAS[location.area], []).append(at)
     text = [f"in {area}: {', '.join(values)}" for area, values in lines.items()]
     inside = [f"%{part} in {_show_view(lowered, view)}" for part, view in storage.aliases.items()]
     text += [f"part of another value: {', '.join(inside)}"] if inside else []
     if storage.shared:
         text.append(f"shared by all rows: {', '.join(f'%{v} at {c}' for v, c in storage.shared.items())}")
-    loose = [f"%{value}" for value in sorted(storage.registers) if value not in storage.homes | storage.aliases]
+    loose = [f"%{value}" for value in sorted(storage.registers) if value not in storage.locations | storage.aliases]
     text += [f"never in memory: {', '.join(loose)}"] if loose else []
     return "\n".join(text) or "nothing has memory"
 

@@ -83,11 +83,11 @@ def overwritings(lowered: Lowered, statements: Sequence[Statement]) -> dict[int,
 
 def _range(lowered: Lowered, view: View, strides: tuple[int, ...] | None) -> Range | None:
     view = view.within(lowered.aliases)
-    home = lowered.homes.get(view.value)
-    if home is None or home.area is not Area.SAVED or not view.size:
+    location = lowered.locations.get(view.value)
+    if location is None or location.area is not Area.SAVED or not view.size:
         return None
     first, end = view.bounds
-    return Range(home.domain, home.column + first, home.column + end, strides)
+    return Range(location.domain, location.column + first, location.column + end, strides)
 
 
 def _whole(lowered: Lowered, value: int) -> View:

@@ -129,9 +129,9 @@ class _Splitter:
             lowered.sizes.append(length)
             lowered.domains.append(lowered.domains[value])
             piece = len(lowered.sizes) - 1
-            home = lowered.homes.get(value)
-            if home is not None:
-                lowered.homes[piece] = home._replace(column=home.column + start)
+            location = lowered.locations.get(value)
+            if location is not None:
+                lowered.locations[piece] = location._replace(column=location.column + start)
             elif is_read_whole:
                 lowered.aliases[piece] = View(value, start, (length,), (1,))
             lowered.parts[value].append(piece)

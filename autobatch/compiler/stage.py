@@ -57,37 +57,37 @@ def compile_backward(cell: PlannedCell, note: Note | None = None) -> StageProgra
 
 def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> StageProgram:
     checked = checking() or note is not None
-    watch = _Watch(lowered, note)
+    report = _PassReporter(lowered, note)
     if checked:
         check_statements(lowered, lowered.statements)
-    watch.statements("lowered")
+    report.statements("lowered")
     if cell.kernels.cuts:
         split_loops(lowered)
         if checked:
             check_statements(lowered, lowered.statements)
-        watch.statements("cut")
+        report.statements("cut")
     parts = hoist(lowered) if cell.kernels.hoists else Parts([], lowered.statements, [])
     statements = [statement for part in parts for statement in part]
     if checked:
         check_statements(lowered, statements)
     if cell.kernels.hoists:
-        watch.hoisted(parts)
+        report.hoisted(parts)
     divide = fuse if cell.kernels.fuses else keep_apart
     before, per_batch, after = (divide(lowered, part) for part in parts)
     steps = [*before, *per_batch, *after]
     if checked:
         check_steps(lowered, statements, steps)
-    watch.fused(Neighbours(lowered, steps, len(before), len(after), cell.kernels.fuses))
+    report.fused(Neighbours(lowered, steps, len(before), len(after), cell.kernels.fuses))
     storage = assign_buffers(lowered, steps, len(before))
     if checked:
         check_storage(lowered, steps, storage)
         check_columns(cell, lowered, steps, storage, len(before), len(after))
-    watch.stored(storage)
+    report.stored(storage)
     columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
     return StageProgram(cell, lowered, steps, storage, columns, len(before), len(after))
 
 
-class _Watch:
+class _PassReporter:
     """Reports the result of every pass to `note`, if there is one."""
 
     def __init__(self, lowered: Lowered, note: Note | None) -> None:

@@ -1,7 +1,8 @@
 """Which statements make and which read the elements of a value, also where it is made in parts or is a part itself.
 
-Joins and loop splitting let statements make values in place, as parts of others (`Lowered.parts`): who makes a part
-makes elements of the whole, and who reads one of the two reads elements of the other. All passes ask here.
+Joins and loop splitting let statements make values in place, as parts of others (`Lowered.parts`): a statement that
+makes a part makes elements of the whole, and a reader of one of the two reads elements of the other. All passes look
+uses up here.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.lowered import Area, Lowered
-from autobatch.compiler.lowering import homes_of
+from autobatch.compiler.lowering import locations_of
 from autobatch.compiler.piece_table import name_columns
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter, WeightStep
@@ -27,13 +27,13 @@ def compile_weights(cell: PlannedCell) -> StageProgram:
     """Compile the weight stage."""
     derivative = cell.derivative
     assert derivative is not None, "backward follows a forward run in training"
-    vars, homes = derivative.vars, homes_of(derivative.vars, cell.layout, forward=False)
+    vars, locations = derivative.vars, locations_of(derivative.vars, cell.layout, forward=False)
     domains, sizes = [var.domain for var in vars], [var.size for var in vars]
-    lowered = Lowered(cell.program.name, "weights", vars, views_of(vars), sizes, domains, [], homes, {}, [])
+    lowered = Lowered(cell.program.name, "weights", vars, views_of(vars), sizes, domains, [], locations, {}, [])
     steps = _WeightSteps(cell, lowered).steps
     columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
     n_compiled = sum(isinstance(step, Outer | RowSum) for step in steps)
-    return StageProgram(cell, lowered, steps, Storage(homes, {}), columns, n_compiled, len(steps) - n_compiled)
+    return StageProgram(cell, lowered, steps, Storage(locations, {}), columns, n_compiled, len(steps) - n_compiled)
 
 
 class _WeightSteps:
@@ -87,8 +87,8 @@ class _WeightSteps:
         return tuple(views) if per_node[0] == per_node[-1] else None
 
     def _scatter(self, parameter: int, values: int, ids: int) -> Scatter | None:
-        views, home = self._lowered.views, self._lowered.homes.get(self._lowered.views[ids].value)
-        is_there = home is not None and (home.area is Area.INTS or self._lies_in_buffer(views[ids]))
+        views, location = self._lowered.views, self._lowered.locations.get(self._lowered.views[ids].value)
+        is_there = location is not None and (location.area is Area.INTS or self._lies_in_buffer(views[ids]))
         fits = is_there and self._lies_in_buffer(views[values]) and not self._lowered.vars[ids].shape
         if not fits or self._domain(views[ids]) != self._domain(views[values]):
             return None
@@ -96,8 +96,8 @@ class _WeightSteps:
 
     def _lies_in_buffer(self, view: View) -> bool:
         """Whether the elements of a view are adjacent in the rows of the buffer."""
-        home = self._lowered.homes.get(view.value)
-        return home is not None and home.area in IN_BUFFER and view.is_contiguous
+        location = self._lowered.locations.get(view.value)
+        return location is not None and location.area in IN_BUFFER and view.is_contiguous
 
     def _domain(self, view: View) -> int:
-        return self._lowered.homes[view.value].domain
+        return self._lowered.locations[view.value].domain

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.assignment import Spot, Storage
 from autobatch.compiler.fusion import Kernel
-from autobatch.compiler.lowered import Area, Home, Lowered
+from autobatch.compiler.lowered import Area, Location, Lowered
 from autobatch.compiler.piece_table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
@@ -181,23 +181,29 @@ class Writer:
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
         """The array that holds a view, and where the view begins in it."""
-        home, view = self.storage.home(operand) if operand.value not in self.storage.shared else self._shared(operand)
-        column = home.column + view.offset
-        terms = [self.row_of(home), self.size(column, self.spot, home.area, home.domain, column), moved]
-        if home.area in WINDOWS:
-            name = f"{home.area}_{home.domain}"
-            self.need_window(home.area, home.domain)
-            return name, add([self.size(view.offset, self.spot, home.area, home.domain, view.offset), moved])
-        array = data_name(home.area, home.domain) if home.area in (Area.INTS, Area.FLOATS) else self.arrays[home.area]
+        location, view = (
+            self.storage.locate(operand) if operand.value not in self.storage.shared else self._shared(operand)
+        )
+        column = location.column + view.offset
+        terms = [self.row_of(location), self.size(column, self.spot, location.area, location.domain, column), moved]
+        if location.area in WINDOWS:
+            name = f"{location.area}_{location.domain}"
+            self.need_window(location.area, location.domain)
+            return name, add([self.size(view.offset, self.spot, location.area, location.domain, view.offset), moved])
+        array = (
+            data_name(location.area, location.domain)
+            if location.area in (Area.INTS, Area.FLOATS)
+            else self.arrays[location.area]
+        )
         self.arguments[array] = None
         return array, add(terms)
 
-    def _shared(self, view: View) -> tuple[Home, View]:
-        return Home(Area.SHARED, SHARED, self.storage.shared[view.value]), view
+    def _shared(self, view: View) -> tuple[Location, View]:
+        return Location(Area.SHARED, SHARED, self.storage.shared[view.value]), view
 
-    def row_of(self, home: Home) -> str:
+    def row_of(self, location: Location) -> str:
         """Source for the element where the row of an area begins."""
-        area, domain = home.area, home.domain
+        area, domain = location.area, location.domain
         if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""
         if area in (Area.INTS, Area.FLOATS):
@@ -207,7 +213,7 @@ class Writer:
                 return multiply(f"(base_{domain} + {'r' if domain == self.kernel.domain else 'e'})", words)
             self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
             return f"{area}_r"
-        base = self.column(column_of(home, self.lowered.stage))
+        base = self.column(column_of(location, self.lowered.stage))
         width = self.size(self._width(area, domain), "row", area, domain)
         if domain != self.kernel.domain:
             return add([base, multiply("e", width)])

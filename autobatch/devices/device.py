@@ -32,7 +32,7 @@ class Launch(NamedTuple):
     args: tuple[int, int, int]
 
 
-class Product(NamedTuple):
+class DeviceGemm(NamedTuple):
     """out = a @ b, or out += a @ b, for matrices at addresses of the device, with rows `*_step` elements apart.
 
     Attributes:
@@ -133,7 +133,7 @@ class Device(Store, Protocol):
             BackendError: so many blocks cannot run at the same time.
         """
 
-    def multiply(self, product: Product) -> None:
+    def multiply(self, product: DeviceGemm) -> None:
         """Multiply matrices, after all work that was asked for before."""
 
     def synchronize(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.devices.device import Launch, Product, Traffic
+from autobatch.devices.device import DeviceGemm, Launch, Traffic
 from autobatch.errors import BackendError
 
 OPTIONS = ("--std=c++17",)
@@ -161,7 +161,7 @@ class GpuDevice:
         self.traffic.launches += 1
         kernel.kernel((grid,), (threads,), tuple(map(np.int64, args)), shared_bytes, enable_cooperative_groups=True)
 
-    def multiply(self, product: Product) -> None:
+    def multiply(self, product: DeviceGemm) -> None:
         """See `Device`."""
         self.traffic.products += 1
         n_rows, n, inner = product.n_rows, product.n, product.inner

@@ -1,7 +1,7 @@
-"""Numbers that a device computes and that the host reads late, when somebody asks for them.
+"""Numbers that a device computes and that the host reads late, when they are needed.
 
 A training step gives a loss and a norm long before the GPU has computed them. Waiting for them would stop the host from
-preparing the next step, so a step gives a `Late` and goes on; who prints or compares it waits then.
+preparing the next step, so a step gives a `Late` and goes on; printing or comparing it waits.
 """
 
 from __future__ import annotations

@@ -19,45 +19,45 @@ class Staging:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._part, self._other = _Part(device), _Part(device)
+        self._current, self._other = _StagingBuffer(device), _StagingBuffer(device)
 
     @property
     def pinned(self) -> NDArray[np.uint8]:
         """The memory of the host whose turn it is, to fill."""
-        return self._part.pinned
+        return self._current.pinned
 
     @property
     def held(self) -> Any:
         """Its copy on the device, as bytes; perhaps larger."""
-        return self._part.held
+        return self._current.held
 
     @property
     def n_bytes(self) -> int:
         """Bytes held on the device."""
-        return int(self._part.held.nbytes + self._other.held.nbytes)
+        return int(self._current.held.nbytes + self._other.held.nbytes)
 
     def turn(self, n_bytes: int) -> bool:
         """Give the other memory its turn, with so much room, when its last copy is done; return whether it grew."""
         device = self._device
-        self._part.used = device.mark()
-        self._part, self._other = part, _ = self._other, self._part
-        part.wait()
-        grows: bool = part.held.size < n_bytes
+        self._current.used = device.mark()
+        self._current, self._other = buffer, _ = self._other, self._current
+        buffer.wait()
+        grows: bool = buffer.held.size < n_bytes
         if grows:
-            part.whole = device.pinned(n_bytes * 5 // 4)
-            part.held = device.empty(n_bytes * 5 // 4, np.dtype(np.uint8))
-            part.used = device.mark()
-        part.pinned = part.whole[:n_bytes]
+            buffer.whole = device.pinned(n_bytes * 5 // 4)
+            buffer.held = device.empty(n_bytes * 5 // 4, np.dtype(np.uint8))
+            buffer.used = device.mark()
+        buffer.pinned = buffer.whole[:n_bytes]
         return grows
 
     def send(self, first: int, end: int) -> None:
         """Begin to copy some bytes to the same place on the device; work that is asked for later finds them there."""
-        part = self._part
+        buffer = self._current
         if first < end:
-            part.wait = self._device.copy_in(part.pinned[first:end], part.held[first:end], part.used)
+            buffer.wait = self._device.copy_in(buffer.pinned[first:end], buffer.held[first:end], buffer.used)
 
 
-class _Part:
+class _StagingBuffer:
     """Memory of the host, and its copy.
 
     Attributes:

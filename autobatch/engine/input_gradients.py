@@ -29,7 +29,7 @@ class InputGradients:
 
     def add(self, plan: Plan, run: Run) -> None:
         """Add what a run of some of the instances contributes; it has been differentiated."""
-        for kind in self._inputs.kinds:
+        for kind in self._inputs.source_types:
             numbers = plan.data(kind)[0][:, 0].tolist()
             if numbers:
                 positions = np.concatenate([self._inputs.reads[number].ravel() for number in numbers])

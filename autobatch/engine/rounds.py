@@ -128,12 +128,12 @@ class Rounds:
     def _round(self, wanted: IntArray) -> None:
         """Run the nodes that wanted values depend on, if there are any."""
         phases, kept, types = self._phases, self._kept, self._recorder.types
-        chosen = phases.graph.choose(wanted, phases.kinds.slot, kept.next_run, types)
+        chosen = phases.graph.choose(wanted, phases.output_slots.slot, kept.next_run, types)
         if not chosen.nodes.size:
             return
         phases.sources_known(chosen.sources)
         kept.settle()
-        graph = phases.graph.emit(chosen, phases.kinds.source, types)
+        graph = phases.graph.emit(chosen, phases.output_slots.source, types)
         step = self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
         self._start(step, chosen.kept.values)
         self._steps.append(step)
@@ -160,11 +160,11 @@ class Rounds:
         """Plan the step that computes the results."""
         phases, types = self._phases, self._recorder.types
         results, structures = phases.results()
-        chosen = phases.graph.choose(results.values, phases.kinds.slot, NOWHERE, types)
+        chosen = phases.graph.choose(results.values, phases.output_slots.slot, NOWHERE, types)
         phases.sources_known(chosen.sources)
         self._kept.settle()
         self._n_sources += chosen.sources.size
-        graph = phases.graph.emit(chosen, phases.kinds.source, types, results, structures)
+        graph = phases.graph.emit(chosen, phases.output_slots.source, types, results, structures)
         return self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
 
     def _raise_first(self) -> None:

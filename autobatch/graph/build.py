@@ -159,18 +159,18 @@ def check_ranges(graph: Graph) -> None:
 
 
 @compiled
-def _first_out_of_range(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[int, int, int]:
+def _first_out_of_range(type_ids: IntArray, attr: IntArray, types: TypeArrays) -> tuple[int, int, int]:
     """Find (node, range, value) of the first attribute outside its range, or (-1, -1, 0)."""
     at = 0
-    for node in range(type_id.size):
-        kind = type_id[node]
-        first, end = types.data_ptr[kind], types.data_ptr[kind + 1]
+    for node in range(type_ids.size):
+        type_id = type_ids[node]
+        first, end = types.data_ptr[type_id], types.data_ptr[type_id + 1]
         for number in range(-1, end - first):  # the node itself, then its data of any length
-            n_rows, width = 1, types.int_width[kind]
+            n_rows, width = 1, types.int_width[type_id]
             if number >= 0:
                 n_rows, width = attr[at], types.data_ints[first + number]
                 at += 1
-            for r in range(types.range_ptr[kind], types.range_ptr[kind + 1]):
+            for r in range(types.range_ptr[type_id], types.range_ptr[type_id + 1]):
                 if types.range_data[r] == number:
                     for row in range(n_rows):
                         value = int(attr[at + row * width + types.range_column[r]])

@@ -82,12 +82,12 @@ def chains_ahead(dag: Dag) -> IntArray:
 
     Cost: O(T * (N + E)).
     """
-    type_id, edge_ptr, edge_src, n_types = dag
-    ahead = zeros((type_id.size, n_types), np.int32)
-    for node in range(type_id.size - 1, -1, -1):
-        ahead[node, type_id[node]] += 1
+    type_ids, edge_ptr, edge_src, n_types = dag
+    ahead = zeros((type_ids.size, n_types), np.int32)
+    for node in range(type_ids.size - 1, -1, -1):
+        ahead[node, type_ids[node]] += 1
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
             source = edge_src[e]
-            for kind in range(n_types):
-                ahead[source, kind] = max(ahead[source, kind], ahead[node, kind])
+            for type_id in range(n_types):
+                ahead[source, type_id] = max(ahead[source, type_id], ahead[node, type_id])
     return ahead

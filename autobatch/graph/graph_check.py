@@ -91,9 +91,9 @@ def _check_sizes(graph: Graph) -> None:
 def _check_attributes(graph: Graph) -> None:
     arrays = graph.types.arrays()
     n_ints = n_floats = 0
-    for kind in graph.type_id.tolist():
-        n_ints, n_floats = n_ints + int(arrays.int_width[kind]), n_floats + int(arrays.float_width[kind])
-        for number in range(arrays.data_ptr[kind], arrays.data_ptr[kind + 1]):
+    for type_id in graph.type_id.tolist():
+        n_ints, n_floats = n_ints + int(arrays.int_width[type_id]), n_floats + int(arrays.float_width[type_id])
+        for number in range(arrays.data_ptr[type_id], arrays.data_ptr[type_id + 1]):
             length = int(graph.attr[n_ints]) if n_ints < graph.attr.size else 0
             n_ints += 1 + length * int(arrays.data_ints[number])
             n_floats += length * int(arrays.data_floats[number])
@@ -130,18 +130,18 @@ def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArr
     n_read = np.bincount(reader[starts & plain], minlength=graph.n_nodes)
     n_plain = np.diff(np.concatenate(([0], np.cumsum(port_plain)))[port_ptr])[graph.type_id]
     for node in np.flatnonzero(n_read < n_plain).tolist():
-        kind, ports = graph.type_id[node], graph.edge_in[reader == node]
-        port = next(p for p in np.flatnonzero(port_plain[port_ptr[kind] : port_ptr[kind + 1]]) if p not in ports)
+        type_id, ports = graph.type_id[node], graph.edge_in[reader == node]
+        port = next(p for p in np.flatnonzero(port_plain[port_ptr[type_id] : port_ptr[type_id + 1]]) if p not in ports)
         raise _broken(f"node {node} ({graph.type_of(node)!r}) reads nothing by port {port}, which takes a value")
     of_port = np.cumsum(starts) - 1
     sums = plain & (np.bincount(of_port)[of_port] > 1)
     values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out))
     terms = np.unique(values[:, sums], axis=1)
     for k in np.flatnonzero((terms[:3, 1:] == terms[:3, :-1]).all(axis=0)):
-        node, port, kind, output = terms[:, k].tolist()
+        node, port, type_id, output = terms[:, k].tolist()
         raise _broken(
             f"port {port} of node {node} ({graph.type_of(node)!r}) adds up outputs {output} and {terms[3, k + 1]} of "
-            f"nodes of type {graph.types.names[kind]!r}, but the values of one type in a sum are all the same output"
+            f"nodes of type {graph.types.names[type_id]!r}, but the values of one type in a sum are all the same output"
         )
 
 

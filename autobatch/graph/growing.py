@@ -26,8 +26,8 @@ from autobatch.graph.growth import (
     OWNER,
     PENDING,
     STATE,
-    Kinds,
     Nodes,
+    OutputSlots,
     Results,
     append_phase,
     choose_nodes,
@@ -83,7 +83,7 @@ class GrowingGraph:
 
         Args:
             phase: numbers its own nodes from 0, and those of earlier phases backwards from -1.
-            rows: that of `Kinds`, for all types.
+            rows: that of `OutputSlots`, for all types.
         """
         arrays, first, nodes = phase.types.arrays(), self.n_nodes, self.nodes
         if rows is not self._rows:
@@ -121,7 +121,7 @@ class GrowingGraph:
         """Choose the pending nodes that these values depend on; they count as done when they are emitted.
 
         Args:
-            slot_of: that of `Kinds`, for all types.
+            slot_of: that of `OutputSlots`, for all types.
             run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
                 will be. NOWHERE for the last one: it keeps nothing, and wanted values of earlier rounds are sources.
         """
@@ -155,7 +155,7 @@ class GrowingGraph:
         """Make the graph of a round; or of the last step, whose outputs are the results of the programs.
 
         Args:
-            source: that of `Kinds`, for all slots.
+            source: that of `OutputSlots`, for all slots.
         """
         about, returned = (chosen.nodes, chosen.sources), results or chosen.kept
         words, floats = emit_graph(self.nodes, self.values, source, *about, returned)
@@ -164,12 +164,13 @@ class GrowingGraph:
         return graph
 
     def emit_whole(
-        self, needed: IntArray, kinds: Kinds, results: Results, types: Any, structures: Sequence[Any]
+        self, needed: IntArray, output_slots: OutputSlots, results: Results, types: Any, structures: Sequence[Any]
     ) -> Graph:
         """Make the graph of all nodes that these values depend on; no round may follow."""
         self.nodes.table[STATE, : self.n_nodes] = PENDING
         self._pending = np.arange(self.n_nodes, dtype=np.int32)
-        return self.emit(self.choose(needed, kinds.slot, NOWHERE, types), kinds.source, types, results, structures)
+        chosen = self.choose(needed, output_slots.slot, NOWHERE, types)
+        return self.emit(chosen, output_slots.source, types, results, structures)
 
 
 def _zeros(*rows: int) -> IntArray:

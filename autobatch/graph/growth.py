@@ -56,7 +56,7 @@ class Nodes(NamedTuple):
     floats: FloatArray
 
 
-class Kinds(NamedTuple):
+class OutputSlots(NamedTuple):
     """What is known of the outputs of all types, and of the slots in which they are kept.
 
     Attributes:
@@ -89,10 +89,10 @@ def most_rows(words: IntArray, types: TypeArrays) -> int:
     int_starts, _ = data_starts(phase.type_id, phase.attr, types)
     lengths, total = np.zeros(types.group_ptr[-1] + 1, np.int64), 0
     for node in range(phase.type_id.size):
-        kind = phase.type_id[node]
+        type_id = phase.type_id[node]
         count_groups(phase, node, int_starts[node], types, lengths)
         n_rows = 1
-        for group in range(types.group_ptr[kind + 1] - types.group_ptr[kind]):
+        for group in range(types.group_ptr[type_id + 1] - types.group_ptr[type_id]):
             n_rows = max(n_rows, lengths[group])
         total += n_rows
     return total
@@ -110,10 +110,10 @@ def append_phase(
     """
     phase, table, edges, first_value = sections(words), nodes.table, nodes.edges, nodes.first_value
     int_starts, float_starts = data_starts(phase.type_id, phase.attr, types)
-    kinds, ends, edge_src, edge_out, edge_in = (
+    phase_types, ends, edge_src, edge_out, edge_in = (
         phase.type_id, phase.edge_ptr, phase.edge_src, phase.edge_out, phase.edge_in
     )  # fmt: skip
-    type_id, state, owner, output_ptr = table[TYPE_ID], table[STATE], table[OWNER], table[OUTPUT_PTR]
+    type_ids, state, owner, output_ptr = table[TYPE_ID], table[STATE], table[OWNER], table[OUTPUT_PTR]
     edge_ptr, attr_ptr, float_ptr, out_ptr = table[EDGE_PTR], table[ATTR_PTR], table[FLOAT_PTR], types.out_ptr
     source, output, port, made_by, word = edges[SOURCE], edges[OUTPUT_WORD], edges[PORT], values[MADE_BY], values[WORD]
     in_use, readers, run, kept, mark = values[IN_USE], values[READERS], values[RUN], values[KEPT], values[MARK]
@@ -123,14 +123,14 @@ def append_phase(
     attr_end, float_end, v = attr_ptr[first], float_ptr[first], first_value[output_ptr[first]]
     for i in range(phase.instance_ptr.size - 1):
         for n in range(phase.instance_ptr[i], phase.instance_ptr[i + 1]):
-            node, kind = first + n, kinds[n]
-            type_id[node], owner[node], state[node] = kind, i, PENDING
+            node, type_id = first + n, phase_types[n]
+            type_ids[node], owner[node], state[node] = type_id, i, PENDING
             attr_ptr[node + 1], float_ptr[node + 1] = attr_end + int_starts[n + 1], float_end + float_starts[n + 1]
-            n_outputs = out_ptr[kind + 1] - out_ptr[kind]
+            n_outputs = out_ptr[type_id + 1] - out_ptr[type_id]
             output_ptr[node + 1] = output_ptr[node] + n_outputs
             count_groups(phase, n, int_starts[n], types, lengths)
             for out in range(n_outputs):
-                group = rows[out_ptr[kind] + out]
+                group = rows[out_ptr[type_id] + out]
                 for k in range(1 if group == NOWHERE else lengths[group]):
                     made_by[v], word[v], in_use[v], readers[v], mark[v] = node, out | k << OUTPUT_BITS, 0, 0, 0
                     run[v] = kept[v] = NOWHERE
@@ -141,7 +141,7 @@ def append_phase(
                 source[edge], output[edge], port[edge] = read, edge_out[e], edge_in[e]
                 readers[value_of(output_ptr, first_value, read, edge_out[e])] += 1
             edge_ptr[node + 1] = n_edges + ends[n + 1]
-    return output_ptr[first + kinds.size], v
+    return output_ptr[first + phase_types.size], v
 
 
 @compiled
@@ -302,7 +302,7 @@ def in_order(items: IntArray, owners: IntArray, n: int, n_owners: int) -> IntArr
 
 @compiled
 def emit_graph(
-    nodes: Nodes, values: IntArray, source_kind: IntArray, picked: IntArray, sources: IntArray, results: Results
+    nodes: Nodes, values: IntArray, source_type: IntArray, picked: IntArray, sources: IntArray, results: Results
 ) -> tuple[IntArray, FloatArray]:
     """Write the graph of the chosen nodes and sources, and note that the nodes are done."""
     returned, slots, ends = results.values, results.slots, results.ptr
@@ -333,7 +333,7 @@ def emit_graph(
     for i in range(n_instances):
         while s < sources.size and owner[made_by[sources[s]]] == i:
             v = sources[s]
-            type_id[n], attr[a], number[v] = source_kind[in_slot[v]], kept[v], -1 - n
+            type_id[n], attr[a], number[v] = source_type[in_slot[v]], kept[v], -1 - n
             n, a, s = n + 1, a + 1, s + 1
             ptr[n] = e
         while c < picked.size and owner[picked[c]] == i:

@@ -57,12 +57,12 @@ def _mark(words: IntArray, flows: FlowArrays, wanted: Array, nodes: Array, outpu
             outputs[graph.out_node[k], graph.out_port[k] & OUTPUT] = True
     is_whole = True
     for node in range(nodes.size - 1, -1, -1):
-        kind = graph.type_id[node]
+        type_id = graph.type_id[node]
         nodes[node] = False
-        for output in range(flows.n_outputs[kind]):
+        for output in range(flows.n_outputs[type_id]):
             if outputs[node, output]:
                 nodes[node] = True
-                first = flows.flow_ptr[kind] + output * flows.n_ports[kind]
+                first = flows.flow_ptr[type_id] + output * flows.n_ports[type_id]
                 for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
                     if flows.flow[first + graph.edge_in[e]]:
                         outputs[graph.edge_src[e], graph.edge_out[e] & OUTPUT] = True

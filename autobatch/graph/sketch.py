@@ -33,9 +33,9 @@ class Sketch:
         self.type_id: list[int] = []
         self.inputs: list[Sequence[int]] = []
 
-    def add(self, kind: int, inputs: Sequence[int] = ()) -> int:
-        """Add a node of type `kind` that reads earlier nodes; return its number."""
-        self.type_id.append(kind)
+    def add(self, type_id: int, inputs: Sequence[int] = ()) -> int:
+        """Add a node of type `type_id` that reads earlier nodes; return its number."""
+        self.type_id.append(type_id)
         self.inputs.append(inputs)
         return len(self.inputs) - 1
 

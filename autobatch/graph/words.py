@@ -96,15 +96,15 @@ def write_header(
 
 
 @compiled
-def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
+def data_starts(type_ids: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
     """Find where the int attributes of each node start, and its float attributes: int32[N+1] each."""
-    ints, floats = np.zeros(type_id.size + 1, np.int32), np.zeros(type_id.size + 1, np.int32)
-    kinds, int_width, float_width = indices(type_id), indices(types.int_width), indices(types.float_width)
+    ints, floats = np.zeros(type_ids.size + 1, np.int32), np.zeros(type_ids.size + 1, np.int32)
+    node_types, int_width, float_width = indices(type_ids), indices(types.int_width), indices(types.float_width)
     data_ptr, a, f = types.data_ptr, np.int64(0), np.int64(0)
-    for node in range(kinds.size):
-        kind = kinds[node]
-        a, f = a + np.int64(int_width[kind]), f + np.int64(float_width[kind])
-        for number in range(data_ptr[kind], data_ptr[kind + 1]):
+    for node in range(node_types.size):
+        type_id = node_types[node]
+        a, f = a + np.int64(int_width[type_id]), f + np.int64(float_width[type_id])
+        for number in range(data_ptr[type_id], data_ptr[type_id + 1]):
             length = np.int64(attr[a])
             a, f = a + 1 + length * types.data_ints[number], f + length * types.data_floats[number]
         ints[node + 1], floats[node + 1] = a, f
@@ -114,19 +114,19 @@ def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[I
 @compiled
 def count_groups(graph: Sections, node: int, at: int, types: TypeArrays, lengths: NDArray[np.int64]) -> None:
     """Write to `lengths` the number of edges of each variadic group of a node, whose int attributes begin at `at`."""
-    kind = graph.type_id[node]
-    for group in range(types.group_ptr[kind + 1] - types.group_ptr[kind]):
+    type_id = graph.type_id[node]
+    for group in range(types.group_ptr[type_id + 1] - types.group_ptr[type_id]):
         lengths[group] = 0
     for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
-        group = types.port_group[types.port_ptr[kind] + graph.edge_in[e]]
+        group = types.port_group[types.port_ptr[type_id] + graph.edge_in[e]]
         if group >= 0:
             lengths[group] += 1
-    at += types.int_width[kind]
-    for number in range(types.data_ptr[kind], types.data_ptr[kind + 1]):
+    at += types.int_width[type_id]
+    for number in range(types.data_ptr[type_id], types.data_ptr[type_id + 1]):
         n = np.int64(graph.attr[at])
         lengths[types.data_group[number]] = n
         at += 1 + n * types.data_ints[number]
-    for part in range(types.part_ptr[kind], types.part_ptr[kind + 1]):
+    for part in range(types.part_ptr[type_id], types.part_ptr[type_id + 1]):
         n, start, stop, step = types.part_cut[part]
         if types.part_of[part] >= 0:
             n = lengths[types.part_of[part]]

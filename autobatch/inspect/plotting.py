@@ -61,11 +61,11 @@ def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) ->
     )
     for axes, picture, lane in zip(all_axes[:, 0], pictures, lanes, strict=True):
         sizes = np.diff(picture.schedule.batch_ptr)
-        for place, kind in enumerate(lane):
-            batches = np.flatnonzero(picture.schedule.batch_type == kind)
+        for place, type_id in enumerate(lane):
+            batches = np.flatnonzero(picture.schedule.batch_type == type_id)
             heights = LANE * np.maximum(sizes[batches] / sizes[batches].max(), SMALLEST)
-            axes.bar(batches, heights, width=1.0, bottom=place - LANE / 2, align="edge", color=f"C{kind % 10}")
-        axes.set_yticks(range(len(lane)), [picture.names[kind] for kind in lane])
+            axes.bar(batches, heights, width=1.0, bottom=place - LANE / 2, align="edge", color=f"C{type_id % 10}")
+        axes.set_yticks(range(len(lane)), [picture.names[type_id] for type_id in lane])
         axes.set_title(picture.title, fontsize="medium", loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[-1, 0].set_xlabel("batch")

@@ -88,7 +88,7 @@ class Taken(NamedTuple):
                     segments, n_left = done.pop()
                 n_left -= stage == "backward"
                 n_bytes = self.itemsize * self._count_elements(segments, batch, backward=stage != "forward")
-                yield Span(stage, since, end, n_bytes, batch.kind, batch.end - batch.start)
+                yield Span(stage, since, end, n_bytes, batch.type_id, batch.end - batch.start)
             elif stage == "forward":
                 done.append(next(parts))
                 segments, n_left = done[-1][0], 0
@@ -96,7 +96,7 @@ class Taken(NamedTuple):
 
     def _count_elements(self, segments: dict[int, NDArray[np.int64]], batch: Batch, backward: bool) -> int:
         """Count the numbers in the rows of a batch: inputs and saved values, and with `backward` gradients."""
-        layout, block = self.cells.cells[batch.kind].layout, int(self.cells.tables.block_ptr[batch.kind])
+        layout, block = self.cells.cells[batch.type_id].layout, int(self.cells.tables.block_ptr[batch.type_id])
         total, rows = 0, batch.end - batch.start
         for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
             if number:
@@ -225,15 +225,15 @@ class Profile(AsText):
         Types that differ in nothing but shapes have a row in common.
         """
         spans, n, rows = [span for call in self.calls for span in call.batches], max(len(self.calls), 1), []
-        kinds = sorted({span.kind for span in spans})
-        group_of = group_by_shape([self._types[kind] for kind in kinds])
+        type_ids = sorted({span.kind for span in spans})
+        group_of = group_by_shape([self._types[type_id] for type_id in type_ids])
         for first in set(group_of.values()):
-            group = [kind for kind in kinds if group_of[kind] == first]
+            group = [type_id for type_id in type_ids if group_of[type_id] == first]
             own = [span for span in spans if group_of[span.kind] == first]
             ran = [span for span in own if span.stage == "forward"]
             ms = [sum(s.ms for s in own if s.stage == stage) / n for stage in RUNNING]
             counts = [len(ran) / n, sum(span.rows for span in ran) / n]
-            name = name_group([self._types.names[kind] for kind in group])
+            name = name_group([self._types.names[type_id] for type_id in group])
             rows.append((name, counts, [*ms, sum(span.n_bytes for span in own) / n / 1e6]))
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
+
+if TYPE_CHECKING:
+    from autobatch.memplan.report.memory import MemoryReport
 
 SHOWN = 5  # rounds at either end, and instances of a round
 
@@ -59,13 +62,6 @@ class Judgement(Protocol):
         """How the bound was found."""
 
 
-class Memory(Protocol):
-    """The places of values and the copies, see `autobatch.memplan.report.memory`; prints as text."""
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw it into a file."""
-
-
 @dataclass(frozen=True)
 class Report(AsText):
     """The result of `explain`; prints as a table.
@@ -87,7 +83,7 @@ class Report(AsText):
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
         of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
-        told: what else there is to say about cells.
+        told: notes on cells.
         rounds: what each round of async programs did.
     """
 
@@ -111,7 +107,7 @@ class Report(AsText):
     unseen_share: float | None = None
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
-    memory: Memory | None = None
+    memory: MemoryReport | None = None
     precision: str = "float32"
     decided: str = ""
     of_one_length: tuple[tuple[str, str], ...] = ()
@@ -164,8 +160,8 @@ class Report(AsText):
             single = [t for t in group if t.why]
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
             lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
-        lines += [f"  {name} has a type for each length {told}" for name, told in self.of_one_length]
-        lines += [f"  {name} {told}" for name, told in self.told]
+        lines += [f"  {name} has a type for each length {note}" for name, note in self.of_one_length]
+        lines += [f"  {name} {note}" for name, note in self.told]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -202,7 +198,7 @@ def make_report(
     policy: Policy,
     types: TypeTable,
     judgements: Sequence[Judgement],
-    memory: Memory | None,
+    memory: MemoryReport | None,
     precision: str = "float32",
     decided: str = "",
 ) -> Report:
@@ -216,7 +212,7 @@ def make_report(
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), step.unseen_share, step.plan_hit, step.plan_hit_rate,
-        memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_told(schedule, types)),
+        memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_notes(schedule, types)),
         step.rounds,
     )  # fmt: skip
 
@@ -228,8 +224,8 @@ def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
         order.append(schedule.order + n_nodes)
         ptr.append(schedule.batch_ptr[1:] + n_nodes)
         n_nodes += schedule.n_nodes
-    kinds = [schedule.batch_type for schedule in schedules]
-    return Schedule(np.concatenate(kinds), np.concatenate(ptr), np.concatenate(order))
+    types = [schedule.batch_type for schedule in schedules]
+    return Schedule(np.concatenate(types), np.concatenate(ptr), np.concatenate(order))
 
 
 def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[TypeReport]:
@@ -250,17 +246,17 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
 def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:
     """The cells that ran and have a type for each length of a list."""
     present = {types[number].name for number in set(schedule.batch_type.tolist())}
-    return tuple((name, told) for name, told in types.of_one_length.items() if name in present)
+    return tuple((name, note) for name, note in types.of_one_length.items() if name in present)
 
 
-def _told(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
+def _notes(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
     """What ops have to say about the cells that ran, each once."""
     ran = (types[number] for number in sorted(set(schedule.batch_type.tolist())))
-    sources = ((kind.name, var.source) for kind in ran for var in kind.program.vars)
+    sources = ((node_type.name, var.source) for node_type in ran for var in node_type.program.vars)
     return {
-        (name, source.op.told(**source.static)): None
+        (name, source.op.note(**source.static)): None
         for name, source in sources
-        if isinstance(source, Instruction) and source.op.told is not None
+        if isinstance(source, Instruction) and source.op.note is not None
     }
 
 

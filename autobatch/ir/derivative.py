@@ -100,8 +100,8 @@ class Derivative:
         lines += [
             f"  gradient of %{p} has %{s.values} added at rows %{s.ids}" for p, parts in self.tables for s in parts
         ]
-        told = [("saved", self.saved), *([("computed again", sorted(self.again))] if self.again else [])]
-        return "\n".join([*lines, *(f"  {what}: {', '.join(f'%{i}' for i in values)}" for what, values in told)])
+        lists = [("saved", self.saved), *([("computed again", sorted(self.again))] if self.again else [])]
+        return "\n".join([*lines, *(f"  {what}: {', '.join(f'%{i}' for i in values)}" for what, values in lists)])
 
     def _new(self, stage: tuple[int, ...]) -> list[int]:
         """The values to print for a stage: its new ones, those computed again, and new constants that it reads."""

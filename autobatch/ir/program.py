@@ -150,14 +150,14 @@ class CellProgram:
         return tuple(dict.fromkeys(static["group"] for static in taking if static["is_one"]))
 
     @functools.cached_property
-    def derived(self) -> dict[int, tuple[Part, ...]]:
+    def derived(self) -> dict[int, tuple[RowSlice, ...]]:
         """The groups whose rows are slices of those of others, joined; in an order in which lengths can be computed."""
-        found: dict[int, tuple[Part, ...]] = {}
+        found: dict[int, tuple[RowSlice, ...]] = {}
         for var in self.vars:
             if isinstance(var.source, Instruction) and var.source.op is take_rows:
                 static, args = var.source.static, [self.vars[arg] for arg in var.source.args]
                 parts = [
-                    Part(-1, arg.shape[0], cut) if fixed else Part(arg.domain, 0, cut)
+                    RowSlice(-1, arg.shape[0], cut) if fixed else RowSlice(arg.domain, 0, cut)
                     for arg, cut, fixed in zip(args, static["cuts"], static["fixed"], strict=True)
                 ]
                 found[static["group"]] = tuple(parts)
@@ -190,7 +190,7 @@ class CellProgram:
         return "\n".join([head, *lines, f"  return {result}"])
 
 
-class Part(NamedTuple):
+class RowSlice(NamedTuple):
     """A slice of the rows of a group, or (`group` is -1) of `n` rows; the cut is that of `autobatch.ops.rows`."""
 
     group: int

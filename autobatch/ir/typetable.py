@@ -15,7 +15,7 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
-from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Part, Port, origin
+from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Port, RowSlice, origin
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import OPS
@@ -113,16 +113,16 @@ class TypeTable:
                 self.types[number] = self._stop(node_type, outputs, number)
             self._changed()
 
-    def stopped(self, kind: int, outputs: tuple[int, ...]) -> int:
+    def stopped(self, type_id: int, outputs: tuple[int, ...]) -> int:
         """The number of the type that equals this one except that gradients stop at these outputs.
 
         It is made once, and again whenever the original type is traced again.
         """
         with self.growing:
-            numbers = self._stopped.setdefault(kind, {})
+            numbers = self._stopped.setdefault(type_id, {})
             if outputs not in numbers:
                 numbers[outputs] = len(self.types)
-                self.types.append(self._stop(self.types[kind], outputs, len(self.types)))
+                self.types.append(self._stop(self.types[type_id], outputs, len(self.types)))
                 self._changed()
             return numbers[outputs]
 
@@ -142,11 +142,11 @@ class TypeTable:
         self.outdated[number] = why
         self._changed()
 
-    def check(self, kinds: IntArray) -> None:
+    def check(self, type_ids: IntArray) -> None:
         """Refuse the nodes of a recorded graph, of these types, if one of the types is outdated; GraphError."""
         if self.outdated:
             for number, why in self.outdated.items():
-                if np.isin(kinds, [number, *self._stopped.get(number, {}).values()]).any():
+                if np.isin(type_ids, [number, *self._stopped.get(number, {}).values()]).any():
                     raise GraphError(f"running recorded graphs: {why}; record the instances anew.")
 
     def _changed(self) -> None:
@@ -241,7 +241,7 @@ def _leading_ports(program: CellProgram) -> list[int]:
     return [group if group != NODE and group not in groups[:k] else -1 for k, group in enumerate(groups)]
 
 
-def _parts_of(program: CellProgram) -> Iterator[tuple[int, Part]]:
+def _parts_of(program: CellProgram) -> Iterator[tuple[int, RowSlice]]:
     """The slices that derived groups are joined from, each with the group."""
     return ((group, part) for group, parts in program.derived.items() for part in parts)
 

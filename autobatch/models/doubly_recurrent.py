@@ -5,7 +5,7 @@ the siblings before it. It learns from right trees; by its own it awaits at ever
 there are children, and whether there is another sibling. Subtrees grow side by side.
 
 Source: Alvarez-Melis and Jaakkola 2017, Tree-structured decoding with doubly-recurrent neural networks (ICLR),
-section 3, told what to grow by an LSTM that reads a text, as in their section 4.1.
+section 3, on top of an LSTM that reads a text, as in their section 4.1.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DoublyRecurrent(NodeStates):
         return ab.sum_n(losses)
 
     async def grow(self, words: Sequence[int]) -> OrderedTree[int]:
-        """Grow the tree that a text tells of."""
+        """Grow the tree of a text."""
         root, *_ = await self.grow_siblings(self.encode(words), self.first, self.max_steps)
         return root
 
@@ -86,20 +86,20 @@ class DoublyRecurrent(NodeStates):
         label, *decided = (int(x) for x in await ab.value(self.decide(above, before)))
         is_parent, goes_on = decided if n_steps > 1 else (False, False)
         children, siblings = await ab.gather(
-            self.grow_siblings(self.descend(label, above), self.first, n_steps - 1) if is_parent else nobody(),
-            self.grow_siblings(above, self.pass_on(label, before), n_steps - 1) if goes_on else nobody(),
+            self.grow_siblings(self.descend(label, above), self.first, n_steps - 1) if is_parent else no_nodes(),
+            self.grow_siblings(above, self.pass_on(label, before), n_steps - 1) if goes_on else no_nodes(),
         )
         return [OrderedTree(label, children), *siblings]
 
 
-async def nobody() -> list[OrderedTree[int]]:
+async def no_nodes() -> list[OrderedTree[int]]:
     """Grow no node."""
     return []
 
 
 SPEC = ModelSpec(
     name="doubly-recurrent",
-    summary="network that grows a tree from its root, told by a text (Alvarez-Melis and Jaakkola 2017)",
+    summary="network that grows a tree from its root, given a text (Alvarez-Melis and Jaakkola 2017)",
     model=DoublyRecurrent,
     generators=tuple(TOLD.generators),
     reads=TOLD.reads,

@@ -23,7 +23,7 @@ from autobatch.models.tree_classifier import LabelledTreeClassifier, describe_la
 
 
 class ChildSumTreeLSTM(LabelledTreeClassifier):
-    """One embedding per word, gates of an LSTM that is told the sum of the children, and one output layer.
+    """One embedding per word, gates of an LSTM whose input is the sum of the children, and one output layer.
 
     Args:
         n_words: V, word ids are 0 to V - 1.

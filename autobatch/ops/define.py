@@ -63,7 +63,7 @@ class Op:
             `autobatch.ops.rows`, and receives the segments of each argument.
         whole: a call of the kernel costs much, so that batches of cells that apply the op are not cut into pieces.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
-        told: of the static arguments, what `explain` says of a cell that applies the op.
+        note: of the static arguments, what `explain` says of a cell that applies the op.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Op:
     segments: Literal["reduce", "spread", "edge", "move"] | None = None
     whole: bool = False
     doc: str | None = None
-    told: Callable[..., str] | None = None
+    note: Callable[..., str] | None = None
 
     def __post_init__(self) -> None:
         taken = list(signature(self.kernel).parameters.values())

@@ -123,7 +123,7 @@ class Optimizer(ABC):
             DataError: a gradient is not an array of numbers, or is elsewhere.
             BackendError: the kernels of a device cannot be compiled. In all these cases nothing has changed.
             NumericError: on a device, the last step changed nothing, because the norm of its gradients was not finite,
-                and nobody has read that norm (`clip_by_norm`).
+                and that norm has not been read (`clip_by_norm`).
         """
         with run_lock():
             read = self._read_grads(grads)

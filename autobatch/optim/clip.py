@@ -181,7 +181,7 @@ class LateNorm:
         return np.float64(math.hypot(*norms))
 
     def check(self) -> None:
-        """Raise the NumericError of a gradient that is not finite, if nobody has read the norm."""
+        """Raise the NumericError of a gradient that is not finite, unless the norm has been read."""
         if not self._is_read:
             self()
 

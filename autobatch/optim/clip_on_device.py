@@ -51,8 +51,8 @@ class DeviceClipping:
         words, address = borrow(self._staging, n * N_WORDS + N_CLIPPING, device)
         squares, clipping = device.address(self._sums), n * N_WORDS
         words[:clipping] = entries.view(np.int64)
-        told = 0 if finite is None else device.address(finite)
-        words[clipping:] = address, n, 0, squares + 8 * n, squares, device.address(self._n_done), told
+        flag = 0 if finite is None else device.address(finite)
+        words[clipping:] = address, n, 0, squares + 8 * n, squares, device.address(self._n_done), flag
         words[clipping + 2 : clipping + 3].view(np.float64)[0] = max_norm
         self._staging.send(0, words.nbytes)
         launch(device, "measure", n_pieces, address + 8 * clipping)

@@ -55,8 +55,8 @@ class DeviceUpdates:
         if n_pieces == 0:
             return
         address = self._send([change.grad for change in changes])
-        told = 0 if finite is None else self._device.address(finite)
-        launch(self._device, "update", n_pieces, address, len(changes), told)
+        flag = 0 if finite is None else self._device.address(finite)
+        launch(self._device, "update", n_pieces, address, len(changes), flag)
         for change, (data, _) in zip(changes, used, strict=True):
             if data is not change.data:
                 change.data[...] = data

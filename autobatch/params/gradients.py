@@ -22,8 +22,8 @@ class Gradients(dict[str, Gradient]):
         finite: on a device, an array of one bool: whether all losses, and their gradients where these were clipped, are
             finite; if not, the step of an optimizer changes nothing. None on the host, which knows before there are
             gradients.
-        check: raises what was found wrong with the gradients on a device, unless somebody has read it; None if nothing
-            was looked for. The next step of an optimizer calls it.
+        check: raises the error that was found in the gradients on a device, unless it has been read; None if they are
+            not checked. The next step of an optimizer calls it.
     """
 
     finite: Any = None

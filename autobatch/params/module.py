@@ -104,7 +104,7 @@ class Module:
 
     _adopt: Callable[[Any], Any] | None = None
     _switch_mode: Callable[[Any], Any] | None = None  # see `autobatch.trace.driving.Program`
-    _places: Callable[[], Iterable[Any]] | None = None
+    _patches: Callable[[], Iterable[Any]] | None = None
 
     def _value_methods(self) -> tuple[type, ...]:
         """Classes whose methods the values have that its functions record."""

@@ -65,7 +65,7 @@ class Parameter(Operators):
     _store: Store = HOST
     _lent: Callable[[], FloatArray | None] | None = None  # gives what `data` gave, until it is known to be gone
     _version = 0
-    home: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
+    buffer: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property
     def stacks(self) -> dict[tuple[tuple[int, ...], ...], Any]:
@@ -97,7 +97,7 @@ class Parameter(Operators):
         self.note_change()
 
     def _lend(self) -> FloatArray:
-        """An array of the numbers that is known for as long as somebody has it or a view of it."""
+        """An array of the numbers that is known for as long as it, or a view of it, is referred to."""
         with _lending:
             lent = None if self._lent is None else self._lent()
             if lent is not None:  # another thread was faster
@@ -113,7 +113,7 @@ class Parameter(Operators):
 
     @property
     def array(self) -> FloatArray:
-        """The array, for readers and for whoever calls `note_change`; the same until the numbers are moved."""
+        """The array, for readers and for writers that call `note_change`; the same until the numbers are moved."""
         return self._data
 
     def note_change(self) -> None:
@@ -167,14 +167,14 @@ class Parameter(Operators):
         self._keep(array)
 
     def _keep(self, array: FloatArray) -> None:
-        """Keep the numbers in this array from now on; who has `data` has an array of no parameter."""
+        """Keep the numbers in this array from now on; arrays that `data` gave are no longer the parameter's."""
         if array is not self._data:
             self._data, self._lent = array, None
             self.note_change()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
-        own = ("home", "stacks", "_store", "_lent")
+        own = ("buffer", "stacks", "_store", "_lent")
         return {**{name: x for name, x in vars(self).items() if name not in own}, "_data": self.store.get(self._data)}
 
     def __copy__(self) -> Self:

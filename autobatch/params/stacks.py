@@ -1,9 +1,9 @@
 """Stacks: parameters that lie together in memory, so that one matrix product reads them all.
 
 A program reads a `Stack` as one parameter: rows of parameters side by side, `[[W_i, U_i], [W_f, U_f]]`. The memory of
-the stack holds the parameters themselves. Each has one *home*, a buffer of which its `data` is a view, a rectangle.
-State dicts, optimizers and checkpoints therefore see separate named arrays, and nothing is copied per step. A parameter
-is moved into the first home that it is assigned to; any later home holds a copy, which `refresh` updates once per run,
+the stack holds the parameters themselves: the `data` of each is a view, a rectangle, of one `SharedBuffer`. State
+dicts, optimizers and checkpoints therefore see separate named arrays, and nothing is copied per step. A parameter is
+moved into the first buffer that it is assigned to; any later buffer holds a copy, which `refresh` updates once per run,
 counting the bytes. The gradients of parameters that lie together are also allocated together, so that the gradient of a
 stack is added to all of them in place. The gradients of other parts of stacks are added from a temporary array
 (`Targets`).
@@ -26,11 +26,11 @@ from autobatch.params.sparse_rows import Gradient, Rows
 Row: TypeAlias = tuple[Parameter, ...]  # side by side, with equal first axes
 
 
-class Home:
+class SharedBuffer:
     """One buffer with the numbers of several parameters, in rows of parameters side by side.
 
     Attributes:
-        parts: the parameters, each once; those without a home get this one.
+        parts: the parameters, each once; those without a buffer get this one.
         rectangles: the position of each.
     """
 
@@ -38,16 +38,16 @@ class Home:
         self.parts, self.rectangles = _parts(rows)
         self.shape = bounds(self.rectangles)
         self._place = {id(part): place for place, part in enumerate(self.parts)}
-        self._residents = [place for place, part in enumerate(self.parts) if part.home is None]
-        self._guests = [place for place, part in enumerate(self.parts) if part.home is not None]
+        self._owned = [place for place, part in enumerate(self.parts) if part.buffer is None]
+        self._copies = [place for place, part in enumerate(self.parts) if part.buffer is not None]
         self._pack()
-        for place in self._residents:
-            self.parts[place].home = self
+        for place in self._owned:
+            self.parts[place].buffer = self
 
     @property
-    def residents(self) -> dict[int, Rectangle]:
-        """The rectangles of the parameters whose home this is, by their `id`s."""
-        return {id(self.parts[place]): self.rectangles[place] for place in self._residents}
+    def owned(self) -> dict[int, Rectangle]:
+        """The rectangles of the parameters that lie here, and not as copies, by their `id`s."""
+        return {id(self.parts[place]): self.rectangles[place] for place in self._owned}
 
     def find(self, stack: Stack) -> tuple[int, Rectangle] | None:
         """How many parts of a stack are copies here, and the rectangle in which all lie in its order; else None."""
@@ -59,7 +59,7 @@ class Home:
         wanted = [rectangle.moved(row, column) for rectangle in stack.rectangles]
         if wanted != [self.rectangles[place] for place in known]:
             return None
-        return sum(place in self._guests for place in known), Rectangle(row, column, *bounds(stack.rectangles))
+        return sum(place in self._copies for place in known), Rectangle(row, column, *bounds(stack.rectangles))
 
     def view(self, where: Rectangle, shape: Shape) -> FloatArray:
         """The numbers of a rectangle, as an array of this shape; packed again if a parameter was moved elsewhere."""
@@ -73,16 +73,16 @@ class Home:
         """Update the copies; return the bytes copied."""
         if self._is_stale():
             self._pack()
-        for place in self._guests:
+        for place in self._copies:
             self._views[place][...] = self.parts[place].array
-        return sum(self._views[place].nbytes for place in self._guests)
+        return sum(self._views[place].nbytes for place in self._copies)
 
     def _is_stale(self) -> bool:
         parts, views = self.parts, self._views
-        if any(parts[place].array is not views[place] for place in self._residents):
+        if any(parts[place].array is not views[place] for place in self._owned):
             return True
-        guests = [parts[place] for place in self._guests]
-        return any(part.dtype != self._buffer.dtype or part.store is not self._store for part in guests)
+        copies = [parts[place] for place in self._copies]
+        return any(part.dtype != self._buffer.dtype or part.store is not self._store for part in copies)
 
     def _pack(self) -> None:
         """Move the parameters into a new buffer."""
@@ -99,9 +99,9 @@ class Home:
             where.of(self._buffer, part.shape) for part, where in zip(self.parts, self.rectangles, strict=True)
         ]
         self._seen: dict[tuple[Rectangle, Shape], FloatArray] = {}
-        for place in self._residents:
+        for place in self._owned:
             self.parts[place].move_to(self._views[place])
-        for place in self._guests:
+        for place in self._copies:
             self._views[place][...] = self.parts[place].array
 
 
@@ -135,10 +135,10 @@ class Stack(Parameter):
     @property
     def array(self) -> FloatArray:
         """All numbers; the same array until a part is moved elsewhere."""
-        if self.home is None:
+        if self.buffer is None:
             settle([self])
-        assert self.home is not None
-        array: FloatArray = self.home.view(self._where, self._shape)
+        assert self.buffer is not None
+        array: FloatArray = self.buffer.view(self._where, self._shape)
         return array
 
     @property
@@ -177,9 +177,9 @@ class Stack(Parameter):
             part.astype(dtype)
         return self
 
-    def lies_in(self, home: Home, where: Rectangle) -> None:
-        """Read the numbers from this rectangle of a home."""
-        self.home, self._where = home, where
+    def lie_in(self, buffer: SharedBuffer, where: Rectangle) -> None:
+        """Read the numbers from this rectangle of a buffer."""
+        self.buffer, self._where = buffer, where
 
 
 def make_stack(parts: Sequence[Parameter]) -> Stack:
@@ -229,17 +229,17 @@ def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
 
     Args:
         stacks: those with memory keep it.
-        order: stacks that share rows get one home with the rows in this order, in which the rows of each stack are
+        order: stacks that share rows get one buffer with the rows in this order, in which the rows of each stack are
             consecutive.
     """
     place = {id(part): at for at, parameter in enumerate(order) for part in parts_of(parameter)}
-    for cluster in _overlapping([stack for stack in stacks if stack.home is None and not _lies_somewhere(stack)]):
+    for cluster in _overlapping([stack for stack in stacks if stack.buffer is None and not _find_buffer(stack)]):
         rows = {_key(row): row for stack in cluster for row in stack.rows}
-        home = Home(sorted(rows.values(), key=lambda row: place.get(id(row[0]), 0)))
+        buffer = SharedBuffer(sorted(rows.values(), key=lambda row: place.get(id(row[0]), 0)))
         for stack in cluster:
-            found = home.find(stack)
+            found = buffer.find(stack)
             assert found is not None, "the order keeps the rows of each stack together"
-            stack.lies_in(home, found[1])
+            stack.lie_in(buffer, found[1])
 
 
 def parts_of(parameter: Parameter) -> Row:
@@ -260,9 +260,9 @@ def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Paramet
 def refresh(stacks: Iterable[Stack]) -> int:
     """Update all copies that stacks read, before a run; return the bytes copied.
 
-    Cost: a comparison per part, and a copy of each part whose home is another one.
+    Cost: a comparison per part, and a copy of each part that lies in another buffer.
     """
-    return sum(home.refresh() for home in {id(s.home): s.home for s in stacks}.values() if home is not None)
+    return sum(buffer.refresh() for buffer in {id(s.buffer): s.buffer for s in stacks}.values() if buffer is not None)
 
 
 class ZeroGradients(NamedTuple):
@@ -278,25 +278,25 @@ class ZeroGradients(NamedTuple):
 
 
 def make_gradients(parameters: Mapping[str, Parameter], rows: Collection[int]) -> ZeroGradients:
-    """Zeros for the gradient of each parameter; gradients of parameters with one home lie together in the same way.
+    """Zeros for the gradient of each parameter; gradients of parameters in one buffer lie together in the same way.
 
     Args:
         parameters: by name.
         rows: the `id`s of those whose gradient is `Rows`.
     """
     made: dict[str, Gradient] = {}
-    wholes: dict[Home | str, FloatArray] = {}
+    wholes: dict[SharedBuffer | str, FloatArray] = {}
     for name, parameter in parameters.items():
-        home, store = parameter.home, parameter.store
+        buffer, store = parameter.buffer, parameter.store
         if id(parameter) in rows:
             made[name] = Rows.zeros(parameter.shape, parameter.dtype, store)
             continue
-        key = name if home is None else home
+        key = name if buffer is None else buffer
         if key not in wholes:
-            shape = parameter.shape if home is None else home.shape
+            shape = parameter.shape if buffer is None else buffer.shape
             wholes[key] = store.xp.zeros(shape, parameter.dtype)
         whole = wholes[key]
-        made[name] = whole if home is None else home.residents[id(parameter)].of(whole, parameter.shape)
+        made[name] = whole if buffer is None else buffer.owned[id(parameter)].of(whole, parameter.shape)
     return ZeroGradients(made, list(wholes.values()))
 
 
@@ -369,13 +369,13 @@ def _stack_of(rows: Sequence[Row]) -> Stack:
     return known[key]
 
 
-def _lies_somewhere(stack: Stack) -> bool:
-    """Place a stack in a home in which its parts lie in its order already, with the fewest copies."""
-    homes = {id(part.home): part.home for part in stack.parts}.values()
-    found = [(*place, home) for home in homes if home is not None and (place := home.find(stack)) is not None]
+def _find_buffer(stack: Stack) -> bool:
+    """Place a stack in the buffer that has its parts in order, with the fewest copies; return whether there is one."""
+    buffers = {id(part.buffer): part.buffer for part in stack.parts}.values()
+    found = [(*place, buffer) for buffer in buffers if buffer is not None and (place := buffer.find(stack)) is not None]
     if found:
-        _, where, home = min(found, key=lambda option: option[0])
-        stack.lies_in(home, where)
+        _, where, buffer = min(found, key=lambda option: option[0])
+        stack.lie_in(buffer, where)
     return bool(found)
 
 

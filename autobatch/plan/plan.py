@@ -64,7 +64,7 @@ class Batch(NamedTuple):
         bases: per domain of the type, the offset of the batch's first row in its inputs.
     """
 
-    kind: int
+    type_id: int
     start: int
     end: int
     bases: tuple[int, ...]
@@ -133,13 +133,13 @@ class Plan:
         """Per block, the float attributes `[rows, width]` in row order."""
         return _by_block(self.floats, self.tables.block_floats, self.block_rows)
 
-    def segments_of(self, kind: int, domain: int) -> NDArray[np.int64]:
+    def segments_of(self, type_id: int, domain: int) -> NDArray[np.int64]:
         """The first row of a variadic group of each node row of a type, and the end."""
-        return self.segment_ptr[self.first_block(kind) + domain - NODE]
+        return self.segment_ptr[self.first_block(type_id) + domain - NODE]
 
-    def data(self, kind: int, domain: int = NODE) -> tuple[IntArray, FloatArray]:
+    def data(self, type_id: int, domain: int = NODE) -> tuple[IntArray, FloatArray]:
         """The int and float attributes `[rows, width]` of the rows of a domain of a type."""
-        block = self.first_block(kind) + domain - NODE
+        block = self.first_block(type_id) + domain - NODE
         return self.int_data[block], self.float_data[block]
 
     @cached_property
@@ -149,20 +149,20 @@ class Plan:
         found = []
         sizes = np.diff(self.schedule.batch_ptr).tolist()
         bases, first = self.base.tolist(), self.base_ptr.tolist()
-        for k, (kind, size) in enumerate(zip(self.schedule.batch_type.tolist(), sizes, strict=True)):
-            start = done[kind]
-            done[kind] = end = start + size
-            found.append(Batch(kind, start, end, tuple(bases[first[k] : first[k + 1]])))
+        for k, (type_id, size) in enumerate(zip(self.schedule.batch_type.tolist(), sizes, strict=True)):
+            start = done[type_id]
+            done[type_id] = end = start + size
+            found.append(Batch(type_id, start, end, tuple(bases[first[k] : first[k + 1]])))
         return found
 
     @cached_property
     def type_bases(self) -> list[tuple[int, ...]]:
         """Per type, the offset of its first row in each of its blocks; for training plans only."""
         found: dict[int, tuple[int, ...]] = {}
-        for batch, kind in enumerate(self.schedule.batch_type.tolist()):
-            if kind not in found:
-                found[kind] = tuple(self.base[self.base_ptr[batch] : self.base_ptr[batch + 1]].tolist())
-        return [found.get(kind, ()) for kind in range(len(self.type_ptr) - 1)]
+        for batch, type_id in enumerate(self.schedule.batch_type.tolist()):
+            if type_id not in found:
+                found[type_id] = tuple(self.base[self.base_ptr[batch] : self.base_ptr[batch + 1]].tolist())
+        return [found.get(type_id, ()) for type_id in range(len(self.type_ptr) - 1)]
 
     @cached_property
     def adds_up(self) -> bool:
@@ -177,17 +177,17 @@ class Plan:
         lines = [f"Plan(elements={self.size}, destinations={self.dest.size})"]
         names = self.graph.types.names
         if self.mirror:
-            for kind, bases in enumerate(self.type_bases):
-                for block, base in enumerate(bases, start=self.first_block(kind)):
-                    lines += self._block_line(base, names[kind], block, int(self.block_rows[block]))
+            for type_id, bases in enumerate(self.type_bases):
+                for block, base in enumerate(bases, start=self.first_block(type_id)):
+                    lines += self._block_line(base, names[type_id], block, int(self.block_rows[block]))
         else:
             for k, batch in enumerate(self.batches):
                 n_nodes = batch.end - batch.start
-                for block, base in enumerate(batch.bases, start=self.first_block(batch.kind)):
+                for block, base in enumerate(batch.bases, start=self.first_block(batch.type_id)):
                     rows = n_nodes
-                    if block > self.first_block(batch.kind):
+                    if block > self.first_block(batch.type_id):
                         rows = int(np.diff(self.segment_ptr[block][[batch.start, batch.end]])[0])
-                    lines += self._block_line(base, f"{names[batch.kind]}, batch {k}", block, rows)
+                    lines += self._block_line(base, f"{names[batch.type_id]}, batch {k}", block, rows)
         for slot, (base, rows) in enumerate(zip(self.slot_base.tolist(), self.slot_rows.tolist(), strict=True)):
             lines.append(f"{base:8}  asked for, slot {slot}: {rows} rows")
         if self.mirror:
@@ -218,22 +218,22 @@ class Plan:
         flags: list[bool] = self.adds[first:end].tolist()
         return flags
 
-    def output_rows(self, kind: int, output: int, start: int, end: int) -> tuple[int, int]:
+    def output_rows(self, type_id: int, output: int, start: int, end: int) -> tuple[int, int]:
         """The rows in `dest_ptr` of an output of the nodes start:end of a type."""
-        number = int(self.tables.out_ptr[kind]) + output
+        number = int(self.tables.out_ptr[type_id]) + output
         block, base = int(self.tables.out_block[number]), int(self.dest_base[number])
         if block:
-            start, end = self.segments_of(kind, NODE + block)[[start, end]].tolist()
+            start, end = self.segments_of(type_id, NODE + block)[[start, end]].tolist()
         return base + start, base + end
 
     def _destination_range(self, node: int, output: int, row: int) -> tuple[int, int]:
-        kind, own = int(self.graph.type_id[node]), int(self.row[node])
-        first = self.output_rows(kind, output, own, own + 1)[0] + row
+        type_id, own = int(self.graph.type_id[node]), int(self.row[node])
+        first = self.output_rows(type_id, output, own, own + 1)[0] + row
         return int(self.dest_ptr[first]), int(self.dest_ptr[first + 1])
 
-    def first_block(self, kind: int) -> int:
+    def first_block(self, type_id: int) -> int:
         """The number of a type's block of node rows."""
-        return int(self.tables.block_ptr[kind])
+        return int(self.tables.block_ptr[type_id])
 
 
 class Planner(Protocol):

@@ -32,9 +32,9 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     Cost: O(elements of the inputs).
     """
     _check_rows(plan)
-    memory = _Memory(plan, cells)
+    memory = _ShadowMemory(plan, cells)
     for k, batch in enumerate(plan.batches):
-        nodes = plan.node_at[plan.type_ptr[batch.kind] + np.arange(batch.start, batch.end)].tolist()
+        nodes = plan.node_at[plan.type_ptr[batch.type_id] + np.arange(batch.start, batch.end)].tolist()
         inputs = _input_ranges(plan, cells, batch)
         if cells.training:
             _check_follows(plan, cells, batch)
@@ -71,7 +71,7 @@ def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTyp
         raise PlanError(f"{doing}: parts of the plan do not fit each other ({error!r}).") from error
 
 
-class _Memory:
+class _ShadowMemory:
     """The buffer: for each element the write that it holds, and for each write the terms added up in it."""
 
     def __init__(self, plan: Plan, cells: PlannedTypes) -> None:
@@ -90,8 +90,8 @@ class _Memory:
 
     def write_outputs(self, node: int, k: int, inputs: list[range]) -> None:
         """Write the outputs of a node that runs in batch k, whose inputs lie in these ranges."""
-        plan, kind = self.plan, int(self.plan.graph.type_id[node])
-        program = self.cells.cells[kind].program
+        plan, type_id = self.plan, int(self.plan.graph.type_id[node])
+        program = self.cells.cells[type_id].program
         for number, output in enumerate(program.outputs):
             width = program.vars[output].size
             places = [
@@ -125,22 +125,22 @@ def _check_rows(plan: Plan) -> None:
     graph = plan.graph
     if sorted(plan.node_at.tolist()) != list(range(graph.n_nodes)):
         raise PlanError("checking a plan: node_at is no permutation of the nodes; every node has one row.")
-    for batch, (kind, nodes) in zip(plan.batches, plan.schedule, strict=True):
+    for batch, (type_id, nodes) in zip(plan.batches, plan.schedule, strict=True):
         for node in nodes.tolist():
             row = int(plan.row[node])
-            if not batch.start <= row < batch.end or plan.node_at[plan.type_ptr[kind] + row] != node:
-                raise PlanError(f"checking a plan: node {node} is not where row {row} of type {kind} says.")
+            if not batch.start <= row < batch.end or plan.node_at[plan.type_ptr[type_id] + row] != node:
+                raise PlanError(f"checking a plan: node {node} is not where row {row} of type {type_id} says.")
 
 
 def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
     """The rows of a batch must lie behind those of earlier batches of its type."""
-    for number, width in enumerate(cells.cells[batch.kind].layout.input_width):
+    for number, width in enumerate(cells.cells[batch.type_id].layout.input_width):
         rows = batch.start
         if number:
-            rows = int(plan.segment_ptr[plan.first_block(batch.kind) + number][batch.start])
-        if width and batch.bases[number] != plan.type_bases[batch.kind][number] + rows * width:
+            rows = int(plan.segment_ptr[plan.first_block(batch.type_id) + number][batch.start])
+        if width and batch.bases[number] != plan.type_bases[batch.type_id][number] + rows * width:
             raise PlanError(
-                f"checking a plan: rows of type {batch.kind} at {batch.bases[number]} do not follow those before them."
+                f"checking a plan: rows of type {batch.type_id} at {batch.bases[number]} do not follow those before."
             )
 
 
@@ -148,21 +148,21 @@ def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
     """The elements of the inputs of a batch, block by block."""
     found = []
     for number, (base, width) in enumerate(
-        zip(batch.bases, cells.cells[batch.kind].layout.input_width, strict=True)
+        zip(batch.bases, cells.cells[batch.type_id].layout.input_width, strict=True)
     ):  # fmt: skip
         rows = batch.end - batch.start
         if number:
-            segments = plan.segment_ptr[plan.first_block(batch.kind) + number]
+            segments = plan.segment_ptr[plan.first_block(batch.type_id) + number]
             rows = int(segments[batch.end] - segments[batch.start])
         if rows * width:
             found.append(range(base, base + rows * width))
     return found
 
 
-def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _Memory) -> None:
+def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _ShadowMemory) -> None:
     """Every port of a node must hold its edge's value, or the sum of its edges', or one edge per row of its group."""
     graph, row = plan.graph, int(plan.row[node])
-    layout = cells.cells[batch.kind].layout
+    layout = cells.cells[batch.type_id].layout
     expected: defaultdict[int, list[Source]] = defaultdict(list)
     for e in range(int(graph.edge_ptr[node]), int(graph.edge_ptr[node + 1])):
         expected[int(graph.edge_in[e])].append((int(graph.edge_src[e]), int(graph.edge_out[e])))
@@ -171,7 +171,7 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memo
         if place.domain == NODE:
             first_row, values = row - batch.start, [sorted(edges)]
         else:
-            segments = plan.segment_ptr[plan.first_block(batch.kind) + number]
+            segments = plan.segment_ptr[plan.first_block(batch.type_id) + number]
             first_row, values = int(segments[row] - segments[batch.start]), [[edge] for edge in edges]
             if len(edges) != segments[row + 1] - segments[row]:
                 raise PlanError(
@@ -190,10 +190,10 @@ def _check_data(plan: Plan) -> None:
     """Every row must have the attributes of its node."""
     graph, arrays = plan.graph, plan.graph.types.arrays()
     starts = [0, 0]
-    for node, kind in enumerate(graph.type_id.tolist()):
-        row, block = int(plan.row[node]), plan.first_block(kind)
-        widths = [(int(arrays.int_width[kind]), int(arrays.float_width[kind]), block, row, row + 1)]
-        for number in range(int(arrays.data_ptr[kind]), int(arrays.data_ptr[kind + 1])):
+    for node, type_id in enumerate(graph.type_id.tolist()):
+        row, block = int(plan.row[node]), plan.first_block(type_id)
+        widths = [(int(arrays.int_width[type_id]), int(arrays.float_width[type_id]), block, row, row + 1)]
+        for number in range(int(arrays.data_ptr[type_id]), int(arrays.data_ptr[type_id + 1])):
             of_data = block + int(arrays.data_group[number]) - NODE
             first, end = plan.segment_ptr[of_data][row : row + 2].tolist()
             widths.append((int(arrays.data_ints[number]), int(arrays.data_floats[number]), of_data, first, end))

@@ -38,21 +38,21 @@ class Stopping:
 
         Cost: that of `Marks.mark`; nothing if no type has such outputs.
         """
-        kinds = [kind for kind, node_type in enumerate(self._types.types) if node_type.singular]
-        kinds = [kind for kind in kinds if (graph.type_id == kind).any()]
-        if not kinds:
+        singular_types = [type_id for type_id, node_type in enumerate(self._types.types) if node_type.singular]
+        singular_types = [type_id for type_id in singular_types if (graph.type_id == type_id).any()]
+        if not singular_types:
             return graph
         self._marks.mark(graph, flows, n_slots, [slot])
         words = graph.words.copy()
-        type_id = Encoded(words).type_id
-        for kind in kinds:
-            singular = self._types[kind].singular
-            nodes = np.flatnonzero((graph.type_id == kind) & self._marks.nodes)
+        type_ids = Encoded(words).type_id
+        for type_id in singular_types:
+            singular = self._types[type_id].singular
+            nodes = np.flatnonzero((graph.type_id == type_id) & self._marks.nodes)
             unused = ~self._marks.outputs[nodes][:, singular]
             for pattern in np.unique(unused, axis=0):
                 outputs = tuple(
                     output for output, is_unused in zip(singular, pattern.tolist(), strict=True) if is_unused
                 )
                 if outputs:
-                    type_id[nodes[(unused == pattern).all(1)]] = self._types.stopped(kind, outputs)
+                    type_ids[nodes[(unused == pattern).all(1)]] = self._types.stopped(type_id, outputs)
         return Graph(words, graph.floats, graph.types, graph.structures, graph.keys)

@@ -70,7 +70,7 @@ def to_text(policy: Kept, doing: str) -> str:
     learned = policy.describe()
     if learned is None:
         raise PolicyError(f"{doing}: {policy.name!r} has learned nothing; it is made anew by its name.")
-    names = [kind["name"] for kind in learned.get("types", ())]
+    names = [known["name"] for known in learned.get("types", ())]
     if len(set(names)) < len(names):
         raise PolicyError(f"{doing}: two of its types have one name: {', '.join(names)}; rename one.")
     content: dict[str, Any] = {"kind": policy.rule, "direction": policy.direction, "compact": policy.compact}

@@ -92,9 +92,9 @@ def restart_chains(chains: Chains, sim: Simulator, g: int) -> None:
     """Reset the counts of stacked dag `g` to the state in which nothing has run. Cost: O(T * (T + its ready nodes))."""
     n_types = chains.longest.shape[1]
     first, end = g * n_types, (g + 1) * n_types
-    for kind in range(first, end):
-        _forget(chains, kind)
-        chains.seen[kind] = sim.segment[kind]
+    for type_id in range(first, end):
+        _forget(chains, type_id)
+        chains.seen[type_id] = sim.segment[type_id]
     _take_in(chains, sim, first, end)
 
 
@@ -102,26 +102,26 @@ def restart_chains(chains: Chains, sim: Simulator, g: int) -> None:
 def follow(chains: Chains, sim: Simulator, batch: IntArray) -> None:
     """Update the counts after `step` ran `batch`. Cost: O(T * (T + nodes that became ready))."""
     n_types = chains.longest.shape[1]
-    kind = sim.type_id[batch[0]]
-    _forget(chains, kind)
-    first = kind - kind % n_types
+    type_id = sim.type_id[batch[0]]
+    _forget(chains, type_id)
+    first = type_id - type_id % n_types
     _take_in(chains, sim, first, first + n_types)
 
 
 @compiled
-def _forget(chains: Chains, kind: int) -> None:
+def _forget(chains: Chains, type_id: int) -> None:
     """Reset the counts of a type without ready nodes."""
-    chains.longest[kind], chains.n_longest[kind], chains.ready_height[kind] = -1, 0, 0
+    chains.longest[type_id], chains.n_longest[type_id], chains.ready_height[type_id] = -1, 0, 0
 
 
 @compiled
 def _take_in(chains: Chains, sim: Simulator, first: int, end: int) -> None:
     """Count the nodes of one dag that became ready, and find M and the nodes that attain it."""
     n_types, ahead, height = end - first, chains.ahead, indices(chains.height)
-    for kind in range(first, end):
-        longest, n_longest = chains.longest[kind], chains.n_longest[kind]
+    for type_id in range(first, end):
+        longest, n_longest = chains.longest[type_id], chains.n_longest[type_id]
         total = np.int64(0)
-        for node in indices(sim.queue[chains.seen[kind] : sim.tail[kind]]):
+        for node in indices(sim.queue[chains.seen[type_id] : sim.tail[type_id]]):
             total += np.int64(height[node])
             for a in range(n_types):
                 u = ahead[node, a]
@@ -129,13 +129,13 @@ def _take_in(chains: Chains, sim: Simulator, first: int, end: int) -> None:
                     longest[a], n_longest[a] = u, 1
                 elif u == longest[a]:
                     n_longest[a] += 1
-        chains.ready_height[kind] += total
-        chains.seen[kind] = sim.tail[kind]
+        chains.ready_height[type_id] += total
+        chains.seen[type_id] = sim.tail[type_id]
     most, n_most, n_own_most = chains.most, chains.n_most, chains.n_own_most
     for a in range(n_types):
         most[first + a] = n_most[first + a] = 0
-        for kind in range(first, end):
-            u, n = chains.longest[kind, a], chains.n_longest[kind, a]
+        for type_id in range(first, end):
+            u, n = chains.longest[type_id, a], chains.n_longest[type_id, a]
             if u > most[first + a]:
                 most[first + a], n_most[first + a] = u, n
             elif u == most[first + a]:
@@ -145,12 +145,12 @@ def _take_in(chains: Chains, sim: Simulator, first: int, end: int) -> None:
 
 
 @compiled
-def is_critical(chains: Chains, kind: int) -> bool:
-    """Say whether running `kind` lowers the number of batches that are still needed."""
-    return bool(chains.most[kind] > 0 and chains.n_own_most[kind] == chains.n_most[kind])
+def is_critical(chains: Chains, type_id: int) -> bool:
+    """Say whether running `type_id` lowers the number of batches that are still needed."""
+    return bool(chains.most[type_id] > 0 and chains.n_own_most[type_id] == chains.n_most[type_id])
 
 
 @compiled
-def own_share(chains: Chains, kind: int) -> float:
-    """Give the share of the ready nodes at U = M that are of type `kind`; 0 if there are none."""
-    return chains.n_own_most[kind] / chains.n_most[kind] if chains.most[kind] > 0 else 0.0
+def own_share(chains: Chains, type_id: int) -> float:
+    """Give the share of the ready nodes at U = M that are of type `type_id`; 0 if there are none."""
+    return chains.n_own_most[type_id] / chains.n_most[type_id] if chains.most[type_id] > 0 else 0.0

@@ -60,7 +60,7 @@ def restart_restricted(restricted: Restricted, dag: Dag) -> None:
 @compiled
 def restart_stacked(restricted: Restricted, dag: Dag, node_ptr: IntArray, g: int) -> None:
     """Reset the counts of stacked dag `g` to the state in which nothing has run. Cost: O(T * (its nodes + edges))."""
-    type_id, edge_ptr, edge_src = dag.type_id, dag.edge_ptr, dag.edge_src
+    type_ids, edge_ptr, edge_src = dag.type_id, dag.edge_ptr, dag.edge_src
     blocked, frontier = restricted.blocked, restricted.frontier
     n_types = blocked.shape[1]
     first = g * n_types
@@ -71,20 +71,20 @@ def restart_stacked(restricted: Restricted, dag: Dag, node_ptr: IntArray, g: int
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
             source = edge_src[e]
             for a in range(n_types):
-                blocked[node, a] += blocked[source, a] > 0 or type_id[source] == first + a
-        kind = type_id[node]
-        frontier[kind] += blocked[node, kind - first] == 0
+                blocked[node, a] += blocked[source, a] > 0 or type_ids[source] == first + a
+        type_id = type_ids[node]
+        frontier[type_id] += blocked[node, type_id - first] == 0
 
 
 @compiled
 def unblock(restricted: Restricted, sim: Simulator, batch: IntArray) -> None:
     """Update the frontiers after `step` ran `batch`."""
     blocked, frontier, stack = restricted
-    type_id, reader_ptr, readers = sim.type_id, sim.reader_ptr, sim.reader
-    kind = type_id[batch[0]]
-    own = kind % blocked.shape[1]
+    type_ids, reader_ptr, readers = sim.type_id, sim.reader_ptr, sim.reader
+    type_id = type_ids[batch[0]]
+    own = type_id % blocked.shape[1]
     for done in batch:
-        frontier[kind] -= 1
+        frontier[type_id] -= 1
         stack[0], size = done, 1
         while size:
             size -= 1
@@ -93,8 +93,8 @@ def unblock(restricted: Restricted, sim: Simulator, batch: IntArray) -> None:
                 reader = readers[r]
                 blocked[reader, own] -= 1
                 if blocked[reader, own] == 0:
-                    if type_id[reader] == kind:
-                        frontier[kind] += 1
+                    if type_ids[reader] == type_id:
+                        frontier[type_id] += 1
                     else:
                         stack[size] = reader
                         size += 1

@@ -58,8 +58,8 @@ class Schedule:
 
     def __iter__(self) -> Iterator[tuple[int, IntArray]]:
         bounds = self.batch_ptr.tolist()
-        for kind, first, end in zip(self.batch_type.tolist(), bounds, bounds[1:], strict=False):
-            yield kind, self.order[first:end]
+        for type_id, first, end in zip(self.batch_type.tolist(), bounds, bounds[1:], strict=False):
+            yield type_id, self.order[first:end]
 
     def __repr__(self) -> str:
         return f"Schedule(batches={self.n_batches}, nodes={self.n_nodes})"
@@ -70,9 +70,9 @@ class Schedule:
     def text(self, names: Sequence[str] | None = None) -> str:
         """Write a line per batch, long ones shortened; `names`, from a table of types, replace type ids."""
         lines = [repr(self)]
-        for k, (kind, nodes) in enumerate(islice(self, MAX_BATCHES_PRINTED)):
+        for k, (type_id, nodes) in enumerate(islice(self, MAX_BATCHES_PRINTED)):
             shown = " ".join(map(str, nodes[:MAX_NODES_PRINTED])) + (" ..." if nodes.size > MAX_NODES_PRINTED else "")
-            lines.append(f"  {k}: {names[kind] if names else f'type {kind}'} x {nodes.size}: {shown}")
+            lines.append(f"  {k}: {names[type_id] if names else f'type {type_id}'} x {nodes.size}: {shown}")
         if self.n_batches > MAX_BATCHES_PRINTED:
             lines.append("  ...")
         return "\n".join(lines)
@@ -212,22 +212,22 @@ def chain_lengths(graph: Graph) -> IntArray:
 
 
 @compiled
-def _chain_lengths(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> tuple[IntArray, bool]:
+def _chain_lengths(type_ids: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> tuple[IntArray, bool]:
     """Give the longest chain of each type, valid only if every edge points forward; and whether that is so."""
     lengths = np.zeros(n_types, np.int32)
-    for node in range(type_id.size):
-        lengths[type_id[node]] = 1
+    for node in range(type_ids.size):
+        lengths[type_ids[node]] = 1
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
             if edge_src[e] >= node:
                 return lengths, False
-    longest = np.empty(type_id.size, np.int32)
-    for kind in np.flatnonzero(lengths):
-        for node in range(type_id.size):
+    longest = np.empty(type_ids.size, np.int32)
+    for type_id in np.flatnonzero(lengths):
+        for node in range(type_ids.size):
             most = 0
             for e in range(edge_ptr[node], edge_ptr[node + 1]):
                 most = max(most, longest[edge_src[e]])
-            longest[node] = most + (type_id[node] == kind)
-            lengths[kind] = max(lengths[kind], longest[node])
+            longest[node] = most + (type_ids[node] == type_id)
+            lengths[type_id] = max(lengths[type_id], longest[node])
     return lengths, True
 
 
@@ -281,17 +281,17 @@ class FrontierPolicy(ABC):
     def _choice(self, graph: Graph, sim: Simulator) -> int:
         frontier = Frontier(sim.tail - sim.head, sim.segment[1:] - sim.head)
         choice = self.choose(frontier)
-        ready = {kind: graph.types.names[kind] for kind in frontier.types}
+        ready = {type_id: graph.types.names[type_id] for type_id in frontier.types}
         try:
-            kind = operator.index(choice)
+            type_id = operator.index(choice)
         except TypeError:
-            kind = -1
-        if kind not in ready:
+            type_id = -1
+        if type_id not in ready:
             raise PolicyError(
                 f"policy {self.name!r} chose {choice!r} for batch {sim.n_batches[0]}, but the types with ready nodes "
                 f"are {ready}; choose() returns one of frontier.types."
             )
-        return kind
+        return type_id
 
 
 def to_schedule(graph: Graph, batches: tuple[IntArray, IntArray, IntArray]) -> Schedule:

@@ -44,8 +44,8 @@ def _runs(graph: Graph, schedule: Schedule) -> bool:
 def _explain(graph: Graph, schedule: Schedule) -> None:
     """Raise the error that names the first batch and node that are invalid."""
     ran_in: dict[int, int] = {}
-    for k, (kind, nodes) in enumerate(schedule):
-        _check_batch(graph, k, kind, nodes.tolist(), ran_in)
+    for k, (type_id, nodes) in enumerate(schedule):
+        _check_batch(graph, k, type_id, nodes.tolist(), ran_in)
     unrun = [node for node in range(graph.n_nodes) if node not in ran_in]
     raise ScheduleError(
         f"checking a schedule: {len(unrun)} of {graph.n_nodes} nodes are in no batch, the first is node {unrun[0]} "
@@ -53,24 +53,26 @@ def _explain(graph: Graph, schedule: Schedule) -> None:
     )
 
 
-def _check_batch(graph: Graph, k: int, kind: int, nodes: list[int], ran_in: dict[int, int]) -> None:
+def _check_batch(graph: Graph, k: int, type_id: int, nodes: list[int], ran_in: dict[int, int]) -> None:
     """Check batch k against `ran_in` (node to batch, for earlier batches), and add its nodes there."""
     for node in nodes:
         if not 0 <= node < graph.n_nodes:
-            raise _refused(graph, k, kind, nodes, f"node {node}, but the graph has nodes 0..{graph.n_nodes - 1}")
-        if graph.type_id[node] != kind:
-            raise _refused(graph, k, kind, nodes, _named(graph, node))
+            raise _refused(graph, k, type_id, nodes, f"node {node}, but the graph has nodes 0..{graph.n_nodes - 1}")
+        if graph.type_id[node] != type_id:
+            raise _refused(graph, k, type_id, nodes, _named(graph, node))
         if node in ran_in:
-            raise _refused(graph, k, kind, nodes, f"{_named(graph, node)}, which already runs in batch {ran_in[node]}")
+            raise _refused(
+                graph, k, type_id, nodes, f"{_named(graph, node)}, which already runs in batch {ran_in[node]}"
+            )
         ran_in[node] = k
     for node in nodes:
         waiting = [source for source in graph.inputs_of(node) if ran_in.get(source, k) == k]
         if waiting:
-            raise _refused(graph, k, kind, nodes, f"{_named(graph, node)} while inputs {waiting} are unfinished")
+            raise _refused(graph, k, type_id, nodes, f"{_named(graph, node)} while inputs {waiting} are unfinished")
 
 
-def _refused(graph: Graph, k: int, kind: int, nodes: list[int], what: str) -> ScheduleError:
-    name = graph.types.names[kind] if 0 <= kind < graph.n_types else f"type {kind}"
+def _refused(graph: Graph, k: int, type_id: int, nodes: list[int], what: str) -> ScheduleError:
+    name = graph.types.names[type_id] if 0 <= type_id < graph.n_types else f"type {type_id}"
     return ScheduleError(
         f"batch {k} ({name!r} x {len(nodes)}) takes {what}; a batch holds ready, unrun nodes of one type."
     )

@@ -62,10 +62,10 @@ def start_all(dag: Dag, node_ptr: IntArray) -> Simulator:
     reader_ptr, reader = reverse_edges(dag.edge_ptr, dag.edge_src)
     segment = zeros(dag.n_types + 1, np.int32)
     count = indices(segment[1:])
-    for kind in indices(dag.type_id):
-        count[kind] += 1
-    for kind in range(dag.n_types):
-        segment[kind + 1] += segment[kind]
+    for type_id in indices(dag.type_id):
+        count[type_id] += 1
+    for type_id in range(dag.n_types):
+        segment[type_id + 1] += segment[type_id]
     sim = Simulator(
         dag.type_id, reader_ptr, reader, empty(n_nodes, np.int32), empty(n_nodes, np.int32), segment,
         empty(dag.n_types, np.int32), empty(dag.n_types, np.int32), node_ptr, empty(n_nodes, np.int32),
@@ -82,25 +82,25 @@ def restart(sim: Simulator, dag: Dag, g: int) -> None:
     head, tail, edge_ptr, waiting = sim.head, sim.tail, dag.edge_ptr, sim.waiting
     n_types = head.size // sim.n_batches.size
     sim.n_batches[g] = 0
-    for kind in range(g * n_types, (g + 1) * n_types):
-        head[kind] = tail[kind] = sim.segment[kind]
-    type_id, queue, free = indices(dag.type_id), indices(sim.queue), indices(tail)
+    for type_id in range(g * n_types, (g + 1) * n_types):
+        head[type_id] = tail[type_id] = sim.segment[type_id]
+    type_ids, queue, free = indices(dag.type_id), indices(sim.queue), indices(tail)
     for node in range(sim.node_ptr[g], sim.node_ptr[g + 1]):
         waiting[node] = edge_ptr[node + 1] - edge_ptr[node]
-        kind = type_id[node]
-        queue[free[kind]] = node  # as in `step`
-        free[kind] += np.uint32(waiting[node] == 0)
+        type_id = type_ids[node]
+        queue[free[type_id]] = node  # as in `step`
+        free[type_id] += np.uint32(waiting[node] == 0)
 
 
 @compiled
-def step(sim: Simulator, kind: int) -> IntArray:
-    """Run every ready node of type `kind` as one batch, and return them. Cost: O(nodes run + their readers)."""
-    type_id, waiting, reader = indices(sim.type_id), indices(sim.waiting), indices(sim.reader)
+def step(sim: Simulator, type_id: int) -> IntArray:
+    """Run every ready node of type `type_id` as one batch, and return them. Cost: O(nodes run + their readers)."""
+    type_ids, waiting, reader = indices(sim.type_id), indices(sim.waiting), indices(sim.reader)
     reader_start, reader_end = indices(sim.reader_ptr[:-1]), indices(sim.reader_ptr[1:])
     queue, free, head, tail = indices(sim.queue), indices(sim.tail), sim.head, sim.tail
     order, batch_end, n_batches = sim.order, sim.batch_end, sim.n_batches
-    first, end = head[kind], tail[kind]
-    g = kind * n_batches.size // head.size
+    first, end = head[type_id], tail[type_id]
+    g = type_id * n_batches.size // head.size
     start_of_dag = sim.node_ptr[g]
     k = start_of_dag + n_batches[g]
     done = batch_end[k - 1] if n_batches[g] else start_of_dag
@@ -110,11 +110,11 @@ def step(sim: Simulator, kind: int) -> IntArray:
         for r in range(reader_start[node], reader_end[node]):
             freed = reader[r]
             waiting[freed] -= np.uint32(1)
-            other = type_id[freed]
+            other = type_ids[freed]
             queue[free[other]] = freed  # written always, counted only if no input is missing: avoids a branch
             free[other] += np.uint32(waiting[freed] == 0)
-    head[kind] = end
-    sim.batch_type[k] = kind
+    head[type_id] = end
+    sim.batch_type[k] = type_id
     batch_end[k] = done + end - first
     n_batches[g] += 1
     return sim.queue[first:end]

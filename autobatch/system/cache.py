@@ -55,7 +55,7 @@ def find_entry(kind: str, signature: str, load: Callable[[Path], Entry]) -> Entr
         load: reads a file; AutobatchError if it is none that it can read.
 
     Returns:
-        What it read; None if there is no entry, or none that can be read, which a warning tells.
+        What it read; None if there is no entry, or none that can be read, of which a warning is given.
     """
     path = _place(kind, signature)
     if path is None or not os.path.exists(path):
@@ -75,7 +75,7 @@ def keep_entry(kind: str, signature: str, save: Callable[[Path], None]) -> Path 
         save: writes a file whole; AutobatchError or OSError if it cannot.
 
     Returns:
-        Where it is; None if nothing is to be kept, or cannot be, which a warning tells.
+        Where it is; None if nothing is to be kept, or if it cannot be, of which a warning is given.
     """
     path = _place(kind, signature)
     if path is None:

@@ -18,7 +18,7 @@ BF16 = frozenset({"amx_bf16", "avx512_bf16"})  # either multiplies bf16 numbers 
 
 def cpu_name() -> str:
     """Name the processor as the system does."""
-    return _told_by_linux("model name") or platform.processor() or platform.machine()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:
@@ -45,8 +45,8 @@ def quota_of_cores() -> float:
 
 def _quota_in(folder: Path) -> float:
     """The quota of a control group, of either version; infinite if there is none."""
-    told = [*_lines(folder / "cpu.max"), *_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
-    words = " ".join(told).split()
+    lines = [*_lines(folder / "cpu.max"), *_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+    words = " ".join(lines).split()
     if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
         return math.inf  # "max", -1, or no such file
     return int(words[0]) / int(words[1])
@@ -63,19 +63,19 @@ def _lines(path: Path) -> list[str]:
 @cache
 def has_bf16() -> bool:
     """Tell whether the processor multiplies bf16 numbers; where the system does not say, it counts as no."""
-    return bool(BF16 & set(_told_by_linux("flags").split()))
+    return bool(BF16 & set(_cpu_info("flags").split()))
 
 
 @cache
 def has_bf16_vectors() -> bool:
     """Tell whether the processor multiplies vectors of bf16 numbers, which compiled code can ask for."""
-    return "avx512_bf16" in _told_by_linux("flags").split()
+    return "avx512_bf16" in _cpu_info("flags").split()
 
 
 @cache
 def has_amx() -> bool:
     """Tell whether the processor multiplies tiles of bf16 numbers, several times faster than vectors."""
-    return "amx_bf16" in _told_by_linux("flags").split()
+    return "amx_bf16" in _cpu_info("flags").split()
 
 
 @cache
@@ -98,7 +98,8 @@ def code_features() -> frozenset[str]:
     return frozenset(llvm.get_host_cpu_features().flatten().split(","))
 
 
-def _told_by_linux(what: str) -> str:
+def _cpu_info(what: str) -> str:
+    """The first value of a field of Linux's description of the processor; empty if there is none."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
-    told = [value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == what]
-    return told[0] if told else ""
+    values = [value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == what]
+    return values[0] if values else ""

@@ -29,7 +29,7 @@ from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
 from autobatch.system.turns import run_lock
-from autobatch.torch.calls import Calls, Total
+from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.kinds import as_tensor
 from autobatch.torch.modules import TorchModule
@@ -119,16 +119,16 @@ class TorchExecutor(Executor):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
-        self._calls: WeakKeyDictionary[Run, Calls] = WeakKeyDictionary()
+        self._tapes: WeakKeyDictionary[Run, Tape] = WeakKeyDictionary()
 
     def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], *rest: Any, **options: Any) -> Run:
         """Run a part; see `Executor`."""
         if not step.cells.training:
             return super().start(step, part, instances, draw, *rest, **options)
-        calls = Calls()
-        with calls.open():
+        tape = Tape()
+        with tape.open():
             run = super().start(step, part, instances, draw, *rest, **options)
-        self._calls[run] = calls
+        self._tapes[run] = tape
         return run
 
     def backward(
@@ -144,11 +144,11 @@ class TorchExecutor(Executor):
         Args:
             totals: take the gradients that torch finds, where given; else they are added to the others.
         """
-        calls = self._calls.pop(run)
-        with calls.open():
+        tape = self._tapes.pop(run)
+        with tape.open():
             found = super().backward(step, run, seeds, out)
         names = {id(p.tensor): name for name, p in self.trainable().items() if isinstance(p, TensorParameter)}
-        for tensor, gradient in calls.gradients():
+        for tensor, gradient in tape.gradients():
             name = names[id(tensor)]
             if totals is None:
                 found[name] += gradient.numpy()
@@ -160,7 +160,7 @@ class TorchExecutor(Executor):
 
 
 class Passing:
-    """A mini-batch that has run forward, until it runs backward or nobody has its outputs.
+    """A mini-batch that has run forward, until it runs backward or its outputs are gone.
 
     Args:
         batched: runs it.

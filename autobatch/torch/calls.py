@@ -123,8 +123,8 @@ class _Instead(TorchFunctionMode):
         return self._instead.get(id(x), (x, x))[1]
 
 
-class Calls:
-    """The calls of a run."""
+class Tape:
+    """The calls of a run, in order: what the backward pass differentiates."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -132,12 +132,12 @@ class Calls:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Within the context, what this thread runs is kept here, and found here."""
-        before, OPEN.calls = OPEN.calls, self
+        """Within the context, what this thread runs is on this tape."""
+        before, OPEN.tape = OPEN.tape, self
         try:
             yield
         finally:
-            OPEN.calls = before
+            OPEN.tape = before
 
     def add(self, function: Function, tensors: Sequence[torch.Tensor], tickets: Array) -> Sequence[torch.Tensor]:
         """Call a function and keep the call; give the outputs, and write the tickets of all rows."""
@@ -237,9 +237,9 @@ def _lies_at(x: torch.Tensor, memory: int) -> bool:
 
 
 class _Open(threading.local):
-    """Where calls of this thread are kept; None in inference."""
+    """The tape of this thread; None in inference."""
 
-    calls: Calls | None = None
+    tape: Tape | None = None
 
 
 OPEN = _Open()

@@ -21,7 +21,7 @@ from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
-from autobatch.trace.entries import Place, places_in
+from autobatch.trace.entries import Patch, patches_in
 
 
 class TorchModule(Module):
@@ -68,21 +68,21 @@ class TorchModule(Module):
         """Those of tensors."""
         return (TensorMethods,)
 
-    def _places(self) -> Iterator[Place]:
+    def _patches(self) -> Iterator[Patch]:
         """Methods that are cells, modules that are, and the attributes of other modules that these are."""
         modules = list(self.module.modules())
         own = [part for module in modules if isinstance(module, OwnModule) for part in modules_in(module.own)]
-        yield from places_in([*modules, *own])
+        yield from patches_in([*modules, *own])
         for parent in modules:
             bound = vars(parent).get("forward")
             if isinstance(bound, BoundTorchCell):  # what calls of modules ask for first
-                yield Place(bound.called.cell, parent, vars(parent), "_compiled_call_impl")
+                yield Patch(bound.called.cell, parent, vars(parent), "_compiled_call_impl")
             for name, child in parent._modules.items():
                 if child is None or name in vars(parent):
                     continue
                 bound = vars(child).get("forward")
                 if isinstance(bound, BoundTorchCell):
-                    yield Place(bound.called.cell, child, vars(parent), name, partial(_stand_in, child))
+                    yield Patch(bound.called.cell, child, vars(parent), name, partial(_make_proxy, child))
 
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
         """Modules of torch and of autobatch, and parameters."""
@@ -118,12 +118,12 @@ class TorchModule(Module):
         return self._found  # type: ignore[return-value]
 
 
-def _stand_in(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
-    """An object that is called as the function, and is the module in all else: modules are slow to find and to call."""
+def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
+    """A proxy of a module that calls a function instead: modules are slow to find and to call."""
     members = {
         "__call__": staticmethod(function),
         "__getattr__": lambda self, name: getattr(module, name),
         "__class__": property(lambda self: type(module)),
         "__slots__": (),
     }
-    return type("StandIn", (), members)()
+    return type("Proxy", (), members)()

@@ -28,7 +28,7 @@ from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_, stand_for
 from autobatch.params.parameter import Parameter
 from autobatch.torch.asking import Respelling
-from autobatch.torch.calls import OPEN, TICKET, Calls
+from autobatch.torch.calls import OPEN, TICKET, Tape
 from autobatch.torch.kinds import (
     check_kind,
     copy_whole,
@@ -126,12 +126,12 @@ class Body:
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
         """Compute the outputs of all rows, as vectors with tickets behind them."""
-        calls, arrays = OPEN.calls, arrays[: len(self.shapes)]
-        if calls is None:
+        tape, arrays = OPEN.tape, arrays[: len(self.shapes)]
+        if tape is None:
             with torch.no_grad():
                 found = self.of_rows(self._enter_all(arrays, len(out)), len(out))
         else:  # from copies, as the backend may use the memory of the arguments again
-            found = calls.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
+            found = tape.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
         for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
             if y.shape[1:] != shape:
                 raise GraphError(
@@ -151,13 +151,13 @@ class Body:
 
     def backward(self, g: Any, tickets: Any, out: Any) -> None:
         """Compute the gradients of all arguments that are floats, as vectors."""
-        _kept().inputs(self, _enter(g, len(out)), tickets, _columns(out, [self.shapes[k] for k in self.floats]))
+        _tape().inputs(self, _enter(g, len(out)), tickets, _columns(out, [self.shapes[k] for k in self.floats]))
 
     def note_weight(self, g: Any, tickets: Any, number: int) -> None:
-        """Note the gradient of a parameter, of all rows together, with the calls of the run."""
+        """Note the gradient of a parameter, of all rows together, on the tape of the run."""
         if self.parameters[number].trainable:
             at = sum(p.trainable for p in self.parameters[:number])
-            _kept().weights(self, _enter(g, len(tickets)), tickets, at)
+            _tape().weights(self, _enter(g, len(tickets)), tickets, at)
 
 
 def _enter(array: Any, n_rows: int) -> Tensor:
@@ -176,9 +176,9 @@ def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [whole[:, first:end] for first, end in pairwise(ends)]
 
 
-def _kept() -> Calls:
-    assert OPEN.calls is not None, "what is differentiated has run in training"
-    return OPEN.calls
+def _tape() -> Tape:
+    assert OPEN.tape is not None, "what is differentiated has run in training"
+    return OPEN.tape
 
 
 def _draw(xp: Any, *arrays: Any, out: Any, body: Body, site: int, random: Randomness) -> None:
@@ -213,7 +213,7 @@ FORWARD = Op(
     kernel=lambda xp, *arrays, out, body: body.forward(arrays, out),
     pullback=_pullback,
     whole=True,
-    told=lambda body: body.why,
+    note=lambda body: body.why,
 )
 DRAWING = Op(
     "torch",
@@ -222,7 +222,7 @@ DRAWING = Op(
     pullback=_pullback,
     random=True,
     whole=True,
-    told=lambda body, site: body.why,
+    note=lambda body, site: body.why,
 )
 BACKWARD = Op(
     "torch_gradient",

@@ -451,7 +451,7 @@ def link(made: Tensor, *tensors: Tensor) -> Tensor:
 
 @contextmanager
 def _entered(*modes: Any) -> Iterator[None]:
-    """Within the context, torch runs in these modes, and is otherwise as it is where nobody has changed it."""
+    """Within the context, torch runs in these modes, and else with its defaults."""
     plain = torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=())
     with ExitStack() as stack:
         with unheard():

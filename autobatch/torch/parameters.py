@@ -63,7 +63,7 @@ class TensorParameter(Parameter):
         """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`."""
         array = self._data
         if self.tensor.data_ptr() != array.ctypes.data or self.tensor.dtype is not TENSOR_TYPES[array.dtype]:
-            self._data, self._lent, self.home = _array_of(self.tensor, self.name), None, None
+            self._data, self._lent, self.buffer = _array_of(self.tensor, self.name), None, None
             self.n_assigned += 1
             self.note_change()
 

@@ -78,7 +78,7 @@ class Traced(torch.Tensor):
 
     Attributes:
         value: of the program.
-        is_own: whether it may be changed in place, because nobody else has its numbers.
+        is_own: whether it may be changed in place, because no other tensor has its numbers.
     """
 
     value: Any
@@ -380,7 +380,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op(*on_leaves(self._tracing.like, args), **kwargs)
 
     def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Change a tensor in place: it stands for another value from now on, if nobody else has it.
+        """Change a tensor in place: it stands for another value from now on, unless others read it.
 
         Raises:
             NoCounterpart: others may see the change, or it has another gradient than a new tensor would.

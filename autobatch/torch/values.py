@@ -92,8 +92,8 @@ class OfParameters(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch._C._set_grad_enabled and CURRENT.has_gradients and hasattr(STAGE.current, "stand_ins"):
-            STAGE.current.stand_ins.put_around(None if args[0] else returning_without_gradient)
+        if function is torch._C._set_grad_enabled and CURRENT.has_gradients and hasattr(STAGE.current, "patches"):
+            STAGE.current.patches.wrap_functions(None if args[0] else returning_without_gradient)
         for kind in types:
             if issubclass(kind, TensorMethods):
                 return apply(function, args, kwargs)
@@ -106,8 +106,8 @@ class OfParameters(TorchFunctionMode):
 
 
 def _inference_mode(is_on: bool) -> Any:
-    """Inference mode; around what is recorded here, grad mode, whose changes `OfParameters` is told of."""
-    return torch.set_grad_enabled(not is_on) if hasattr(STAGE.current, "stand_ins") else INFERENCE_MODE(is_on)
+    """Inference mode; around what is recorded here, grad mode, whose changes `OfParameters` intercepts."""
+    return torch.set_grad_enabled(not is_on) if hasattr(STAGE.current, "patches") else INFERENCE_MODE(is_on)
 
 
 def _reads_parameter(args: Any) -> bool:

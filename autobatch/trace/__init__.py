@@ -12,7 +12,7 @@ A mini-batch passes these modules, in this order:
   computed rows back into it.
 
 Users mark functions with `cell`. `tracer` turns a body into a program, once per type; `traces` keeps the programs, and
-traces a body again when something that it read has changed. `watching` records what a body reads (`hooks`, `scanning`)
+traces a body again when something that it read has changed. `tracking` records what a body reads (`hooks`, `scanning`)
 and refuses random numbers and clocks (`draws`); `guards` compares what was read with the present values; `live` holds
 numbers that change.
 """

@@ -3,7 +3,7 @@
     word = int(await ab.value(ab.argmax(logits)))       the number of a computed value
     left, right = await ab.gather(grow(a), grow(b))     branches that wait side by side
 
-In a mini-batch both hand a request to whoever drives the program (`autobatch.trace.driving`), which sends the answer
+In a mini-batch both hand a request to the driver of the program (`autobatch.trace.driving`), which sends the answer
 back. In eager mode values are numbers already, so nothing waits: branches run one after the other. Draws of random
 numbers are counted per branch, so that they do not depend on which branch goes on first.
 """
@@ -186,7 +186,7 @@ def holds_value(x: Any) -> bool:
 
 
 def close(programs: Iterable[Any]) -> None:
-    """End coroutines that nobody will await any more; their `finally` blocks run."""
+    """End coroutines that are not awaited any more; their `finally` blocks run."""
     for program in programs:
         if iscoroutine(program):
             program.close()

@@ -32,7 +32,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.decode import FormTables, form_tables
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.entries import Entry, Known, StandIns, invoke
+from autobatch.trace.entries import Entry, Known, Patches, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import RECYCLE, Handles
@@ -60,7 +60,7 @@ class Calls:
         traces: the traces of the cells called so far.
         forms: the call forms met so far, by number.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
-        stand_ins: the functions that replace cells at the moment.
+        patches: replaces cells by functions while programs are recorded.
 
     Args:
         methods: classes whose methods recorded values have, before their own.
@@ -79,7 +79,7 @@ class Calls:
         self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
         self.types = self.traces.types
         self.forms: list[Form] = []
-        self.stand_ins = StandIns()
+        self.patches = Patches()
         self.adopt = adopt
         self._namespace = Namespace(
             {
@@ -114,7 +114,7 @@ class Calls:
         """Number the draws of a branch of an async program from now on."""
         self._namespace.names["__draw"] = draws.numbers.__next__
 
-    def kept_kind(self, table: Kept) -> int:
+    def kept_type(self, table: Kept) -> int:
         """The type of the nodes that read a row of a table of kept values."""
         key = "kept", id(table)
         entry = self._entries.get(key)
@@ -257,7 +257,7 @@ class Calls:
             )
         at = len(self.log)
         value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
-        x.inputs.kinds.add(self.type_at(at).number)
+        x.inputs.source_types.add(self.type_at(at).number)
         return value
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:
@@ -351,8 +351,8 @@ class Calls:
         for other in self.traces.keys_of(entry):
             apart = [name for name, key in keys.items() if key != other[name]]
             if apart and all(_is_longer(keys[name], other[name]) for name in apart):
-                told = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"
-                self.types.of_one_length[entry.name] = told
+                advice = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"
+                self.types.of_one_length[entry.name] = advice
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
         """Read arguments, and again where the body needs the length of a list, or the numbers of data, of these."""
@@ -379,7 +379,7 @@ class Calls:
         )
         if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
             self._know(entry, (form, *known.forms), known.by_form)
-            self.stand_ins.renew(entry)
+            self.patches.renew(entry)
 
     def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
         """Refuse a call of a known form: lists or arrays that must be equally long are not."""
@@ -402,17 +402,17 @@ class Calls:
     # Types: their forms change when cells are traced again.
 
     def _family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
-        with self.stand_ins.stepped_aside():
+        with self.patches.suspended():
             return self.traces.family_of(entry, keys, tuple(lengths))
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
         """Switch an entry to the forms of its present types, and keep the forms of its former types."""
-        entry.shelf[before] = entry.known
-        if now in entry.shelf:
-            entry.known = entry.shelf.pop(now)
+        entry.former[before] = entry.known
+        if now in entry.former:
+            entry.known = entry.former.pop(now)
         else:
             self._know(entry, (), {})
-        self.stand_ins.renew(entry)
+        self.patches.renew(entry)
 
 
 def cell_at(owner: Any, path: str) -> Any:

@@ -48,7 +48,7 @@ class Draws:
 
     def check(self) -> None:
         """Raise a GraphError if random numbers or a clock were read."""
-        drawn = next((told for generator, state, told in self._states if _state_of(generator) != state), self._drawn)
+        drawn = next((text for generator, state, text in self._states if _state_of(generator) != state), self._drawn)
         if drawn:
             what = "asks for the time" if drawn in CLOCKS else "draws random numbers"
             raise GraphError(

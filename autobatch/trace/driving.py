@@ -89,7 +89,7 @@ class Program:
         """Run until every branch waits or has ended.
 
         Args:
-            enter: is told whose draws are numbered from now on.
+            enter: is called with the count that numbers the draws from now on.
         """
         ready, waiting = self._ready, self.waiting
         while ready:

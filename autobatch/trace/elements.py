@@ -132,11 +132,11 @@ class ListBuilder(RowBuilder):
         self.walked.add(group)
         return self.lengths[group]
 
-    def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
+    def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
         """Ask for the length of a list that is among the values; ShapeError if there is none."""
         group = next((v.var.domain for v in values if isinstance(v, Ragged) and v.var.domain in self.lists), None)
         if group is None:
-            raise ShapeError(told)
+            raise ShapeError(message)
         raise NeedsLength(group, f"applies {op.name} to all of it")
 
     def place(self, tree: Any, at: Position) -> Any:

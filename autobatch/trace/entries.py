@@ -47,7 +47,7 @@ class Entry:
         lists: whether sequences with values among the arguments become lists of values alone.
         ragged: the arguments whose arrays have any number of rows.
         known: the forms met so far.
-        shelf: the forms of former types, which the cell may have again, by the types' numbers.
+        former: the forms of former types, which the cell may have again, by the types' numbers.
         fixed: by the arguments' keys and the lists' lengths, the arguments, or parts of them (by expression), of which
             the body needs the length, if they are lists, or the numbers, if they are data.
     """
@@ -63,17 +63,17 @@ class Entry:
     lists: bool = False
     ragged: tuple[str, ...] = ()
     known: Known = NOTHING
-    shelf: dict[Hashable, Known] = field(default_factory=dict)
+    former: dict[Hashable, Known] = field(default_factory=dict)
     fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], set[str]] = field(default_factory=dict)
 
 
-class Place(NamedTuple):
-    """Where a function stands in for a cell while programs are recorded.
+class Patch(NamedTuple):
+    """An attribute that is set to a function in place of a cell while programs are recorded.
 
     Attributes:
-        cell, owner: which, and of which module.
-        attributes, name: of the object that has the function as an attribute meanwhile.
-        wrap: makes what is put there of the function.
+        cell, owner: the cell, and its module.
+        attributes, name: the dict of the object's attributes, and the attribute's name.
+        wrap: makes the attribute's value of the function; None for the function itself.
     """
 
     cell: Cell
@@ -83,69 +83,69 @@ class Place(NamedTuple):
     wrap: Callable[[Any], Any] | None = None
 
 
-class StandIns:
-    """The functions that replace a module's cells; the cells are restored while a cell's body is traced."""
+class Patches:
+    """Replaces a module's cells by functions; the cells are restored while a cell's body is traced."""
 
     def __init__(self) -> None:
-        self._places: dict[Entry, list[Place]] = {}
+        self._patches: dict[Entry, list[Patch]] = {}
         self._before: list[tuple[dict[str, Any], str, Any]] = []
         self._around: Callable[[Any], Any] | None = None
 
     @contextmanager
-    def in_place(self, places: Iterable[Place], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
-        """Within the context, the functions of entries stand in for cells."""
-        for place in places:
-            self._places.setdefault(entry_of(place.cell, place.owner), []).append(place)
-            if place.name in place.attributes:
-                self._before.append((place.attributes, place.name, place.attributes[place.name]))
+    def applied(self, patches: Iterable[Patch], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
+        """Within the context, the functions of entries replace cells."""
+        for patch in patches:
+            self._patches.setdefault(entry_of(patch.cell, patch.owner), []).append(patch)
+            if patch.name in patch.attributes:
+                self._before.append((patch.attributes, patch.name, patch.attributes[patch.name]))
         try:
-            self._stand()
+            self._apply()
             yield
         finally:
-            self._step_aside()
-            self._places.clear()
+            self._undo()
+            self._patches.clear()
             self._before.clear()
             self._around = None
 
     @contextmanager
-    def stepped_aside(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Within the context, the module has its own cells."""
-        self._step_aside()
+        self._undo()
         try:
             yield
         finally:
-            self._stand()
+            self._apply()
 
-    def put_around(self, around: Callable[[Any], Any] | None) -> None:
-        """Let what this makes of each function stand in from now on, until the recording ends; None: the function."""
+    def wrap_functions(self, around: Callable[[Any], Any] | None) -> None:
+        """Wrap each function in `around` from now on, until the recording ends; None: no longer."""
         self._around = around
-        self._stand()
+        self._apply()
 
     def renew(self, entry: Entry) -> None:
         """Replace the old function of an entry by its new one."""
         function = entry.known.function if self._around is None else self._around(entry.known.function)
-        for place in self._places.get(entry, ()):
-            place.attributes[place.name] = function if place.wrap is None else place.wrap(function)
+        for patch in self._patches.get(entry, ()):
+            patch.attributes[patch.name] = function if patch.wrap is None else patch.wrap(function)
 
-    def _stand(self) -> None:
-        for entry in self._places:
+    def _apply(self) -> None:
+        for entry in self._patches:
             self.renew(entry)
 
-    def _step_aside(self) -> None:
-        for places in self._places.values():
-            for place in places:
-                place.attributes.pop(place.name, None)
+    def _undo(self) -> None:
+        for patches in self._patches.values():
+            for patch in patches:
+                patch.attributes.pop(patch.name, None)
         for attributes, name, cell in self._before:
             attributes[name] = cell
 
 
-def places_in(modules: Iterable[Any]) -> Iterator[Place]:
+def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
     """The cells among the methods of modules, each of which a function may replace on its module."""
     for owner in modules:
         kind: type = type(owner)
         for name, cell in _cells_of(kind).items():
             if name not in vars(owner):
-                yield Place(cell, owner, vars(owner), name)
+                yield Patch(cell, owner, vars(owner), name)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 A guard is one place that was read: an attribute of an object, an item of a namespace, or the contents of a list or
 dict. It holds as long as the very same objects are there, or equal numbers or texts; arrays and tensors are compared
-with a copy of their former contents. `Watchlist.holds` checks all guards in force, once per call. It compares the
+with a copy of their former contents. `GuardSet.holds` checks all guards in force, once per call. It compares the
 objects at all places in two passes; a guard is asked itself only where another object is, or where it is deep.
 """
 
@@ -28,12 +28,12 @@ class Difference(NamedTuple):
 
     Attributes:
         key: identifies the place.
-        told: a description of the change, for messages.
+        description: of the change, for messages.
         before, now: the old and the new value.
     """
 
     key: Hashable
-    told: str
+    description: str
     before: Any
     now: Any
 
@@ -71,7 +71,7 @@ class Guard:
         """The present names, or indices, and values."""
         return named_parts(self.holder) if self.get is None else ((self.name,), [self.get(self.name, MISSING)])
 
-    def tell(self, name: Any) -> str:
+    def describe(self, name: Any) -> str:
         """A description of the value of this name."""
         return f"{self.text}[{name!r}]" if self.get is None else self.text
 
@@ -100,13 +100,13 @@ class Guard:
         if not (are(names, self.names) or is_same(tuple(names), tuple(self.names))):
             return [Difference(self.key, f"{self.text} has other elements", self.names, names)]
         return [
-            _difference((id(self.holder), name), self.tell(name), before, now)
+            _difference((id(self.holder), name), self.describe(name), before, now)
             for name, before, now, content in zip(names, self.seen, found, self.copies, strict=True)
             if not _is_still(before, now, content, self.lives.get(name))
         ]
 
 
-class Watchlist:
+class GuardSet:
     """The guards of all traces in force; every call checks them."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
@@ -179,8 +179,8 @@ def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:
     if content_of(before) is not None or content_of(now) is not None:
         return Difference(key, f"{text} holds other numbers", before, now)
     was, is_now = _short(before), _short(now)
-    told = f"{text} is another {type(now).__name__}" if was == is_now else f"{text} was {was} and is {is_now}"
-    return Difference(key, told, before, now)
+    change = f"{text} is another {type(now).__name__}" if was == is_now else f"{text} was {was} and is {is_now}"
+    return Difference(key, change, before, now)
 
 
 def _is_still(before: Any, now: Any, content: Hashable | None, live: Live | None) -> bool:

@@ -271,7 +271,7 @@ class Handles:
 
     Args:
         recording: records the ops that values meet outside cells.
-        namespace: the globals of the generated functions, told the classes of values, and each form's pool.
+        namespace: the globals of the generated functions; the classes of values and each form's pool are added.
         methods: classes whose methods values have, before their own.
 
     Attributes:

@@ -17,7 +17,7 @@ LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
 
 
 class _Listening(threading.local):
-    """What gets the reports of this thread: a `Watch`, or None."""
+    """What gets the reports of this thread: a `ReadTracker`, or None."""
 
     current: Any = None
 
@@ -26,14 +26,14 @@ LISTENING = _Listening()
 
 
 @contextmanager
-def listening(watch: Any) -> Iterator[None]:
-    """Within the context, report what this thread reads and calls to `watch`, or to nobody.
+def listening(tracker: Any) -> Iterator[None]:
+    """Within the context, report what this thread reads and calls to `tracker`; None: report nothing.
 
     A profiler is paused meanwhile.
     """
     before, profiler = LISTENING.current, cast(Any, sys.getprofile())
-    LISTENING.current = watch
-    sys.setprofile(None if watch is None else watch.hear)
+    LISTENING.current = tracker
+    sys.setprofile(None if tracker is None else tracker.hear)
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ unheard = partial(listening, None)
 def hooked(kind: type) -> Iterator[None]:
     """Within the context, report reads of attributes of this class's instances."""
     own = vars(kind).get("__getattribute__")
-    type.__setattr__(kind, "__getattribute__", _telling(type.__getattribute__(kind, "__getattribute__")))
+    type.__setattr__(kind, "__getattribute__", _reporting(type.__getattribute__(kind, "__getattribute__")))
     try:
         yield
     finally:
@@ -63,23 +63,23 @@ def hooked(kind: type) -> Iterator[None]:
             type.__setattr__(kind, "__getattribute__", own)
 
 
-def _telling(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """`__getattribute__` that reports to the `Watch` of its thread."""
+def _reporting(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """`__getattribute__` that reports to the `ReadTracker` of its thread."""
 
     def __getattribute__(self: Any, name: str) -> Any:
-        watch = LISTENING.current
-        if watch is None or watch.busy or (name.startswith("__") and name != "__dict__"):
+        tracker = LISTENING.current
+        if tracker is None or tracker.busy or (name.startswith("__") and name != "__dict__"):
             return original(self, name)
         try:
             value = original(self, name)
         except AttributeError:
             if not hasattr(type(self), "__getattr__"):
-                watch.lacks(self, name)
+                tracker.lacks(self, name)
             raise
         if name != "__dict__":
-            return watch.read(self, name, value)
+            return tracker.read(self, name, value)
         frame: Any = currentframe()
-        watch.read_own(self, value, LOOKUPS.get(frame.f_back.f_code, value))
+        tracker.read_own(self, value, LOOKUPS.get(frame.f_back.f_code, value))
         return value
 
     return __getattribute__

@@ -82,11 +82,11 @@ class FloatInput(Symbol):
     flatten = ravel
 
     def copy(self) -> FloatInput:
-        """It, for it cannot be changed."""
+        """This input itself: it cannot be changed."""
         return self
 
     def astype(self, dtype: Any, **options: Any) -> Any:
-        """It for a float type, which is that of the model whatever it is here; else a plain array."""
+        """This input itself for a float dtype, as the model's dtype is used; else a plain array."""
         return self if np.dtype(dtype).kind == "f" else self.data.astype(dtype, **options)
 
     def __getitem__(self, index: Any) -> Any:
@@ -268,14 +268,14 @@ class Inputs:
     Attributes:
         size: how many numbers the float arrays of all instances have.
         reads: per read, the positions of its numbers.
-        kinds: the types of the sources.
+        source_types: the types of the sources.
     """
 
     def __init__(self, recording: Any) -> None:
         self.recording: Any = recording
         self.size = 0
         self.reads: list[Array] = []
-        self.kinds: set[int] = set()
+        self.source_types: set[int] = set()
         self._held: list[Held] = []
 
     def enter(self, instance: Any) -> Any:

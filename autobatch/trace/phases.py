@@ -17,7 +17,7 @@ import numpy as np
 from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import NOWHERE, SLOT, Kinds, Results
+from autobatch.graph.growth import NOWHERE, SLOT, OutputSlots, Results
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
 from autobatch.jit.arrays import IntArray
@@ -46,7 +46,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     refuse_inside()
     recorder.renew()
     n_taken = recorder.calls.traces.lives.n_taken
-    with recorder.standing_in():
+    with recorder.patching():
         recorder.calls.handles.recycle()
         with closing(Phases(recorder, instances, inputs)) as phases:
             try:
@@ -69,14 +69,14 @@ class Phases:
     Attributes:
         graph: what was recorded so far.
         programs: one for each instance.
-        kinds: what is known of the outputs of all types, and of slots.
+        output_slots: what is known of the outputs of all types, and of slots.
         int_slots: the slots of kept values that are ints.
     """
 
     def __init__(self, recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None) -> None:
         self._recorder, self._calls = recorder, recorder.calls
         self.graph = GrowingGraph(len(instances))
-        self.kinds = Kinds(*(np.zeros(0, np.int32) for _ in Kinds._fields))
+        self.output_slots = OutputSlots(*(np.zeros(0, np.int32) for _ in OutputSlots._fields))
         self.int_slots = set[int]()
         self._first = recorder.first_serial()
         self._structures: list[Any] = [None] * len(instances)
@@ -147,7 +147,7 @@ class Phases:
         )
         before = self.graph.n_nodes
         self._learn_types()
-        self.graph.append(phase, self.kinds.rows)
+        self.graph.append(phase, self.output_slots.rows)
         values = self.graph.values_of(before + phase.out_node, phase.out_port)
         is_wanted = np.ones(values.size, bool)
         for i in over:
@@ -180,7 +180,7 @@ class Phases:
         """
         results, structures = self.results()
         needed = np.concatenate((results.values, *self._wanted)) if with_awaited else results.values
-        return self.graph.emit_whole(needed, self.kinds, results, self._recorder.types, structures)
+        return self.graph.emit_whole(needed, self.output_slots, results, self._recorder.types, structures)
 
     def table_of(self, slot: int) -> Kept:
         """The table of the values that are kept in a slot."""
@@ -188,13 +188,13 @@ class Phases:
 
     def sources_known(self, values: IntArray) -> None:
         """Make the types of the nodes that read these values from the tables of kept values."""
-        source = self.kinds.source
+        source = self.output_slots.source
         for slot in np.bincount(self.graph.values[SLOT, values]).nonzero()[0].tolist():
             if slot >= source.size or source[slot] == NOWHERE:
                 grown = np.full(len(self._recorder.slots.shapes), NOWHERE, np.int32)
                 grown[: source.size] = source
-                grown[slot] = self._calls.kept_kind(self.table_of(slot))
-                self.kinds, source = self.kinds._replace(source=grown), grown
+                grown[slot] = self._calls.kept_type(self.table_of(slot))
+                self.output_slots, source = self.output_slots._replace(source=grown), grown
         self._learn_types()
 
     def give_up(self, error_of: Callable[[int], Exception]) -> None:
@@ -254,12 +254,12 @@ class Phases:
     def _learn_types(self) -> None:
         """Learn the slots of the outputs of types that are new."""
         types, slots = self._recorder.types, self._recorder.slots
-        before, arrays = self.kinds.slot.size, types.arrays()
+        before, arrays = self.output_slots.slot.size, types.arrays()
         if arrays.out_ptr[-1] == before:
             return
         found, rows = list[int](), list[int]()
-        for kind in range(int(np.searchsorted(arrays.out_ptr, before)), len(arrays.out_ptr) - 1):
-            program = types[kind].program
+        for type_id in range(int(np.searchsorted(arrays.out_ptr, before)), len(arrays.out_ptr) - 1):
+            program = types[type_id].program
             for output in program.outputs:
                 dtype = INT if int_limit(program.vars, output) else dtype_of(program.vars, output)
                 slot = slots.slot(AWAITED, program.vars[output].shape, dtype, in_list=True)
@@ -267,8 +267,10 @@ class Phases:
                 rows.append(max(program.vars[output].domain, NOWHERE))
                 if slot.dtype == INT:
                     self.int_slots.add(slot.number)
-        kinds, new = self.kinds, np.array((found, rows), np.int32)
-        self.kinds = Kinds(np.concatenate((kinds.slot, new[0])), np.concatenate((kinds.rows, new[1])), kinds.source)
+        known, new = self.output_slots, np.array((found, rows), np.int32)
+        self.output_slots = OutputSlots(
+            np.concatenate((known.slot, new[0])), np.concatenate((known.rows, new[1])), known.source
+        )
 
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:

@@ -77,8 +77,8 @@ class RowBuilder(Builder):
         """The traced list of the rows of a ragged value."""
 
     @abstractmethod
-    def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
-        """Refuse an op of values, some of them ragged; `told` is the message."""
+    def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
+        """Refuse an op of values, some of them ragged."""
 
     def add_group(self, name: str) -> int:
         """The number of a new variadic group."""

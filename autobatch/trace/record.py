@@ -25,7 +25,7 @@ from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
-from autobatch.trace.entries import Place, places_in
+from autobatch.trace.entries import Patch, patches_in
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
@@ -97,7 +97,7 @@ class Recorder:
         calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.lives.n_taken
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
-        with self.standing_in(), stage(calls):
+        with self.patching(), stage(calls):
             calls.start()
             for instance in instances:
                 if structures and (traces.n_renewed or len(structures) == 1):
@@ -113,12 +113,12 @@ class Recorder:
         return graph
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
+    def patching(self) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
         parameters = self.parameters()  # functions in the place of cells would look like a change of the module
         with (
             recording_lock(),
-            self.calls.stand_ins.in_place(self._places(), self.calls.entry),
+            self.calls.patches.applied(self._patches(), self.calls.entry),
             self._of_module(),
         ):
             self.calls.traces.name_weights(parameters)
@@ -128,11 +128,11 @@ class Recorder:
         """The context in which cells of the module are recorded and traced."""
         return nullcontext() if self.module is None else self.module._while_recording()
 
-    def _places(self) -> Iterable[Place]:
-        """Where functions stand in for cells."""
+    def _patches(self) -> Iterable[Patch]:
+        """The attributes that functions replace."""
         if self.module is None or self.known is None:
             return ()
-        return places_in(self.known.modules()) if self.module._places is None else self.module._places()
+        return patches_in(self.known.modules()) if self.module._patches is None else self.module._patches()
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of the module, by name."""
@@ -160,7 +160,7 @@ class Recorder:
     def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
-        if not traces.watchlist.holds():
+        if not traces.guard_set.holds():
             with recording_lock(), self._of_module():
                 traces.name_weights(self.parameters())
                 traces.renew()
@@ -168,7 +168,7 @@ class Recorder:
     def check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
         traces = self.calls.traces
-        if not traces.watchlist.holds() or traces.lives.n_taken != n_taken:
+        if not traces.guard_set.holds() or traces.lives.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
                 f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "
@@ -264,11 +264,11 @@ class Recorder:
             result = self.function(instance if inputs is None else inputs.enter(instance))
             return self.read_result(result, refs, slots)
         except Exception as error:
-            told = self.explain(error)
-            note_instance(told, number)
-            if told is error:
+            explained = self.explain(error)
+            note_instance(explained, number)
+            if explained is error:
                 raise
-            raise told from None
+            raise explained from None
 
     def explain(self, error: Exception) -> Exception:
         """The error that a user's function raised, or one that says more."""

@@ -127,7 +127,7 @@ def _refuse_awaitable(result: Any, path: str) -> None:
         return
     close([result])
     raise GraphError(
-        f"the function returned {result!r} as its {path}, which nobody awaits; give ab.batched an async function that "
+        f"the function returned {result!r} as its {path}, which is not awaited; give ab.batched an async function that "
         f"awaits it."
     )
 

@@ -26,7 +26,7 @@ def _key_of_shape(shape: Any) -> Key:
     return Key("tuple", None, tuple(_key_of_shape(s) for s in shape))
 
 
-NOT_WATCHED: AbstractContextManager[None] = nullcontext()
+NOT_TRACKED: AbstractContextManager[None] = nullcontext()
 
 
 class Tracer:
@@ -49,17 +49,17 @@ class Tracer:
         self._returns_rows = returns_rows
 
     def trace(
-        self, call: Callable[..., Any], keys: Mapping[str, Key], watching: AbstractContextManager[None] = NOT_WATCHED
+        self, call: Callable[..., Any], keys: Mapping[str, Key], tracking: AbstractContextManager[None] = NOT_TRACKED
     ) -> tuple[CellProgram, Any]:
         """Trace `call(arguments by name)`; return the program and the structure of its result over output numbers.
 
         Args:
-            watching: the context in which the body runs.
+            tracking: the context in which the body runs.
         """
         arguments = {name: self.argument(key, name, NODE) for name, key in keys.items()}
         with stage(self.builder):
             try:
-                with watching:
+                with tracking:
                     result = call(arguments)
             except NeedsData:
                 raise

@@ -29,10 +29,10 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry
-from autobatch.trace.guards import Difference, Guard, Watchlist, differences
+from autobatch.trace.guards import Difference, Guard, GuardSet, differences
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
-from autobatch.trace.watching import Watch
+from autobatch.trace.tracking import ReadTracker
 
 MOST_TRACES = 8  # kept per family, with their compiled code
 
@@ -140,7 +140,7 @@ class Traces:
         self._families: dict[Hashable, Family] = {}
         self._of_entry: dict[Entry, list[Family]] = {}
         self._serial = count()
-        self._watchlist: Watchlist | None = None
+        self._guard_set: GuardSet | None = None
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: tuple[int, ...]) -> Family:
         """The family of calls with these keys; the cell is traced if it is not known, or not for lists so long.
@@ -200,13 +200,13 @@ class Traces:
     # Once per call.
 
     @property
-    def watchlist(self) -> Watchlist:
+    def guard_set(self) -> GuardSet:
         """All guards in force."""
-        watchlist = self._watchlist
-        if watchlist is None:
+        guard_set = self._guard_set
+        if guard_set is None:
             with self.types.growing:  # otherwise traces that another thread makes meanwhile would be missing
-                watchlist = self._watchlist = Watchlist(guard for trace in self._in_force() for guard in trace.guards)
-        return watchlist
+                guard_set = self._guard_set = GuardSet(guard for trace in self._in_force() for guard in trace.guards)
+        return guard_set
 
     def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
         """Store the names of parameters, unless they are those of the last time."""
@@ -215,7 +215,7 @@ class Traces:
 
     def changes(self) -> str:
         """A description of what has changed, for messages."""
-        return _told(differences(guard for trace in self._in_force() for guard in trace.guards))
+        return _describe(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     def renew(self) -> None:
         """Replace the traces in force whose guards fail."""
@@ -223,7 +223,7 @@ class Traces:
         for family in list(self._families.values()):
             if family.current is not None and not family.current.holds():
                 self._renew(family, family.current)
-        self._watchlist = None
+        self._guard_set = None
 
     def _in_force(self) -> list[Trace]:
         return [family.current for family in list(self._families.values()) if family.current is not None]
@@ -239,9 +239,9 @@ class Traces:
                 body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
-        told = f"{_told(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
+        why = f"{_describe(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
-            self._put(family, self._keep(family, body) if body is not None else known, told)
+            self._put(family, self._keep(family, body) if body is not None else known, why)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
@@ -259,7 +259,7 @@ class Traces:
             self.types.retire(old, why)
         if why and before != self._numbers(entry):
             self._renew_entry(entry, before, self._numbers(entry))
-        self._watchlist = None
+        self._guard_set = None
 
     def _numbers(self, entry: Entry) -> tuple[int, ...]:
         return tuple(family.number for family in self._of_entry.get(entry, ()))
@@ -273,7 +273,7 @@ class Traces:
         for guard in (*held, *body.guards):
             if not guard.holds():
                 guard.retake()
-        self._watchlist = None
+        self._guard_set = None
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
@@ -282,15 +282,15 @@ class Traces:
         has_drawn = any(trace.body.program.draws for trace in family.traces)
         while True:
             tracer = Tracer(entry.name, self.weight_names, lengths, returns_rows=not entry.lists)
-            watch = Watch(tracer.builder, self.lives, family.by_value)
+            tracker = ReadTracker(tracer.builder, self.lives, family.by_value)
             self.n_traced += 1
             try:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
-                program, structure = tracer.trace(run, family.keys, watch.watching(roots))
+                program, structure = tracer.trace(run, family.keys, tracker.tracking(roots))
             except NeedsLength:
                 raise
             except Exception as error:
-                needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(watch.offered)
+                needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
                     raise
             else:
@@ -298,8 +298,8 @@ class Traces:
                 if not needed:
                     walked = tuple(sorted(tracer.builder.walked))
                     known = Lengths(walked, {tuple(lengths[group] for group in walked)})
-                    return tracer, Body(program, structure, tuple(watch.guards.values()), known)
-            family.by_value |= {watch.offered[live] for live in needed}
+                    return tracer, Body(program, structure, tuple(tracker.guards.values()), known)
+            family.by_value |= {tracker.offered[live] for live in needed}
 
     def _keep(self, family: Family, body: Body) -> Trace:
         """The trace of a family with this body; an equal one that is kept already gets the new guards."""
@@ -338,8 +338,8 @@ def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
     return body
 
 
-def _told(changed: Iterable[Difference]) -> str:
-    return "; ".join(dict.fromkeys(difference.told for difference in changed))
+def _describe(changed: Iterable[Difference]) -> str:
+    return "; ".join(dict.fromkeys(difference.description for difference in changed))
 
 
 def _outcome(error: Exception | None) -> str:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from autobatch.backends.cuda.stages import THREADS, TILE_BYTES, count_tiles
 from autobatch.backends.cuda.sweeps import WORDS
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
-from autobatch.devices.device import Device, Launch
-from autobatch.devices.device import Product as LibraryProduct
+from autobatch.devices.device import Device, DeviceGemm, Launch
 
 REAL = np.dtype(np.float32)
 NOTHING = -1  # no function has this number
@@ -69,7 +68,7 @@ class Product:
         self._held = [device.put(array) for array in (self.rows, self.weight)]
         self._outs = [device.empty(n_rows * n, REAL) for _ in range(2)]
         a, b, own, library = map(device.address, (*self._held, *self._outs))
-        self._library = LibraryProduct(REAL, "float32", n_rows, n, inner, a, inner, b, inner, True, library, n, False)
+        self._library = DeviceGemm(REAL, "float32", n_rows, n, inner, a, inner, b, inner, True, library, n, False)
         self._table = device.put(np.array([n_rows, 0, 0], np.int64))
         self._slots = device.put(np.array([device.address(self._table), a, b, own, inner], np.int64))
         self._own = device.put(np.array([0, 1, 2, 3, 0, 1, 0, inner, 2, 0, n, 4, n, inner, 1, 3], np.int64))

@@ -86,8 +86,8 @@ def test_batches_that_add_are_alone(seed: int) -> None:
     )  # fmt: skip
     found = find_alone(batches, rows, plan.dest_ptr, plan.adds)
     for batch, alone in zip(plan.batches, found, strict=True):
-        nodes = plan.node_at[plan.type_ptr[batch.kind] :][batch.start : batch.end]
-        outputs = range(plan.tables.out_ptr[batch.kind + 1] - plan.tables.out_ptr[batch.kind])
+        nodes = plan.node_at[plan.type_ptr[batch.type_id] :][batch.start : batch.end]
+        outputs = range(plan.tables.out_ptr[batch.type_id + 1] - plan.tables.out_ptr[batch.type_id])
         expected = any(any(plan.added(int(node), o)) for node in nodes for o in outputs)
         assert alone == expected
 

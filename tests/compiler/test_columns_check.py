@@ -94,9 +94,9 @@ def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch
 
     def wrong(lowered: Lowered, steps: list[Step], n_before: int) -> Storage:
         storage = right(lowered, steps, n_before)
-        for value, home in storage.homes.items():
-            if home.area is Area.BATCH:
-                storage.homes[value] = home._replace(area=Area.ROW)
+        for value, location in storage.locations.items():
+            if location.area is Area.BATCH:
+                storage.locations[value] = location._replace(area=Area.ROW)
         return storage
 
     monkeypatch.setattr(stage, "assign_buffers", wrong)

@@ -19,7 +19,7 @@ from autobatch.backends.reference import Reference
 from autobatch.compiler.assignment import assign_buffers, in_order
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.fusion import Kernel, fuse
-from autobatch.compiler.lowered import Area, Home, Lowered
+from autobatch.compiler.lowered import Area, Location, Lowered
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Loop, Operand
 from autobatch.compiler.uses import Uses
@@ -178,7 +178,7 @@ def test_elements_that_are_read_before_they_are_made() -> None:
     early, reader, late = loop(PART, RESULT), loop(OTHER, WHOLE), loop(PIECE, RESULT)
     lowered = parted(early, late, reader)
     lowered.parts = defaultdict(list, {WHOLE: [PART, PIECE]})
-    lowered.homes[RESULT] = Home(Area.INTS, NODE, 0)
+    lowered.locations[RESULT] = Location(Area.INTS, NODE, 0)
     check_statements(lowered, [early, late, reader])
     with pytest.raises(PlanError, match="%0 is read before all of it is made"):
         check_statements(lowered, [early, reader, late])
@@ -193,11 +193,11 @@ def test_row_memory_holds_what_no_other_step_reads() -> None:
     stage = backward_of("piece_read_later_backward")
     storage = assign_buffers(stage.lowered, stage.steps)
     check_storage(stage.lowered, stage.steps, storage)
-    wholes = {storage.home(View(piece, 0, (), ()))[1].value for piece in storage.aliases}
+    wholes = {storage.locate(View(piece, 0, (), ()))[1].value for piece in storage.aliases}
     assert wholes
     for whole in wholes:
-        assert storage.homes[whole].area is Area.BATCH
-        storage.homes[whole] = storage.homes[whole]._replace(area=Area.ROW)
+        assert storage.locations[whole].area is Area.BATCH
+        storage.locations[whole] = storage.locations[whole]._replace(area=Area.ROW)
     with pytest.raises(PlanError, match="lies in memory that each row uses again"):
         check_storage(stage.lowered, stage.steps, storage)
 
@@ -206,7 +206,7 @@ def test_a_nest_reads_what_it_makes_at_its_own_index() -> None:
     """A loop that reads a value and a whole around it is in a later nest than the loop that makes the value."""
     loops = [loop(PART, OTHER), loop(RESULT, PART, WHOLE)]
     lowered = parted(*loops)
-    lowered.homes[OTHER] = Home(Area.INTS, NODE, 0)
+    lowered.locations[OTHER] = Location(Area.INTS, NODE, 0)
     (kernel,) = fuse(lowered, [*loops])
     assert isinstance(kernel, Kernel)
     assert len(kernel.blocks) == 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autobatch.devices.device import Device, Launch, Product
+from autobatch.devices.device import Device, DeviceGemm, Launch
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
 from autobatch.ops import error_function
@@ -177,7 +177,7 @@ def test_products(device: Device) -> None:
         held = [device.put(array) for array in (a, b, out)]
         addresses = [device.address(array) if array.size else 0 for array in held]
         device.multiply(
-            Product(
+            DeviceGemm(
                 dtype, precision, m, n, k, addresses[0], a.shape[1], addresses[1], b.shape[1], flipped,
                 addresses[2], out.shape[1], adds,
             )

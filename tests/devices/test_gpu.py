@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autobatch.devices.device import Launch, Product
+from autobatch.devices.device import DeviceGemm, Launch
 from autobatch.devices.gpu import TO_BF16, GpuDevice
 from autobatch.errors import BackendError
 from autobatch.jit.bits import rounded
@@ -184,7 +184,7 @@ def test_products_of_rows_are_products_of_columns(gpu: GpuDevice) -> None:
         held = [gpu.put(array) for array in (a, b, out)]
         addresses, steps = [gpu.address(array) for array in held], (k + 3, k + 2 if flipped else n + 2, n + 3)
         gpu.multiply(
-            Product(
+            DeviceGemm(
                 np.dtype(kind), precision, m, n, k, addresses[0], steps[0], addresses[1], steps[1], flipped,
                 addresses[2], steps[2], adds,
             )
@@ -197,7 +197,7 @@ def test_a_gpu_that_is_too_old_for_a_precision_is_told(gpu: GpuDevice) -> None:
     for precision in ("tf32", "bf16"):
         told = rf'precision="{precision}": a GPU has compute capability 7.5 and this needs 8.0; leave precision out'
         with pytest.raises(BackendError, match=told):
-            gpu.multiply(Product(np.dtype(np.float32), precision, 1, 1, 1, 0, 1, 0, 1, False, 0, 1, False))
+            gpu.multiply(DeviceGemm(np.dtype(np.float32), precision, 1, 1, 1, 0, 1, 0, 1, False, 0, 1, False))
 
 
 def test_uploads_run_beside_kernels(gpu: GpuDevice) -> None:

@@ -10,7 +10,7 @@ from autobatch.graph import growth
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.growing import Chosen, GrowingGraph
-from autobatch.graph.growth import NOWHERE, Kinds, Results
+from autobatch.graph.growth import NOWHERE, OutputSlots, Results
 from autobatch.graph.kept_rows import KeptRows
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
 from helpers.programs.graphs import CELL, TOYS, ToyType, ToyTypes
@@ -143,14 +143,14 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
     return Graph(words, np.array(floats, np.float64), TYPES, (None,) * N_INSTANCES)
 
 
-def draw_kinds(rng: np.random.Generator) -> Kinds:
+def draw_output_slots(rng: np.random.Generator) -> OutputSlots:
     """In which slot the outputs of each type are kept, and the type that reads it there."""
     slots = rng.integers(0, N_SLOTS, TYPES.arrays().out_ptr[-1]).astype(np.int32)
     rows = np.full(slots.size, NOWHERE, np.int32)
     rows[TYPES.arrays().out_ptr[RAGGED[0]] + RAGGED[1]] = TYPES.arrays().port_group[
         TYPES.arrays().port_ptr[RAGGED[0]] + ROWS_OF
     ]
-    return Kinds(slots, rows, np.arange(KEPT, KEPT + N_SLOTS, dtype=np.int32))
+    return OutputSlots(slots, rows, np.arange(KEPT, KEPT + N_SLOTS, dtype=np.int32))
 
 
 def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
@@ -197,20 +197,22 @@ def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list
     return returned
 
 
-def check_round(plain: Plain, growing: GrowingGraph, kinds: Kinds, tables: Tables, wanted: list[int], run: int) -> None:
+def check_round(
+    plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, tables: Tables, wanted: list[int], run: int
+) -> None:
     """Run a round that computes these values, and compare it with the definition."""
     needed = plain.needed(wanted)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(wanted, np.int32), kinds.slot, run, TYPES)
+    chosen = growing.choose(np.array(wanted, np.int32), output_slots.slot, run, TYPES)
     check_chosen(plain, chosen, needed, sources)
     tables.settle(chosen)
     plain.done.update(needed)
     expected = plain.to_keep(needed, wanted)
-    graph = growing.emit(chosen, kinds.source, TYPES)
+    graph = growing.emit(chosen, output_slots.source, TYPES)
     assert chosen.kept.values.tolist() == expected
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.out_slot.tolist() == [
-        kinds.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + (plain.values[v][1] & OUTPUT)] for v in expected
+        output_slots.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + (plain.values[v][1] & OUTPUT)] for v in expected
     ]
     per_slot = [0] * N_SLOTS
     for v, slot in zip(expected, graph.out_slot.tolist(), strict=True):
@@ -236,10 +238,10 @@ def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[i
 @each("seed", range(150))
 def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    plain, growing, kinds, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_kinds(rng), 0
+    plain, growing, output_slots, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_output_slots(rng), 0
     tables = Tables(growing)
     for _ in range(rng.integers(1, N_ROUNDS)):
-        growing.append(draw_phase(rng, plain), kinds.rows)
+        growing.append(draw_phase(rng, plain), output_slots.rows)
         assert growing.n_nodes == len(plain.nodes)
         assert growing.values[growth.MADE_BY, : growing.n_values].tolist() == [node for node, _ in plain.values]
         use(rng, plain, growing)
@@ -252,10 +254,10 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> 
             plain.held.extend(held.tolist())
         wanted = rng.choice(known, rng.integers(0, 4)).tolist()
         with growing.holding(np.array(wanted, np.int32)):
-            check_round(plain, growing, kinds, tables, wanted, n_runs)
+            check_round(plain, growing, output_slots, tables, wanted, n_runs)
         n_runs += 1
-    check_last(plain, growing, kinds, tables)
-    check_whole(plain, growing, kinds)
+    check_last(plain, growing, output_slots, tables)
+    check_whole(plain, growing, output_slots)
 
 
 def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
@@ -268,27 +270,27 @@ def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
     plain.in_use = {v for v, (node, _) in enumerate(plain.values) if node in nodes}
 
 
-def check_last(plain: Plain, growing: GrowingGraph, kinds: Kinds, tables: Tables) -> None:
+def check_last(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, tables: Tables) -> None:
     """The last step computes the results; those of earlier rounds are sources."""
     held = plain.held
     needed = plain.needed(held)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
     sources |= {v for v in held if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(held, np.int32), kinds.slot, NOWHERE, TYPES)
+    chosen = growing.choose(np.array(held, np.int32), output_slots.slot, NOWHERE, TYPES)
     assert not chosen.kept.values.size
     check_chosen(plain, chosen, needed, sources)
     tables.settle(chosen)
     results, expected = results_of(plain)
-    graph = growing.emit(chosen, kinds.source, TYPES, results)
+    graph = growing.emit(chosen, output_slots.source, TYPES, results)
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.output_ptr.tolist() == results.ptr.tolist()
 
 
-def check_whole(plain: Plain, growing: GrowingGraph, kinds: Kinds) -> None:
+def check_whole(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots) -> None:
     """The graph of the whole has all that results depend on, and no source."""
     plain.done.clear()
     results, expected = results_of(plain)
-    graph = growing.emit_whole(results.values, kinds, results, TYPES, (None,) * N_INSTANCES)
+    graph = growing.emit_whole(results.values, output_slots, results, TYPES, (None,) * N_INSTANCES)
     assert check_emitted(plain, growing, graph, plain.needed(plain.held), []) == expected
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.devices.device import Launch, Product, Traffic
+from autobatch.devices.device import DeviceGemm, Launch, Traffic
 from autobatch.errors import BackendError
 from autobatch.jit.addresses import address_of, aligned
 from autobatch.jit.bits import rounded
@@ -238,7 +238,7 @@ class HostDevice:
             why = self._message.value.decode()
             raise BackendError(f"{kernel.about}: kernel {kernel.name!r} cannot run: {why}.")
 
-    def multiply(self, product: Product) -> None:
+    def multiply(self, product: DeviceGemm) -> None:
         """See `Device`."""
         self.traffic.products += 1
         n_rows, n, inner = product.n_rows, product.n, product.inner

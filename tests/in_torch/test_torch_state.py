@@ -14,7 +14,7 @@ import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import exact
 from helpers.counters.counting import count_calls
-from helpers.runs.recorded import traced, watchlist_of
+from helpers.runs.recorded import guard_set_of, traced
 
 
 class Everything(nn.Module):
@@ -182,12 +182,12 @@ def test_a_check_of_all_guards_makes_few_calls() -> None:
     model.c.l = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
     with torch.no_grad():
         f([drawn()])
-    watchlist = watchlist_of(f)
-    n_deep = sum(guard.is_deep for guard in watchlist.guards)
-    assert len(watchlist.guards) > 300
+    guard_set = guard_set_of(f)
+    n_deep = sum(guard.is_deep for guard in guard_set.guards)
+    assert len(guard_set.guards) > 300
     assert n_deep < 5
-    assert watchlist.holds()
-    assert count_calls(watchlist.holds) <= 20 + 100 * n_deep
+    assert guard_set.holds()
+    assert count_calls(guard_set.holds) <= 20 + 100 * n_deep
 
 
 class Functional(nn.Module):

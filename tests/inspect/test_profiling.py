@@ -95,7 +95,7 @@ def test_rows_and_bytes_are_those_of_the_plan(seed: int, training: bool) -> None
     instances = draw_instances(rng, model, n=5)
     (call,) = loss.profile(instances, training=training).calls
     (plan,), cells = plans_of(loss, instances, training), loss.prepare(instances, training).cells
-    batches = [(batch.kind, batch.end - batch.start) for batch in plan.batches]
+    batches = [(batch.type_id, batch.end - batch.start) for batch in plan.batches]
     ran = {stage: [(s.kind, s.rows) for s in call.batches if s.stage == stage] for stage in STAGES}
     assert ran["forward"] == batches
     assert ran["backward"] == (batches[::-1] if training else [])

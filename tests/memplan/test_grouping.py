@@ -9,7 +9,7 @@ import pytest
 
 from autobatch.graph.dag import chains_ahead
 from autobatch.memplan.cell.grouping import Batch, Steps, choose_batches, make_steps
-from autobatch.memplan.cell.memory import Memory
+from autobatch.memplan.cell.memory import ProgramMemory
 from helpers.programs.small_cells import draw_ops
 
 
@@ -46,7 +46,7 @@ def check_order(steps: Steps, batches: tuple[Batch, ...]) -> None:
 @pytest.mark.parametrize("start", range(0, 60, 15))
 def test_batches_of_small_cells_are_the_fewest(start: int) -> None:
     for seed in range(start, start + 15):
-        steps = make_steps(Memory(draw_ops(np.random.default_rng(seed), 8)))
+        steps = make_steps(ProgramMemory(draw_ops(np.random.default_rng(seed), 8)))
         batches = choose_batches(steps)
         check_order(steps, batches)
         assert len(batches) == fewest_batches(steps)
@@ -56,7 +56,7 @@ def test_batches_of_small_cells_are_the_fewest(start: int) -> None:
 def test_cells_of_ordinary_size_are_near_the_bound(seed: int) -> None:
     """60 instructions take the batches of the chain bound, or few more."""
     for drawn in range(seed, 20, 5):
-        steps = make_steps(Memory(draw_ops(np.random.default_rng(drawn), 60)))
+        steps = make_steps(ProgramMemory(draw_ops(np.random.default_rng(drawn), 60)))
         batches = choose_batches(steps)
         check_order(steps, batches)
         bound = int(chains_ahead(steps.dag).max(axis=0).sum())

@@ -1,4 +1,4 @@
-"""Graphs of models, against the counts of DESIGN, by hand, and against what the models record."""
+"""Graphs of models, against counts made by hand, and against what the models record."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.params import stacks
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.params.parameter import Parameter
-from autobatch.params.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
+from autobatch.params.stacks import SharedBuffer, Stack, Targets, make_gradients, make_row, make_stack, settle
 from helpers.runs.recorded import planned_types
 
 WIDTH = 3
@@ -137,7 +137,7 @@ def test_a_stack_within_a_home_and_stacks_that_overlap_are_views_of_one_array() 
     assert within is two[1]
     assert two[0].data.base is two[1].data.base
     assert stacks.refresh([*two, within]) == 0
-    assert (a.home, d.home) == (c.home, None)
+    assert (a.buffer, d.buffer) == (c.buffer, None)
 
 
 def test_a_second_home_holds_copies_that_are_refreshed_and_counted() -> None:
@@ -169,7 +169,7 @@ def test_parts_of_two_dtypes_are_refused_and_nothing_is_moved() -> None:
     before = a.data
     with pytest.raises(GraphError, match="differ in dtype; call astype"):
         settled([a, b.astype("float32")])
-    assert (a.home, b.home) == (None, None)
+    assert (a.buffer, b.buffer) == (None, None)
     assert a.data is before
 
 
@@ -177,7 +177,7 @@ def test_copies_and_pickles_of_a_parameter_lie_by_themselves() -> None:
     a, b = parameters((2,), (2,))
     stack = settled([a, b])
     for twin in (copy.deepcopy(a), pickle.loads(pickle.dumps(a))):
-        assert twin.home is None
+        assert twin.buffer is None
         assert twin.stacks == {}
         twin.data = [7.0, 7.0]
         assert stack.data.tolist() == [0.0, 1.0, 2.0, 3.0]
@@ -319,9 +319,9 @@ def test_planning_moves_parameters_and_changes_no_number() -> None:
     model, loss = make_loss()
     before, arrays = model.state_dict(), {name: p.data for name, p in model.parameters().items()}
     loss(draw_words(0))
-    homes = {name: p.home for name, p in model.parameters().items() if p.home is not None}
-    assert sorted(homes) == sorted(["table", "other", *(f"{k}.{n}" for k in "wub" for n in range(3))])
-    assert all(model.parameters()[name].data is not arrays[name] for name in homes)
+    buffers = {name: p.buffer for name, p in model.parameters().items() if p.buffer is not None}
+    assert sorted(buffers) == sorted(["table", "other", *(f"{k}.{n}" for k in "wub" for n in range(3))])
+    assert all(model.parameters()[name].data is not arrays[name] for name in buffers)
     for name, numbers in model.state_dict().items():
         np.testing.assert_array_equal(numbers, before[name])
 
@@ -334,8 +334,9 @@ def test_a_parameter_that_two_cells_stack_otherwise_is_copied_once_per_run() -> 
     moved = stacks.refresh(planned.stacks)
     assert len(planned.stacks) == 4
     assert moved in (0, 2 * model.w[0].data.nbytes)
-    homes = {id(home): home for home in (p.home for p in model.parameters().values()) if isinstance(home, Home)}
-    assert sum(len(home.residents) for home in homes.values()) == 11
+    shared = (p.buffer for p in model.parameters().values() if isinstance(p.buffer, SharedBuffer))
+    buffers = {id(buffer): buffer for buffer in shared}
+    assert sum(len(buffer.owned) for buffer in buffers.values()) == 11
 
 
 def train_all_ways(kind: type[Gates], stacked: bool, optimizer: str, folder: Path) -> list[float]:

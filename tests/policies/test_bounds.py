@@ -16,7 +16,7 @@ from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
 from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import Certificate, certify, chain_bound, pair_bound
 from autobatch.policies.search.exact import find_shortest
-from autobatch.policies.search.kernel import project
+from autobatch.policies.search.reduction import project
 from autobatch.schedule.schedule import min_batches
 from helpers.data.datasets import REAL, SMALL, needs_real, real
 from helpers.programs.graphs import chain, random_batch, random_dag

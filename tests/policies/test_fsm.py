@@ -261,7 +261,7 @@ def test_what_it_does_is_what_its_choices_say() -> None:
     policy = learn(graphs[:2], episodes=100)
     assert isinstance(policy, Fsm)
     for way in WAYS:
-        listed = {choice.state: choice.kind for choice in list_choices(policy, way)}
+        listed = {choice.state: choice.type_name for choice in list_choices(policy, way)}
         walk = follow_machine(policy, way, graphs)
         decided = {state: kind for state, kind in walk.runs.items() if state not in walk.unseen}
         assert decided

@@ -12,8 +12,8 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import NamedTypes
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.search.kernel import make_kernel
 from autobatch.policies.search.local_search import local_search
+from autobatch.policies.search.reduction import reduce_graph
 from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import finishes
 from helpers.checkers.supersequences import fewest_batches, random_sequence
@@ -35,11 +35,11 @@ def test_it_finds_the_fewest_batches_of_small_graphs(seed: int) -> None:
 
 
 @each("seed", range(20))
-def test_a_kernel_serves_as_well(seed: int) -> None:
+def test_a_reduced_graph_serves_as_well(seed: int) -> None:
     dag = to_dag(random_batch(seed))
-    kernel = make_kernel(dag).dag
+    reduced = reduce_graph(dag).dag
     start = start_of(dag, seed)
-    found = local_search(kernel, start, np.random.default_rng(seed), max_steps=1000)
+    found = local_search(reduced, start, np.random.default_rng(seed), max_steps=1000)
     assert finishes(dag, found)
     assert found.size <= compact(dag, start).size
 

@@ -26,7 +26,7 @@ from helpers.checkers.refusals import refused
 from helpers.counters.counting import count_calls
 from helpers.programs import guard_cases
 from helpers.programs.guard_cases import NUMBERS, OTHERS, Base, Case, model_of
-from helpers.runs.recorded import module_of, traced, types_of, watchlist_of
+from helpers.runs.recorded import guard_set_of, module_of, traced, types_of
 from helpers.runs.ways import each
 from helpers.twins.cases import CASES
 
@@ -474,12 +474,12 @@ def test_guards_of_the_models_are_few(case: Any) -> None:
     model, instances = case.draw(seed=0, n_instances=3, dim=4)
     loss = ab.batched(model.loss, backend="reference")
     loss(instances)
-    watchlist = watchlist_of(loss)
-    assert 0 < len(watchlist.guards) <= 100
-    n_deep = sum(guard.is_deep for guard in watchlist.guards)
+    guard_set = guard_set_of(loss)
+    assert 0 < len(guard_set.guards) <= 100
+    n_deep = sum(guard.is_deep for guard in guard_set.guards)
     assert n_deep <= 2
-    assert watchlist.holds()
-    assert count_calls(watchlist.holds) <= 20 + 50 * n_deep
+    assert guard_set.holds()
+    assert count_calls(guard_set.holds) <= 20 + 50 * n_deep
 
 
 def test_a_walk_of_the_model_is_not_repeated_while_functions_stand_in_for_its_cells() -> None:

@@ -223,8 +223,8 @@ def test_what_cannot_be_awaited_is_the_error_of_its_instance() -> None:
     one, _, other = items(1, 2, 3)
     np.testing.assert_allclose((first, third), (ab.eager(program, one), ab.eager(program, other)), rtol=1e-12)
     assert isinstance(second, ab.GraphError)
-    assert "which nobody awaits" in str(second)
-    with pytest.raises(ab.GraphError, match="which nobody awaits") as found:
+    assert "which is not awaited" in str(second)
+    with pytest.raises(ab.GraphError, match="which is not awaited") as found:
         run.value_and_grad(items(1, 2, 3))
     assert found.value.__notes__ == ["while instance 1 was recorded, after 0 rounds"]
 
@@ -301,7 +301,7 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
         return await ab.value(model.kept)
 
     forgotten = r"uses ab.value\(...\) or ab.gather\(...\) as if it were what it waits for; write await before it"
-    unawaited = "which nobody awaits; give ab.batched an async function that awaits it"
+    unawaited = "which is not awaited; give ab.batched an async function that awaits it"
     return {
         "decided by a request": (forgot_to_decide, forgotten),
         "compared a request": (forgot_to_compare, forgotten),

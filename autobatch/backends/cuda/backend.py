@@ -251,7 +251,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
         if stage == WEIGHTS:
             for first in (0, n_types):  # compiled steps of all types, then those of the host
                 for of_type in batches:
-                    self._lap(stage, of_type, ends[first + of_type.kind])
+                    self._lap(stage, of_type, ends[first + of_type.type_id])
             return
         for batch, end in zip([None, *batches], ends[:-1], strict=True):
             self._lap(stage, batch, end)

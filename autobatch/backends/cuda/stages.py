@@ -19,8 +19,7 @@ from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, data_name, is_step
-from autobatch.devices.device import Device
-from autobatch.devices.device import Product as DeviceProduct
+from autobatch.devices.device import Device, DeviceGemm
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Instruction
 from autobatch.jit.bits import rounded
@@ -266,7 +265,7 @@ class ProductStep:
         n_rows = int(run.table[k, self.a.rows])
         if n_rows and self.out.shape[0]:
             pitch = run.slot(f"pitch_{self.weight}")
-            product = DeviceProduct(
+            product = DeviceGemm(
                 stage.dtype, stage.precision, n_rows, self.out.shape[0], self.a.shape[0],
                 run.address(self.a, k), self.a.width, run.slot(f"matrix_{self.weight}"), abs(pitch),
                 self.transposed != (pitch < 0), run.address(self.out, k), self.out.width, self.accumulate,

@@ -12,7 +12,7 @@ import numpy as np
 from autobatch.blas.calling import TRANSPOSED, Copies, Numbers
 from autobatch.blas.own.packed import OUTER_AT_ONCE, multiply_float32, pack_float32, panel_words
 from autobatch.blas.own.tiles import LANES, LINE, ROWS, WIDTH, WORD, block_float32, can_tile
-from autobatch.blas.product import Product
+from autobatch.blas.product import Gemm
 from autobatch.blas.provider import ByAddress
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
@@ -76,7 +76,7 @@ def sgemm(
 class Repeated:
     """Repeats products with a matrix that is packed once, on several sets of rows in turn, to be timed."""
 
-    def __init__(self, product: Product, copies: Copies) -> None:
+    def __init__(self, product: Gemm, copies: Copies) -> None:
         row, column = (1, product.b_step) if product.b_flipped else (product.b_step, 1)
         self._panels = np.empty(panel_words(product.k, product.n, False), np.uint32)
         pack_float32(product.b, row, column, product.k, product.n, address_of(self._panels))

@@ -48,7 +48,7 @@ class Algorithm:
         options: the names of those that it has.
         learn: takes the graphs of mini-batches, `held_out`, direction, compact, seed, on_progress and its options; or
             no graphs, to learn on generated ones. None for what is run by `ELSEWHERE`.
-        count: how often learning tells how it goes, if it does not end early; takes direction and its options.
+        count: how often learning reports progress, if it does not end early; takes direction and its options.
     """
 
     summary: str

@@ -164,7 +164,7 @@ def _describe_states(shown: Fsm) -> list[str]:
     for way in ways_of(shown):
         choices = list_choices(shown, way)
         lines.append(f"{way}, {len(choices)} states")
-        rows = [(c.state, c.kind, f"{c.value:.3f}", f"{c.updates}") for c in choices]
+        rows = [(c.state, c.type_name, f"{c.value:.3f}", f"{c.updates}") for c in choices]
         lines += [f"  {line}" for line in format_table(("state", "runs", "value", "updates"), rows).splitlines()]
     return lines
 
@@ -175,7 +175,7 @@ def _diff_weights(one: Score, other: Score) -> list[str]:
 
 
 def _diff_choices(way: Way, one: Sequence[Choice], other: Sequence[Choice]) -> list[str]:
-    first, second = ({choice.state: choice.kind for choice in choices} for choices in (one, other))
+    first, second = ({choice.state: choice.type_name for choice in choices} for choices in (one, other))
     both = first.keys() & second.keys()
     rows = [(state, kind, second[state]) for state, kind in first.items() if state in both and second[state] != kind]
     lines = [

@@ -102,7 +102,7 @@ def compare(workload: Workload) -> None:
     click.echo(format_timings(timings))
     choices = list_choices(learned, ways_of(learned)[0])
     click.echo(f"\n{learned.name} is a state machine, learned just now by Q-learning: {len(choices)} states, such as")
-    rows = [(choice.state, choice.kind) for choice in choices[:MOST_STATES]]
+    rows = [(choice.state, choice.type_name) for choice in choices[:MOST_STATES]]
     click.echo(format_table(("types that are ready", "runs"), rows))
 
 

@@ -21,7 +21,7 @@ from autobatch.devices.late import Late
 from autobatch.errors import DataError, NumericError
 from autobatch.schedule.schedule import Policy
 
-LARGE = 1e6  # a loss of so much is told with a power of ten
+LARGE = 1e6  # a loss of so much is printed with a power of ten
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Epoch:
     """Mean over the training instances, each measured in the mini-batch that learned from it."""
     metrics: dict[str, float]
     """On the development data after the epoch; empty if the model or the data has none."""
-    told: Sequence[str]
+    metric_texts: Sequence[str]
     """The metrics in words."""
     seconds: float
     """Spent training; measuring is not counted."""
@@ -45,7 +45,7 @@ class Epoch:
 
     def line(self) -> str:
         """Say it in one line."""
-        metrics = "".join(f"  dev {metric}" for metric in self.told)
+        metrics = "".join(f"  dev {metric}" for metric in self.metric_texts)
         return f"epoch {self.number}:  loss {say_loss(self.loss)}{metrics}  {self.instances_per_s:,.0f} instances/s"
 
 
@@ -136,7 +136,7 @@ class Fitting:
         """Add the losses of the last steps, which a device may still compute, to those of the epoch.
 
         Args:
-            n_left: steps that may stay unread, so that nobody waits for the device.
+            n_left: steps that may stay unread, so that the host does not wait for the device.
 
         Raises:
             NumericError: a loss is not finite; the model has not learned from it.
@@ -154,7 +154,7 @@ class Fitting:
 
         Args:
             n_epochs: how many, those before `position` included.
-            progress: is told of every mini-batch.
+            progress: is advanced after every mini-batch.
             after_step: called after every mini-batch, when `position` counts it; what it raises passes.
 
         Raises:
@@ -207,7 +207,7 @@ class Fitting:
             number=self.position.epochs,
             loss=done.total_loss / done.n_seen,
             metrics=metrics,
-            told=[self._say(metric, value) for metric, value in metrics.items()],
+            metric_texts=[self._say(metric, value) for metric, value in metrics.items()],
             seconds=done.seconds,
             instances_per_s=done.n_seen / done.seconds,
             ms=1e3 * done.seconds / self.steps_per_epoch,

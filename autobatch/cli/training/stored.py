@@ -171,7 +171,7 @@ def read_run(path: Path) -> StoredRun:
     """
     try:
         arrays, state = load_checkpoint(path)
-    except CheckpointError as error:  # who runs a command knows no save_checkpoint
+    except CheckpointError as error:  # the message names save_checkpoint, which commands have not
         raise CheckpointError(str(error).replace("save_checkpoint", "autobatch train --checkpoint")) from error
     try:
         position = {**state["position"], "tally": Tally(**state["position"]["tally"])}

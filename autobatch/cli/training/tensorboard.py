@@ -98,7 +98,7 @@ def open_scalars(folder: Path | None, fitting: Fitting) -> Iterator[Scalars]:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Wait for the next second if files are of this one: TensorBoard reads files by name, and names tell seconds."""
+    """Wait for the next second if files are of this one: TensorBoard reads files by name, and names give seconds."""
     seconds = [int(name.name.split(".")[3]) for name in folder.glob("*/events.out.tfevents.*")]
     time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0.0), 1.0))
 

@@ -58,13 +58,13 @@ class CudaWriter(Writer):
             self.column("shift")
 
     def region(self, view: View) -> tuple[Hashable, int]:
-        """The region of memory that holds a view, and where the view begins in it; None for what nobody writes."""
+        """The region of memory that holds a view, and where the view begins in it; None for what is never written."""
         if self.lowered.domains[view.value] == SHARED:
             return None, 0
-        home, found = self.storage.home(view)
-        if home.area in DATA:
+        location, found = self.storage.locate(view)
+        if location.area in DATA:
             return None, 0
-        return (home.area, home.domain), home.column + found.offset
+        return (location.area, location.domain), location.column + found.offset
 
     def stored_region(self, loop: Loop) -> tuple[Hashable, int]:
         """The region of memory that a loop stores an output or the gradient of a port in, and where it begins."""

@@ -85,9 +85,9 @@ def fold_sums(
 def _sum_ports(types: TypeArrays, passed: IntArray) -> IntArray:
     """Find the variadic port that each output sums, or -1."""
     sum_port = passed.copy()
-    for kind in range(types.out_ptr.size - 1):
-        for out in range(types.out_ptr[kind], types.out_ptr[kind + 1]):
-            if passed[out] >= 0 and types.port_plain[types.port_ptr[kind] + passed[out]]:
+    for type_id in range(types.out_ptr.size - 1):
+        for out in range(types.out_ptr[type_id], types.out_ptr[type_id + 1]):
+            if passed[out] >= 0 and types.port_plain[types.port_ptr[type_id] + passed[out]]:
                 sum_port[out] = -1
     return sum_port
 
@@ -96,14 +96,14 @@ def _sum_ports(types: TypeArrays, passed: IntArray) -> IntArray:
 def _find_sums(graph: Sections, types: TypeArrays, sum_port: IntArray) -> Flags:
     """Flag the nodes of summing types without plain ports, except those whose outputs are returned."""
     of_type = np.zeros(types.sum_type.size, np.uint8)
-    for kind in range(of_type.size):
-        sums = sum_port[types.out_ptr[kind] : types.out_ptr[kind + 1]].max() >= 0
-        of_type[kind] = sums and not types.port_plain[types.port_ptr[kind] : types.port_ptr[kind + 1]].any()
-    type_id = graph.type_id
-    folds = np.zeros(type_id.size, np.uint8)
+    for type_id in range(of_type.size):
+        sums = sum_port[types.out_ptr[type_id] : types.out_ptr[type_id + 1]].max() >= 0
+        of_type[type_id] = sums and not types.port_plain[types.port_ptr[type_id] : types.port_ptr[type_id + 1]].any()
+    type_ids = graph.type_id
+    folds = np.zeros(type_ids.size, np.uint8)
     if of_type.any():
         for node in range(folds.size):
-            folds[node] = of_type[type_id[node]]
+            folds[node] = of_type[type_ids[node]]
         for node in graph.out_node:
             folds[node] = 0
     return folds
@@ -144,14 +144,14 @@ def _choose(graph: Sections, n_types: int, folds: Flags, counts: IntArray) -> tu
     Args:
         counts: the readers of each sum, at the first edge of its terms; replaced by the number of terms.
     """
-    type_id, edge_ptr, edge_src, edge_out, edge_in = (
+    type_ids, edge_ptr, edge_src, edge_out, edge_in = (
         graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
     )  # fmt: skip
-    term_of = np.full(type_id.size, -1, np.int32)  # the node that last took this one as a term of a sum that is read
+    term_of = np.full(type_ids.size, -1, np.int32)  # the node that last took this one as a term of a sum that is read
     sum_of = np.full(n_types, -1, np.int32)  # the sum that last had a term of this type, ...
     output_of = np.zeros(n_types, np.int32)  # ... and which output that was
     n_folded = n_made = n_gone = 0
-    for node in range(type_id.size):
+    for node in range(type_ids.size):
         if not folds[node]:
             continue
         first, end = edge_ptr[node], edge_ptr[node + 1]
@@ -165,9 +165,9 @@ def _choose(graph: Sections, n_types: int, folds: Flags, counts: IntArray) -> tu
                 made += counts[start] * (stop - start)
                 gone += counts[start]
                 for e in range(start, stop):
-                    kind = type_id[edge_src[e]]
-                    fits &= sum_of[kind] != start or output_of[kind] == edge_out[e]
-                    sum_of[kind], output_of[kind] = start, edge_out[e]
+                    type_id = type_ids[edge_src[e]]
+                    fits &= sum_of[type_id] != start or output_of[type_id] == edge_out[e]
+                    sum_of[type_id], output_of[type_id] = start, edge_out[e]
                 counts[start] = stop - start
             else:
                 all_read = False

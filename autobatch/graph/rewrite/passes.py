@@ -155,28 +155,30 @@ def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, b
         folded; a sum that is not the variadic one.
     """
     graph, ports = sections(words), _passed_ports(types)
-    type_id, edge_src, out_node = indices(graph.type_id), indices(graph.edge_src), indices(graph.out_node)
-    used = np.zeros(type_id.size, np.uint8)
+    type_ids, edge_src, out_node = indices(graph.type_id), indices(graph.edge_src), indices(graph.out_node)
+    used = np.zeros(type_ids.size, np.uint8)
     for source in edge_src:
         used[source] = READ
     for node in out_node:
         used[node] = ASKED_FOR
     sums, widens = np.zeros(types.sum_type.size, np.bool_), np.zeros(types.sum_type.size, np.bool_)
-    for kind in range(sums.size):
-        widens[kind] = types.sum_type[kind] >= 0 and types.sum_type[kind] != kind
-        sums[kind] = types.sum_type[kind] >= 0 or _any_id(ports[types.out_ptr[kind] : types.out_ptr[kind + 1]])
+    for type_id in range(sums.size):
+        widens[type_id] = types.sum_type[type_id] >= 0 and types.sum_type[type_id] != type_id
+        sums[type_id] = types.sum_type[type_id] >= 0 or _any_id(
+            ports[types.out_ptr[type_id] : types.out_ptr[type_id + 1]]
+        )
     n_used = 0
     may_forward = may_take = may_widen = False
-    for node in range(type_id.size):
+    for node in range(type_ids.size):
         n_used += used[node] > 0
-        if sums[type_id[node]]:
+        if sums[type_ids[node]]:
             may_take |= used[node] < ASKED_FOR
-            may_widen |= widens[type_id[node]]
+            may_widen |= widens[type_ids[node]]
             first, end = graph.edge_ptr[node], graph.edge_ptr[node + 1]
             for e in range(first, end):
                 starts = e == first or graph.edge_in[e - 1] != graph.edge_in[e]
                 may_forward |= starts and (e + 1 == end or graph.edge_in[e + 1] != graph.edge_in[e])
-    return ports, may_forward, n_used < type_id.size, may_take, may_widen
+    return ports, may_forward, n_used < type_ids.size, may_take, may_widen
 
 
 @compiled
@@ -215,9 +217,9 @@ def _any_id(values: IntArray) -> bool:
 def _passed_ports(types: TypeArrays) -> IntArray:
     """Find the port that each output passes through, or -1; a variadic sum of a single value passes that through."""
     ports = types.pass_port.copy()
-    for kind in range(types.sum_type.size):
-        if types.sum_type[kind] == kind:
-            ports[types.out_ptr[kind]] = 0
+    for type_id in range(types.sum_type.size):
+        if types.sum_type[type_id] == type_id:
+            ports[types.out_ptr[type_id]] = 0
     return ports
 
 
@@ -292,11 +294,11 @@ def _dissolve_sums(graph: Sections, sum_type: IntArray, fate: Fate, n_terms: Int
         The counts of widened sums, of sums that absorb others, and of dissolved ones.
     """
     only_reader = _only_readers(graph, fate)
-    type_id, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
+    type_ids, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
     n_widened = n_folded = n_dissolved = 0
     for node in range(fate.size):
-        kind = sum_type[type_id[node]]
-        if kind < 0 or fate[node] == DROPPED:
+        type_id = sum_type[type_ids[node]]
+        if type_id < 0 or fate[node] == DROPPED:
             continue
         n_taken = 0
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
@@ -305,12 +307,12 @@ def _dissolve_sums(graph: Sections, sum_type: IntArray, fate: Fate, n_terms: Int
                 n_terms[node] += n_terms[source] - 1
                 n_taken += 1
         reader = only_reader[node]
-        if reader >= 0 and sum_type[type_id[reader]] == kind and n_terms[node] > 0:
+        if reader >= 0 and sum_type[type_ids[reader]] == type_id and n_terms[node] > 0:
             fate[node] = DISSOLVED
             n_dissolved += 1
         else:
             n_folded += n_taken > 0
-            n_widened += type_id[node] != kind
+            n_widened += type_ids[node] != type_id
     return n_widened, n_folded, n_dissolved
 
 
@@ -361,9 +363,9 @@ def _cut(
 def _final_types(sum_type: IntArray, sums: bool) -> IntArray:
     """Find the final type of nodes of each type: for sums, that of the variadic sum."""
     final = sum_type.copy()
-    for kind in range(final.size):
-        if not sums or final[kind] < 0:
-            final[kind] = kind
+    for type_id in range(final.size):
+        if not sums or final[type_id] < 0:
+            final[type_id] = type_id
     return final
 
 
@@ -372,15 +374,15 @@ def _write_nodes(
     graph: Sections, result: Sections, final_type: IntArray, fate: Fate, number: IntArray, n_terms: IntArray
 ) -> None:
     """Write types and edges, readers first, so that a reader sets the places of the terms of the sums it absorbs."""
-    type_id, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
+    type_ids, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
     place = np.empty(fate.size, np.int32)  # where the edges of a node begin
     end = result.edge_src.size
     for node in range(fate.size - 1, -1, -1):
         if fate[node] == DROPPED:
             continue
-        kind = final_type[type_id[node]]
+        type_id = final_type[type_ids[node]]
         if fate[node] == KEPT:
-            result.type_id[number[node]] = kind
+            result.type_id[number[node]] = type_id
             result.edge_ptr[number[node] + 1] = end
             end -= n_terms[node]
             place[node] = end
@@ -393,5 +395,5 @@ def _write_nodes(
             else:
                 result.edge_src[at] = number[source]
                 result.edge_out[at] = graph.edge_out[e]
-                result.edge_in[at] = graph.edge_in[e] if kind == type_id[node] else 0
+                result.edge_in[at] = graph.edge_in[e] if type_id == type_ids[node] else 0
                 at += 1

@@ -57,18 +57,18 @@ def _record(graph: Sections, bits: IntArray, types: TypeArrays) -> tuple[IntArra
         The records; the new number of each node or of its equal; the numbers of nodes, edges, int and float attributes
         kept.
     """
-    type_id, edge_ptr, attr = graph.type_id, graph.edge_ptr, graph.attr
+    type_ids, edge_ptr, attr = graph.type_id, graph.edge_ptr, graph.attr
     edge_src, edge_out, edge_in = graph.edge_src, graph.edge_out, graph.edge_in
-    int_starts, float_starts = data_starts(type_id, attr, types)
+    int_starts, float_starts = data_starts(type_ids, attr, types)
     random = types.random
-    records = np.empty(HEAD * type_id.size + 3 * edge_src.size + attr.size + bits.size, np.int32)
-    number = np.empty(type_id.size, np.int32)
-    table = np.full(_table_size(type_id.size), FREE, np.int64)  # the upper 31 bits of a hash, then the record
+    records = np.empty(HEAD * type_ids.size + 3 * edge_src.size + attr.size + bits.size, np.int32)
+    number = np.empty(type_ids.size, np.int32)
+    table = np.full(_table_size(type_ids.size), FREE, np.int64)  # the upper 31 bits of a hash, then the record
     n = n_edges = n_attr = n_floats = start = 0
-    for node in range(type_id.size):
-        kind, first, stop = type_id[node], edge_ptr[node], edge_ptr[node + 1]
-        records[start], records[start + 1], records[start + 2] = n, kind, stop - first
-        at, h = start + HEAD, _mixed(0, kind)
+    for node in range(type_ids.size):
+        type_id, first, stop = type_ids[node], edge_ptr[node], edge_ptr[node + 1]
+        records[start], records[start + 1], records[start + 2] = n, type_id, stop - first
+        at, h = start + HEAD, _mixed(0, type_id)
         for e in range(first, stop):
             records[at], records[at + 1], records[at + 2] = number[edge_src[e]], edge_out[e], edge_in[e]
             h = _mixed(_mixed(h, records[at]), (edge_in[e] << 8) + edge_out[e])
@@ -82,7 +82,7 @@ def _record(graph: Sections, bits: IntArray, types: TypeArrays) -> tuple[IntArra
             records[at] = bits[word]
             h = _mixed(h, bits[word])
             at += 1
-        if not random[kind]:
+        if not random[type_id]:
             place = h & (table.size - 1)
             while table[place] != FREE:
                 if table[place] >> 32 == h >> 1:
@@ -122,19 +122,19 @@ def _mixed(h: int, word: int) -> int:
 @compiled
 def _write_nodes(records: IntArray, result: Sections, bits: IntArray, types: TypeArrays) -> None:
     """Write types, edges and attributes from the records."""
-    type_id, edge_ptr, attr = result.type_id, result.edge_ptr, result.attr
+    type_ids, edge_ptr, attr = result.type_id, result.edge_ptr, result.attr
     edge_src, edge_out, edge_in = result.edge_src, result.edge_out, result.edge_in
     int_width, float_width, data_ptr = types.int_width, types.float_width, types.data_ptr
     at = edge = attribute = word = 0
-    for node in range(type_id.size):
-        kind, n_edges = records[at + 1], records[at + 2]
-        type_id[node], edge_ptr[node + 1] = kind, edge + n_edges
+    for node in range(type_ids.size):
+        type_id, n_edges = records[at + 1], records[at + 2]
+        type_ids[node], edge_ptr[node + 1] = type_id, edge + n_edges
         at += HEAD
         for _ in range(n_edges):
             edge_src[edge], edge_out[edge], edge_in[edge] = records[at], records[at + 1], records[at + 2]
             at, edge = at + 3, edge + 1
-        n_ints, n_floats = int_width[kind], float_width[kind]
-        for number in range(data_ptr[kind], data_ptr[kind + 1]):
+        n_ints, n_floats = int_width[type_id], float_width[type_id]
+        for number in range(data_ptr[type_id], data_ptr[type_id + 1]):
             length = records[at + n_ints]
             n_ints, n_floats = (
                 n_ints + 1 + length * types.data_ints[number], n_floats + length * types.data_floats[number]

@@ -43,19 +43,19 @@ def list_destinations(
         dest_base, dest_ptr and adds, as `Plan` has them.
     """
     graph = sections(words)
-    type_id, out_ptr, type_ptr = graph.type_id, tables.out_ptr, rows.type_ptr
+    type_ids, out_ptr, type_ptr = graph.type_id, tables.out_ptr, rows.type_ptr
     base, edges = np.zeros(out_ptr[-1] + 1, np.int64), np.empty(out_ptr[-1], np.int64)
-    for kind in range(type_ptr.size - 1):
-        for out in range(out_ptr[kind], out_ptr[kind + 1]):
-            block = tables.block_ptr[kind] + tables.out_block[out]
+    for type_id in range(type_ptr.size - 1):
+        for out in range(out_ptr[type_id], out_ptr[type_id + 1]):
+            block = tables.block_ptr[type_id] + tables.out_block[out]
             base[out + 1] = base[out] + rows.block_rows[block]
             edges[out] = rows.segment_base[block] if tables.out_block[out] else -1
     ptr = np.zeros(base[-1] + 1, np.int64)
     n_edges, n_outputs = graph.edge_src.size, graph.out_node.size
     place, rank = np.empty(n_edges + n_outputs, np.int32), np.empty(n_edges + n_outputs, np.int32)
     outputs = Outputs(out_ptr, base, edges, ptr)
-    _count_readers(graph.edge_src, graph.edge_out, type_id, rows, outputs, place[:n_edges], rank[:n_edges])
-    _count_readers(graph.out_node, graph.out_port, type_id, rows, outputs, place[n_edges:], rank[n_edges:])
+    _count_readers(graph.edge_src, graph.edge_out, type_ids, rows, outputs, place[:n_edges], rank[:n_edges])
+    _count_readers(graph.out_node, graph.out_port, type_ids, rows, outputs, place[n_edges:], rank[n_edges:])
     total = 0
     for k in range(ptr.size):
         total, ptr[k] = total + ptr[k], total
@@ -117,9 +117,9 @@ def _write_edges(
     row, batch_of, base_ptr = indices(rows.row), indices(rows.batch_of), long_indices(rows.base_ptr)
     entries, place, rank = long_indices(ptr), indices(places), indices(ranks)
     nodes = _sort_by_type(graph.type_id, rows.type_ptr)
-    for kind in range(rows.type_ptr.size - 1):
-        first, first_port = np.uint64(tables.block_ptr[kind]), np.uint64(tables.port_ptr[kind])
-        for node in nodes[rows.type_ptr[kind] : rows.type_ptr[kind + 1]]:
+    for type_id in range(rows.type_ptr.size - 1):
+        first, first_port = np.uint64(tables.block_ptr[type_id]), np.uint64(tables.port_ptr[type_id])
+        for node in nodes[rows.type_ptr[type_id] : rows.type_ptr[type_id + 1]]:
             own, at = row[node], base_ptr[batch_of[node]]
             plain = origin[at] + np.int64(own) * width[first]
             before, run = (

@@ -26,7 +26,7 @@ LongArray = NDArray[np.int64]
 class Batches(NamedTuple):
     """The K batches of a schedule, as `Schedule` has them."""
 
-    kind: IntArray  # [K] their types
+    type_id: IntArray  # [K] their types
     ptr: IntArray  # [K+1]
     order: IntArray  # [N] the nodes, batch by batch
 
@@ -76,7 +76,7 @@ def place_rows(
     words: IntArray, batches: Batches, tables: TypeTables, widths: Widths, data: Data, training: bool
 ) -> tuple[Rows, Areas]:
     """Number the rows of nodes in schedule order, and place them in the buffer."""
-    graph, batch_type, batch_ptr = sections(words), batches.kind, batches.ptr
+    graph, batch_type, batch_ptr = sections(words), batches.type_id, batches.ptr
     slot_width, saved_width = widths.slot, widths.saved
     type_ptr, row, node_at, batch_of = _number_rows(batches, tables.block_ptr.size - 1)
     segments, segment_base = _count_segments(graph, tables, data, type_ptr, node_at)
@@ -113,24 +113,24 @@ def place_rows(
 @compiled
 def _number_rows(batches: Batches, n_types: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Number the nodes of each type by schedule order: type_ptr[T+1], row[N], node_at[N], and their batches [N]."""
-    batch_type, batch_ptr, order = batches.kind, batches.ptr, batches.order
+    batch_type, batch_ptr, order = batches.type_id, batches.ptr, batches.order
     type_ptr = np.zeros(n_types + 1, np.int32)
     for k in range(batch_type.size):
         type_ptr[batch_type[k] + 1] += batch_ptr[k + 1] - batch_ptr[k]
-    for kind in range(n_types):
-        type_ptr[kind + 1] += type_ptr[kind]
+    for type_id in range(n_types):
+        type_ptr[type_id + 1] += type_ptr[type_id]
     row, batch_of = np.empty(order.size, np.int32), np.empty(order.size, np.int32)
     node_at, n_placed = np.empty(order.size, np.int32), np.zeros(n_types, np.int32)
     for k in range(batch_type.size):
-        kind, n = batch_type[k], batch_ptr[k + 1] - batch_ptr[k]
-        own = n_placed[kind]
+        type_id, n = batch_type[k], batch_ptr[k + 1] - batch_ptr[k]
+        own = n_placed[type_id]
         nodes = order[batch_ptr[k] : batch_ptr[k + 1]]
-        first = type_ptr[kind] + own
+        first = type_ptr[type_id] + own
         for i in range(n):
             node_at[first + i] = nodes[i]
             row[nodes[i]] = own + i
             batch_of[nodes[i]] = k
-        n_placed[kind] += n
+        n_placed[type_id] += n
     return type_ptr, row, node_at, batch_of
 
 
@@ -141,16 +141,16 @@ def _count_segments(
     """Find the first edge row of each node row, for all variadic group blocks; and where each block's begin."""
     block_ptr = tables.block_ptr
     segment_base = np.zeros(block_ptr[-1] + 1, np.int64)
-    for kind in range(type_ptr.size - 1):
-        for block in range(block_ptr[kind], block_ptr[kind + 1]):
-            n = 0 if block == block_ptr[kind] else type_ptr[kind + 1] - type_ptr[kind] + 1
+    for type_id in range(type_ptr.size - 1):
+        for block in range(block_ptr[type_id], block_ptr[type_id + 1]):
+            n = 0 if block == block_ptr[type_id] else type_ptr[type_id + 1] - type_ptr[type_id] + 1
             segment_base[block + 1] = segment_base[block] + n
     segments, lengths = np.zeros(segment_base[-1], np.int64), np.zeros(block_ptr[-1] + 1, np.int64)
-    for kind in range(type_ptr.size - 1):
-        first = block_ptr[kind] + 1
-        n_groups = block_ptr[kind + 1] - first
-        for own in range(type_ptr[kind + 1] - type_ptr[kind] if n_groups else 0):
-            node = node_at[type_ptr[kind] + own]
+    for type_id in range(type_ptr.size - 1):
+        first = block_ptr[type_id] + 1
+        n_groups = block_ptr[type_id + 1] - first
+        for own in range(type_ptr[type_id + 1] - type_ptr[type_id] if n_groups else 0):
+            node = node_at[type_ptr[type_id] + own]
             count_groups(graph, node, data.int_starts[node], data.types, lengths)
             for group in range(n_groups):
                 at = segment_base[first + group] + own
@@ -235,19 +235,20 @@ def gather_rows(
     """Sort the attributes of nodes by block and row."""
     types, int_starts, float_starts, attr = data.types, data.int_starts, data.float_starts, graph.attr
     n_lengths = 0
-    for kind in range(type_ptr.size - 1):
-        n_lengths += (type_ptr[kind + 1] - type_ptr[kind]) * (types.data_ptr[kind + 1] - types.data_ptr[kind])
+    for type_id in range(type_ptr.size - 1):
+        n_nodes = type_ptr[type_id + 1] - type_ptr[type_id]
+        n_lengths += n_nodes * (types.data_ptr[type_id + 1] - types.data_ptr[type_id])
     ints, reals = np.empty(attr.size - n_lengths, np.int32), np.empty(floats.size, np.float64)
     a = f = 0
-    for kind in range(type_ptr.size - 1):
-        nodes = node_at[type_ptr[kind] : type_ptr[kind + 1]]
-        int_width, float_width = types.int_width[kind], types.float_width[kind]
+    for type_id in range(type_ptr.size - 1):
+        nodes = node_at[type_ptr[type_id] : type_ptr[type_id + 1]]
+        int_width, float_width = types.int_width[type_id], types.float_width[type_id]
         if int_width or float_width:
             for node in indices(nodes):
                 a = copy_range(attr, int_starts[node], int_starts[node] + int_width, ints, a)
                 f = copy_range(floats, float_starts[node], float_starts[node] + float_width, reals, f)
-        first = types.data_ptr[kind]
-        for wanted in range(first, types.data_ptr[kind + 1]):
+        first = types.data_ptr[type_id]
+        for wanted in range(first, types.data_ptr[type_id + 1]):
             for node in indices(nodes):
                 at, start = int_starts[node] + int_width, float_starts[node] + float_width
                 for number in range(first, wanted):

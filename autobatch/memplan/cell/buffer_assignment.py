@@ -96,17 +96,17 @@ def _gradients_in_place(
         read = Read(-1, 0, 0) if gradient is None else reads[gradient]
         place = columns.ports[port]
         if read.value in computed and not read.strided and vars[read.value].domain == place.domain:
-            home = Place(place.domain, place.column - read.start, vars[read.value].size)
-            wanted[read.value, home].add(port)
+            whole = Place(place.domain, place.column - read.start, vars[read.value].size)
+            wanted[read.value, whole].add(port)
     places: dict[int, Place] = {}
     settled: set[int] = set()
     taken: set[tuple[int, int]] = set()
-    for (value, home), ports in sorted(wanted.items(), key=lambda pair: (-len(pair[1]), pair[0])):
-        range_ = {(home.domain, home.column + k) for k in range(home.width)}
+    for (value, whole), ports in sorted(wanted.items(), key=lambda pair: (-len(pair[1]), pair[0])):
+        range_ = {(whole.domain, whole.column + k) for k in range(whole.width)}
         others = _columns(p for number, p in enumerate(columns.ports) if number not in ports)
-        inside = home.column >= 0 and home.column + home.width <= columns.width[home.domain - NODE]
+        inside = whole.column >= 0 and whole.column + whole.width <= columns.width[whole.domain - NODE]
         if value not in places and inside and not range_ & (others | taken):
-            places[value] = home
+            places[value] = whole
             settled |= ports
             taken |= range_
     return places, frozenset(settled)

@@ -58,8 +58,8 @@ def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) ->
         elif finder.last_read(index) < math.inf:
             ending[var.domain, var.size].append((finder.last_read(index), index))
     found: dict[int, tuple[int, int]] = {}
-    for kind, values in ending.items():
-        free = sorted(pieces[kind], key=lambda piece: piece.time)
+    for group, values in ending.items():
+        free = sorted(pieces[group], key=lambda piece: piece.time)
         for last, index in sorted(values):
             later = next((piece for piece in free if piece.time > last), None)
             if later is not None:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from autobatch.ir.program import Instruction
 from autobatch.memplan.cell.aligned import Line
 from autobatch.memplan.cell.grouping import Batch, is_product
-from autobatch.memplan.cell.memory import SHARED_VALUES, Memory
+from autobatch.memplan.cell.memory import SHARED_VALUES, ProgramMemory
 
 RESULT = -1  # the operand number of a result
 EDGES_PER_NODE = 2  # at a variadic port, when bytes are weighed
@@ -68,7 +68,7 @@ def pattern_of(values: Sequence[Hashable]) -> Pattern | None:
     return "same" if n_values == 1 else "full" if n_values == len(values) else None
 
 
-def operands_of(memory: Memory, batch: Batch) -> dict[int, tuple[int, ...]]:
+def operands_of(memory: ProgramMemory, batch: Batch) -> dict[int, tuple[int, ...]]:
     """The values of the result and of each operand of a batch, one per member; literal numbers are left out."""
     sources = [memory.program.vars[value].source for value in batch]
     arguments = [source.args for source in sources if isinstance(source, Instruction)]
@@ -76,7 +76,7 @@ def operands_of(memory: Memory, batch: Batch) -> dict[int, tuple[int, ...]]:
     return {number: values for number, values in found.items() if memory.span(values[0])}
 
 
-def batch_runs(memory: Memory, batch: Batch, apart: frozenset[int] = frozenset()) -> list[Run]:
+def batch_runs(memory: ProgramMemory, batch: Batch, apart: frozenset[int] = frozenset()) -> list[Run]:
     """The runs of a batch, except operands that are the same for all members."""
     runs = []
     for operand, values in operands_of(memory, batch).items():
@@ -88,13 +88,13 @@ def batch_runs(memory: Memory, batch: Batch, apart: frozenset[int] = frozenset()
     return runs
 
 
-def join_run(memory: Memory, value: int, apart: frozenset[int] = frozenset()) -> Run:
+def join_run(memory: ProgramMemory, value: int, apart: frozenset[int] = frozenset()) -> Run:
     """The run of a join's parts, in the order of the program."""
     spans = (memory.span(part, apart) for part in memory.joins[value])
     line = Line(None, tuple(span for span in spans if span))
     return _make_run(memory, ("join", value), memory.joins[value], line, copied=True)
 
 
-def _make_run(memory: Memory, key: Key, values: tuple[int, ...], line: Line | None, copied: bool) -> Run:
+def _make_run(memory: ProgramMemory, key: Key, values: tuple[int, ...], line: Line | None, copied: bool) -> Run:
     elements = sum(memory.program.vars[v].size for v in values)
     return Run(key, values, line, memory.area_of(memory.reads[values[0]].value), elements, copied)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from autobatch.memplan.cell.aligned import AlignedOrders, Work
 from autobatch.memplan.cell.constraints import Key, Run, batch_runs, join_run
 from autobatch.memplan.cell.grouping import Batch, is_product
-from autobatch.memplan.cell.memory import Memory
+from autobatch.memplan.cell.memory import ProgramMemory
 
 ROWS = 32  # nodes per batch that bytes are weighed for
 MAX_WORK = 20_000  # of a cell, see `Work`: about 50 ms
@@ -40,7 +40,7 @@ class Fit:
     dropped: dict[Key, Run] = field(default_factory=dict)
     untried: set[Key] = field(default_factory=set)
 
-    def copied_joins(self, memory: Memory) -> frozenset[int]:
+    def copied_joins(self, memory: ProgramMemory) -> frozenset[int]:
         """The joins that are copied to memory of their own."""
         return frozenset(value for value in memory.joins if ("join", value) in self.dropped)
 
@@ -50,7 +50,7 @@ class Fit:
         (self.kept if fits else self.dropped)[run.key] = run
 
 
-def fit_runs(memory: Memory, batches: Sequence[Batch], rows: int = ROWS, work: Work | None = None) -> Fit:
+def fit_runs(memory: ProgramMemory, batches: Sequence[Batch], rows: int = ROWS, work: Work | None = None) -> Fit:
     """Choose which joins and runs of batches are views.
 
     Args:
@@ -72,14 +72,14 @@ def fit_runs(memory: Memory, batches: Sequence[Batch], rows: int = ROWS, work: W
     return fit
 
 
-def starting_orders(memory: Memory, work: Work | None = None) -> AlignedOrders:
+def starting_orders(memory: ProgramMemory, work: Work | None = None) -> AlignedOrders:
     """All orders of a cell's items in which each value is in one piece."""
     orders = AlignedOrders(memory.areas.values(), work)
     orders.add(memory.fixed_lines())
     return orders
 
 
-def _fit_copied(memory: Memory, products: Sequence[Batch], rows: int, work: Work | None) -> Fit:
+def _fit_copied(memory: ProgramMemory, products: Sequence[Batch], rows: int, work: Work | None) -> Fit:
     """Fit joins and the runs of products: all at once, or one by one."""
     fit = Fit(starting_orders(memory, work))
     runs = [join_run(memory, value) for value in memory.joins]
@@ -97,7 +97,7 @@ def _fit_copied(memory: Memory, products: Sequence[Batch], rows: int, work: Work
     return fit
 
 
-def _by_size(memory: Memory, batches: Iterable[Batch]) -> list[Batch]:
+def _by_size(memory: ProgramMemory, batches: Iterable[Batch]) -> list[Batch]:
     """Sort batches by size, largest first."""
     return sorted(batches, key=lambda batch: (-sum(memory.program.vars[v].size for v in batch), batch))
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from autobatch.graph.dag import Dag
 from autobatch.ir.program import SHARED, Constant, Instruction
-from autobatch.memplan.cell.memory import Memory, is_number
+from autobatch.memplan.cell.memory import ProgramMemory, is_number
 from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul, outer
 
@@ -47,18 +47,18 @@ class Steps:
     dag: Dag
 
 
-def make_steps(memory: Memory) -> Steps:
+def make_steps(memory: ProgramMemory) -> Steps:
     """Number the computing instructions of a program, and their signatures in order of appearance."""
     number = {value: n for n, value in enumerate(memory.steps)}
-    kinds: dict[Hashable, int] = {}
+    numbers: dict[Hashable, int] = {}
     type_id, edge_ptr, edge_src = [], [0], list[int]()
     for value in memory.steps:
         source = memory.program.vars[value].source
         assert isinstance(source, Instruction)
-        type_id.append(kinds.setdefault(signature(memory, value), len(kinds)))
+        type_id.append(numbers.setdefault(signature(memory, value), len(numbers)))
         edge_src += sorted({number[read] for arg in source.args for read in computed(memory, arg)})
         edge_ptr.append(len(edge_src))
-    dag = Dag(np.array(type_id, np.int32), np.array(edge_ptr, np.int32), np.array(edge_src, np.int32), len(kinds))
+    dag = Dag(np.array(type_id, np.int32), np.array(edge_ptr, np.int32), np.array(edge_src, np.int32), len(numbers))
     return Steps(memory.steps, dag)
 
 
@@ -73,13 +73,13 @@ def choose_batches(steps: Steps) -> tuple[Batch, ...]:
 
     Cost: O(batches * (instructions + edges)).
     """
-    kinds, ptr, src = steps.dag.type_id.tolist(), steps.dag.edge_ptr.tolist(), steps.dag.edge_src.tolist()
-    sources = [src[ptr[n] : ptr[n + 1]] for n in range(len(kinds))]
-    left = dict.fromkeys(range(len(kinds)))
+    type_ids, ptr, src = steps.dag.type_id.tolist(), steps.dag.edge_ptr.tolist(), steps.dag.edge_src.tolist()
+    sources = [src[ptr[n] : ptr[n + 1]] for n in range(len(type_ids))]
+    left = dict.fromkeys(range(len(type_ids)))
     batches: list[Batch] = []
     while left:
-        ready, could = _ready(left, kinds, sources)
-        nodes = max(ready.values(), key=lambda nodes: len(nodes) / could[kinds[nodes[0]]])
+        ready, could = _ready(left, type_ids, sources)
+        nodes = max(ready.values(), key=lambda nodes: len(nodes) / could[type_ids[nodes[0]]])
         batches.append(tuple(steps.values[n] for n in nodes))
         for n in nodes:
             del left[n]
@@ -87,7 +87,7 @@ def choose_batches(steps: Steps) -> tuple[Batch, ...]:
 
 
 def _ready(
-    left: dict[int, None], kinds: list[int], sources: list[list[int]]
+    left: dict[int, None], type_ids: list[int], sources: list[list[int]]
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Per type, the nodes whose inputs are finished, and how many nodes wait for no other of their type."""
     ready: dict[int, list[int]] = {}
@@ -95,15 +95,15 @@ def _ready(
     awaited: dict[int, set[int]] = {}  # per unfinished node, the types of the unfinished nodes it depends on
     for n in left:
         before = [source for source in sources[n] if source in left]
-        awaited[n] = {kinds[source] for source in before}.union(*(awaited[source] for source in before))
-        if kinds[n] not in awaited[n]:
-            could[kinds[n]] = could.get(kinds[n], 0) + 1
+        awaited[n] = {type_ids[source] for source in before}.union(*(awaited[source] for source in before))
+        if type_ids[n] not in awaited[n]:
+            could[type_ids[n]] = could.get(type_ids[n], 0) + 1
         if not before:
-            ready.setdefault(kinds[n], []).append(n)
+            ready.setdefault(type_ids[n], []).append(n)
     return ready, could
 
 
-def computed(memory: Memory, index: int) -> set[int]:
+def computed(memory: ProgramMemory, index: int) -> set[int]:
     """The computed values that a value views or copies."""
     value = memory.reads[index].value
     source = memory.program.vars[value].source
@@ -114,7 +114,7 @@ def computed(memory: Memory, index: int) -> set[int]:
     return {value}
 
 
-def signature(memory: Memory, value: int) -> Hashable:
+def signature(memory: ProgramMemory, value: int) -> Hashable:
     """All of an instruction but the places of its arguments; equal for instructions that may run as one.
 
     Products whose parameters are stacked may have any numbers of rows.
@@ -144,7 +144,7 @@ def signature(memory: Memory, value: int) -> Hashable:
     return source.op, static, form(vars[value].shape), vars[value].domain, *arguments, together
 
 
-def is_product(memory: Memory, batch: Batch) -> bool:
+def is_product(memory: ProgramMemory, batch: Batch) -> bool:
     """Whether the op of a batch is a matrix product, which reads its operands as blocks."""
     source = memory.program.vars[batch[0]].source
     return isinstance(source, Instruction) and source.op in PRODUCTS

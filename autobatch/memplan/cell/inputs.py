@@ -15,7 +15,7 @@ from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, SHARED, CellProgram, Port, Var
 from autobatch.memplan.cell.aligned import Line
 from autobatch.memplan.cell.fitting import fit_runs
-from autobatch.memplan.cell.memory import DATA, SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.memory import DATA, SHARED_VALUES, Item, ProgramMemory
 
 
 class Columns(NamedTuple):
@@ -33,7 +33,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
         program: of the cell.
         joined: let joins decide the order; if not, ports are in numerical order.
     """
-    memory = Memory(program)
+    memory = ProgramMemory(program)
     if not joined or not memory.joins:
         places, width = side_by_side(program.vars, program.ports, 1 + program.n_groups)
         return Columns(tuple(places[p] for p in program.ports), {}, width)
@@ -63,7 +63,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
     return Columns(tuple(places[p] for p in program.ports), inner, tuple(ends))
 
 
-def _pairs(memory: Memory) -> list[Line]:
+def _pairs(memory: ProgramMemory) -> list[Line]:
     """Ports fed by one node, such as the h and c of a child: adjacent, they are written as one piece."""
     arguments: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for port in memory.program.ports:
@@ -74,7 +74,7 @@ def _pairs(memory: Memory) -> list[Line]:
     return [Line(("pair", number), spans) for number, spans in enumerate(lines) if len(spans) > 1]
 
 
-def _joins_in_inputs(memory: Memory, apart: frozenset[int]) -> set[int]:
+def _joins_in_inputs(memory: ProgramMemory, apart: frozenset[int]) -> set[int]:
     """The joins that lie in the inputs, and the values computed for them.
 
     These are the joins that contain a port, and those that share a part with another such join.

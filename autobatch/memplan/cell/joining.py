@@ -24,7 +24,7 @@ from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.program import SHARED, CellProgram, Instruction, Port, Weight, draws_of, origin
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.fitting import fit_runs
-from autobatch.memplan.cell.memory import Memory
+from autobatch.memplan.cell.memory import ProgramMemory
 from autobatch.memplan.pqtree.tree import PQTree
 from autobatch.ops.define import Op
 from autobatch.ops.elementwise import add
@@ -36,7 +36,7 @@ from autobatch.system.trust import checking
 Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op, and the vectors by which it takes products of matrices
 
 
-class Product(NamedTuple):
+class MatVec(NamedTuple):
     """A matrix times a vector, and a bias if it is affine; all by value."""
 
     value: int
@@ -56,7 +56,7 @@ class Sum(NamedTuple):
     """
 
     root: int
-    products: tuple[Product, ...]
+    products: tuple[MatVec, ...]
     others: tuple[int, ...]
     gone: frozenset[int]
 
@@ -125,7 +125,7 @@ class _Reading:
         self.program = program
         self.uses = Counter(program.outputs)
         self.by_ports: set[int] = set(program.ports)
-        self.products: dict[int, Product] = {}
+        self.products: dict[int, MatVec] = {}
         for index in program.instructions:
             source = self.instruction(index)
             assert source is not None
@@ -133,7 +133,7 @@ class _Reading:
             if self.by_ports.intersection(source.args):
                 self.by_ports.add(index)
             if self._is_product(source):
-                self.products[index] = Product(index, *source.args, *([None] if source.op is matmul else []))
+                self.products[index] = MatVec(index, *source.args, *([None] if source.op is matmul else []))
 
     def instruction(self, index: int) -> Instruction | None:
         """The instruction that computes a value; None if no op does."""
@@ -180,7 +180,7 @@ class _Reading:
     def _sum(self, root: int, leaves: Sequence[int], between: set[int]) -> Sum:
         """The terms that can be joined: products, one for each vector, all learned or all not."""
         var = self.program.vars[root]
-        products: list[Product] = []
+        products: list[MatVec] = []
         for leaf in leaves:
             product = self.products.get(leaf)
             if product is None or product.input not in self.by_ports or not self._can_lie_in_a_join(product.input):
@@ -204,7 +204,7 @@ class _Reading:
         """Whether a value is a port, or a view of one."""
         return isinstance(origin(self.program.vars, value).source, Port)
 
-    def _trainable(self, product: Product) -> bool:
+    def _trainable(self, product: MatVec) -> bool:
         source = self.program.vars[product.weight].source
         assert isinstance(source, Weight)
         return source.parameter.trainable
@@ -250,7 +250,7 @@ def _saving(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
     return saving
 
 
-def _launch(reading: _Reading, product: Product) -> Launch:
+def _launch(reading: _Reading, product: MatVec) -> Launch:
     source = reading.instruction(product.value)
     assert source is not None
     return source.op, (product.input,)
@@ -305,14 +305,14 @@ def _joined(
 
 def _views_stay(program: CellProgram, joined: CellProgram, sums: Iterable[Sum]) -> bool:
     """Whether all new joins of vectors are views, and all earlier joins still are."""
-    memory = Memory(program)
+    memory = ProgramMemory(program)
     if not memory.joins and all(memory.reads[value].value == value for sum_ in sums for value in sum_.inputs):
         return True  # in the one order of all vectors
     n_new = _count_concats(joined) - _count_concats(program)
-    return _count_views(Memory(joined)) >= _count_views(memory) + n_new
+    return _count_views(ProgramMemory(joined)) >= _count_views(memory) + n_new
 
 
-def _count_views(memory: Memory) -> int:
+def _count_views(memory: ProgramMemory) -> int:
     if not memory.joins:
         return 0
     kept = fit_runs(memory, ()).kept

@@ -26,7 +26,7 @@ from autobatch.memplan.cell.constraints import (
 )
 from autobatch.memplan.cell.fitting import MAX_WORK, ROWS, Fit, fit_runs, starting_orders
 from autobatch.memplan.cell.grouping import Batch, choose_batches, is_product, make_steps
-from autobatch.memplan.cell.memory import SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.memory import SHARED_VALUES, Item, ProgramMemory
 
 UNTRIED = "the search for orders ended before it was tried"
 
@@ -82,7 +82,7 @@ class CellLayout:
         work: the search effort spent, see `Work`.
     """
 
-    memory: Memory
+    memory: ProgramMemory
     batches: tuple[InnerBatch, ...]
     areas: dict[str, tuple[Item, ...]]
     joins: frozenset[int]
@@ -153,7 +153,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
         1: matmul x 2: result = %2 %4, x = b a, y = x
         2: add x 1: result = %5, x = %2, y = %4
     """
-    memory, work = Memory(program), Work(MAX_WORK)
+    memory, work = ProgramMemory(program), Work(MAX_WORK)
     batches = choose_batches(make_steps(memory))
     fit = fit_runs(memory, batches, rows, work)
     joins = frozenset(memory.joins) - fit.copied_joins(memory)
@@ -175,7 +175,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
     )
 
 
-def _to_batch(memory: Memory, batch: Batch, fit: Fit, areas: dict[str, tuple[Item, ...]]) -> InnerBatch:
+def _to_batch(memory: ProgramMemory, batch: Batch, fit: Fit, areas: dict[str, tuple[Item, ...]]) -> InnerBatch:
     """Sort the members of a batch into the order in which its views lie."""
     views: dict[int, Pattern] = {}
     for operand, values in operands_of(memory, batch).items():
@@ -191,7 +191,7 @@ def _to_batch(memory: Memory, batch: Batch, fit: Fit, areas: dict[str, tuple[Ite
     return InnerBatch(members, is_product(memory, batch), views)
 
 
-def _copy_of_run(memory: Memory, batches: Sequence[Batch], run: Run, fit: Fit) -> Copy:
+def _copy_of_run(memory: ProgramMemory, batches: Sequence[Batch], run: Run, fit: Fit) -> Copy:
     if run.line is None:
         reason = "some of its values repeat"
     elif run.key in fit.untried:
@@ -203,12 +203,12 @@ def _copy_of_run(memory: Memory, batches: Sequence[Batch], run: Run, fit: Fit) -
     return Copy(_reader_name(memory, batches, run.key), run.values, run.area, run.elements, reason)
 
 
-def _copy_of_value(memory: Memory, value: int, reason: str) -> Copy:
+def _copy_of_value(memory: ProgramMemory, value: int, reason: str) -> Copy:
     size = memory.program.vars[value].size
     return Copy(_reader_name(memory, (), ("join", value)), (value,), memory.area_of(value), size, reason)
 
 
-def _reader_name(memory: Memory, batches: Sequence[Batch], key: Key) -> str:
+def _reader_name(memory: ProgramMemory, batches: Sequence[Batch], key: Key) -> str:
     """Name the reader of a run: `matmul of 5, argument 1`, `result of matmul of 5`, `concat %7`."""
     batch = next((batch for batch in batches if batch[0] == key[1]), (cast(int, key[1]),))
     source = memory.program.vars[batch[0]].source

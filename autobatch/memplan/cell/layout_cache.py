@@ -10,9 +10,9 @@ import numpy as np
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 from autobatch.memplan.cell.fitting import ROWS
 from autobatch.memplan.cell.layout import CellLayout, plan_cell
-from autobatch.memplan.cell.memory import Memory
+from autobatch.memplan.cell.memory import ProgramMemory
 
-_NO_PROGRAM = Memory(CellProgram("", (), ()))  # cached layouts hold no parameters
+_NO_PROGRAM = ProgramMemory(CellProgram("", (), ()))  # cached layouts hold no parameters
 _known: dict[Hashable, CellLayout] = {}
 
 
@@ -30,7 +30,7 @@ def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
     if layout is None:
         layout = plan_cell(program, rows)
         _known[named if layout.copies or layout.apart else form] = replace(layout, memory=_NO_PROGRAM)
-    return replace(layout, memory=Memory(program))
+    return replace(layout, memory=ProgramMemory(program))
 
 
 def _form(var: Var) -> Hashable:

@@ -51,7 +51,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class ProgramMemory:
     """The values of one program in memory."""
 
     program: CellProgram
@@ -194,7 +194,7 @@ def seen_through(source: Instruction, shape: Shape, argument: Read) -> Read:
     return Read(argument.value, start, start + view.size)
 
 
-def _op(memory: Memory, index: int) -> Op:
+def _op(memory: ProgramMemory, index: int) -> Op:
     source = memory.program.vars[index].source
     assert isinstance(source, Instruction)
     return source.op

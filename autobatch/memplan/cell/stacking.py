@@ -39,7 +39,7 @@ class Same(NamedTuple):
     what: object
 
 
-class Part(NamedTuple):
+class Slice(NamedTuple):
     """An operand that is rows of a larger value: elements start:stop, and the key that joined parts must share."""
 
     start: int
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     of: object
 
 
-Operands: TypeAlias = tuple[Same | Part, ...]
+Operands: TypeAlias = tuple[Same | Slice, ...]
 Group: TypeAlias = tuple[int, ...]  # values of the old program that one instruction computes, in order
 
 
@@ -156,12 +156,12 @@ class _Stacking:
             return None
         return tuple(known)
 
-    def _product_operand(self, batch: InnerBatch, k: int, arg: int) -> Same | Part | None:
+    def _product_operand(self, batch: InnerBatch, k: int, arg: int) -> Same | Slice | None:
         if k == INPUT:
             return Same(self._shared(arg))
         return self._weight(arg) if k in batch.views and (k > 0 or len(self.program.vars[arg].shape) == 2) else None
 
-    def _soft_operand(self, batch: InnerBatch, k: int, arg: int, shape: Shape) -> Same | Part | None:
+    def _soft_operand(self, batch: InnerBatch, k: int, arg: int, shape: Shape) -> Same | Slice | None:
         var, new = self.program.vars[arg], self._value(arg)
         if is_number(var):
             assert isinstance(var.source, Constant)
@@ -177,9 +177,9 @@ class _Stacking:
         base = self.builder.vars[read.value]
         if read.strided or base.shape[1:] != shape[1:] or read.start % math.prod(shape[1:]):
             return None
-        return Part(read.start, read.stop, read.value)
+        return Slice(read.start, read.stop, read.value)
 
-    def _weight(self, arg: int) -> Part | None:
+    def _weight(self, arg: int) -> Slice | None:
         """Where a parameter, or some rows of one, lies among the parameters of the cell."""
         parameter, shape = self._parameter(arg), self.program.vars[arg].shape
         read = self.memory.reads[arg]
@@ -194,7 +194,7 @@ class _Stacking:
         if read.start % math.prod(shape[1:]):
             return None
         start = self.layout.offset(arg)
-        return Part(start, start + read.stop - read.start, parameter.trainable)
+        return Slice(start, start + read.stop - read.start, parameter.trainable)
 
     # The new program.
 
@@ -300,12 +300,12 @@ class _Stacking:
 def _place(operands: Operands) -> tuple[tuple[str, int], ...]:
     """A sort key that puts members with adjacent operands next to each other."""
     same = [(repr(operand), 0) for operand in operands if isinstance(operand, Same)]
-    return (*same, *((repr(operand.of), operand.start) for operand in operands if isinstance(operand, Part)))
+    return (*same, *((repr(operand.of), operand.start) for operand in operands if isinstance(operand, Slice)))
 
 
 def _follows(before: Operands, after: Operands) -> bool:
     """Whether each operand is the same as, or adjacent to, the one before; at least one is a part."""
-    return any(isinstance(operand, Part) for operand in after) and all(
-        (x.of, x.stop) == (y.of, y.start) if isinstance(x, Part) and isinstance(y, Part) else x == y
+    return any(isinstance(operand, Slice) for operand in after) and all(
+        (x.of, x.stop) == (y.of, y.start) if isinstance(x, Slice) and isinstance(y, Slice) else x == y
         for x, y in zip(before, after, strict=True)
     )

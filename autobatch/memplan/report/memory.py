@@ -138,7 +138,7 @@ def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
     """
     used = np.bincount(plan.graph.type_id, minlength=len(cells.cells))
     names = plan.graph.types.names
-    shown = tuple(_describe_cell(names[kind], cell) for kind, cell in enumerate(cells.cells) if used[kind])
+    shown = tuple(_describe_cell(names[type_id], cell) for type_id, cell in enumerate(cells.cells) if used[type_id])
     return MemoryReport(shown, _areas(plan, cells), tuple(movements(plan, cells)), _written_again(plan, cells))
 
 

@@ -69,10 +69,10 @@ def movements(plan: Plan, cells: PlannedTypes) -> list[Movement]:
     """
     n_batches = np.bincount(plan.schedule.batch_type, minlength=len(cells.cells)).tolist()
     stages: dict[int, list[_Stage]] = {}
-    for kind, cell in enumerate(cells.cells):
-        if n_batches[kind]:
+    for type_id, cell in enumerate(cells.cells):
+        if n_batches[type_id]:
             compiled = [compile_forward(cell), *([compile_backward(cell)] if cell.derivative is not None else [])]
-            stages[kind] = [_Stage(stage, n_batches[kind]) for stage in compiled]
+            stages[type_id] = [_Stage(stage, n_batches[type_id]) for stage in compiled]
     return [*_between(plan, cells, stages), *_inside(plan, cells, stages)]
 
 
@@ -83,34 +83,34 @@ def _between(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Sta
     keys = np.stack([graph.type_id[graph.edge_src], graph.edge_out & OUTPUT, graph.type_id[reader], graph.edge_in])
     found, counts = np.unique(keys, axis=1, return_counts=True)
     targets = [
-        (int(kind), int(out), f"{names[other]} {_port_name(cells.cells[other], port)}", int(n))
-        for (kind, out, other, port), n in zip(found.T.tolist(), counts.tolist(), strict=True)
+        (int(type_id), int(out), f"{names[other]} {_port_name(cells.cells[other], port)}", int(n))
+        for (type_id, out, other, port), n in zip(found.T.tolist(), counts.tolist(), strict=True)
     ]
     asked, counts = np.unique(
         np.stack([graph.type_id[graph.out_node], graph.out_port & OUTPUT]), axis=1, return_counts=True
     )  # fmt: skip
     targets += [
-        (int(kind), int(out), "the user", int(n))
-        for (kind, out), n in zip(asked.T.tolist(), counts.tolist(), strict=True)
+        (int(type_id), int(out), "the user", int(n))
+        for (type_id, out), n in zip(asked.T.tolist(), counts.tolist(), strict=True)
     ]
-    for kind, out, target, n in sorted(targets):
-        size = FLOAT_BYTES * n * cells.cells[kind].program.vars[cells.cells[kind].program.outputs[out]].size
-        for backward, stage in enumerate(stages[kind]):
+    for type_id, out, target, n in sorted(targets):
+        size = FLOAT_BYTES * n * cells.cells[type_id].program.vars[cells.cells[type_id].program.outputs[out]].size
+        for backward, stage in enumerate(stages[type_id]):
             copies = [c for c in stage.copies if (c.gathered if backward else _output(c)) == out]
             how: How = "by kernel" if not copies else "gather" if backward else "scatter"
             launches = stage.launches(copies)
-            yield Movement(f"{names[kind]} output {out}", target, how, bool(backward), launches, size)
+            yield Movement(f"{names[type_id]} output {out}", target, how, bool(backward), launches, size)
 
 
 def _inside(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Stage]]) -> Iterator[Movement]:
     """The copies inside cells."""
-    for kind, of_type in stages.items():
-        name, rows = plan.graph.types.names[kind], plan.block_rows[plan.first_block(kind) :]
+    for type_id, of_type in stages.items():
+        name, rows = plan.graph.types.names[type_id], plan.block_rows[plan.first_block(type_id) :]
         for backward, stage in enumerate(of_type):
             for copy in stage.copies:
                 if _output(copy) < 0 and copy.gathered < 0:
                     (operand,) = copy.loop.operands
-                    source, target = f"{name} %{operand.view.value}", _show_target(cells.cells[kind], copy.loop)
+                    source, target = f"{name} %{operand.view.value}", _show_target(cells.cells[type_id], copy.loop)
                     size = FLOAT_BYTES * copy.loop.size * int(rows[copy.loop.domain - NODE])
                     yield Movement(source, target, "copy", bool(backward), stage.launches([copy]), size)
 

@@ -33,13 +33,13 @@ struct Machine {
 
 // What a launch is given: G stacked dags of T types, and R runs.
 struct Job {
-    const int *kinds;                 // [N] types of nodes
+    const int *type_ids;              // [N] types of nodes
     const int *reader_ptr, *readers;  // [N + 1], [E]
     const int *n_inputs;              // [N] edges into a node
     const int *ahead, *height;        // [N, T], [N] see `chains.py`
     const int *segments;              // [G * T + 1] how many nodes there are before those of a type of a dag
     const int *node_ptr;              // [G + 1]
-    const int *blocked, *frontier;    // [N, T], [G * T] see `restricted.py`; null where nobody asks for frontiers
+    const int *blocked, *frontier;    // [N, T], [G * T] see `restricted.py`; null where frontiers are not needed
     int64 n_types;
     const int *dag_of, *machine_of;   // [R]
     const int64 *chances;             // [R] of running any type that may run, of 2^32
@@ -93,8 +93,8 @@ struct Run {
     __device__ int *queue() const { return job.queues + warp * job.room; }
     __device__ int *blocked() const { return job.blocked_now + warp * job.room * n_types; }
 
-    __device__ bool is_ready(int kind) const { return head[kind] < tail[kind]; }
-    __device__ bool is_critical(int kind) const { return most[kind] > 0 && n_own[kind] == n_most[kind]; }
+    __device__ bool is_ready(int type_id) const { return head[type_id] < tail[type_id]; }
+    __device__ bool is_critical(int type_id) const { return most[type_id] > 0 && n_own[type_id] == n_most[type_id]; }
 
     // Nothing has run.
     __device__ void start() {
@@ -102,7 +102,7 @@ struct Run {
             head[a] = tail[a] = seen[a] = job.segments[dag * n_types + a] - (int)first;
             if (job.frontier) frontier[a] = job.frontier[dag * n_types + a];
         }
-        for (int kind = 0; kind < n_types; ++kind) forget(kind);
+        for (int type_id = 0; type_id < n_types; ++type_id) forget(type_id);
         __syncwarp();
         for (int node = lane; node < n_nodes; node += 32) {
             const int n_inputs = job.n_inputs[first + node];
@@ -116,15 +116,16 @@ struct Run {
     }
 
     __device__ void make_ready(int node) {
-        const int kind = job.kinds[first + node];
-        queue()[atomicAdd(tail + kind, 1)] = node;
-        atomicAdd(height_sum + kind, (word)job.height[first + node]);
+        const int type_id = job.type_ids[first + node];
+        queue()[atomicAdd(tail + type_id, 1)] = node;
+        atomicAdd(height_sum + type_id, (word)job.height[first + node]);
     }
 
     // No node of a type is ready.
-    __device__ void forget(int kind) {
-        for (int a = lane; a < n_types; a += 32) longest[kind * n_types + a] = -1, n_longest[kind * n_types + a] = 0;
-        if (lane == 0) height_sum[kind] = 0;
+    __device__ void forget(int type_id) {
+        for (int a = lane; a < n_types; a += 32)
+            longest[type_id * n_types + a] = -1, n_longest[type_id * n_types + a] = 0;
+        if (lane == 0) height_sum[type_id] = 0;
     }
 
     // Count the nodes that became ready: groups of lanes take a node each, and a lane of a group one type. What is
@@ -132,15 +133,15 @@ struct Run {
     __device__ void take_in() {
         int size = 1;
         while (size < n_types && size < 32) size *= 2;
-        for (int kind = 0; kind < n_types; ++kind)
-            for (int a = lane % size; seen[kind] < tail[kind] && a - lane % size < n_types; a += size)
-                take_in(kind, a, size);
+        for (int type_id = 0; type_id < n_types; ++type_id)
+            for (int a = lane % size; seen[type_id] < tail[type_id] && a - lane % size < n_types; a += size)
+                take_in(type_id, a, size);
         __syncwarp();
         for (int a = lane; a < n_types; a += 32) {
             int u_most = 0, n = 0;
-            for (int kind = 0; kind < n_types; ++kind) {
-                const int u = longest[kind * n_types + a];
-                n = (u > u_most ? 0 : n) + (u >= u_most ? n_longest[kind * n_types + a] : 0);
+            for (int type_id = 0; type_id < n_types; ++type_id) {
+                const int u = longest[type_id * n_types + a];
+                n = (u > u_most ? 0 : n) + (u >= u_most ? n_longest[type_id * n_types + a] : 0);
                 u_most = u > u_most ? u : u_most;
             }
             most[a] = u_most, n_most[a] = n, seen[a] = tail[a];
@@ -148,17 +149,17 @@ struct Run {
         }
     }
 
-    __device__ void take_in(int kind, int a, int size) {
+    __device__ void take_in(int type_id, int a, int size) {
         int u_most = -1, n = 0;
-        for (int i = seen[kind] + lane / size; i < tail[kind] && a < n_types; i += 32 / size)
+        for (int i = seen[type_id] + lane / size; i < tail[type_id] && a < n_types; i += 32 / size)
             add(u_most, n, job.ahead[(first + queue()[i]) * n_types + a], 1);
         for (int step = size; step < 32; step *= 2) {
             const int u = __shfl_xor_sync(ALL, u_most, step), n_other = __shfl_xor_sync(ALL, n, step);
             add(u_most, n, u, n_other);
         }
         if (lane >= size || a >= n_types) return;
-        add(u_most, n, longest[kind * n_types + a], n_longest[kind * n_types + a]);
-        longest[kind * n_types + a] = u_most, n_longest[kind * n_types + a] = n;
+        add(u_most, n, longest[type_id * n_types + a], n_longest[type_id * n_types + a]);
+        longest[type_id * n_types + a] = u_most, n_longest[type_id * n_types + a] = n;
     }
 
     // The larger of two numbers, and how often there is that.
@@ -243,11 +244,11 @@ struct Run {
     }
 
     // Run the ready nodes of a type.
-    __device__ void step(int kind) {
-        const int begin = head[kind], end = tail[kind];
+    __device__ void step(int type_id) {
+        const int begin = head[type_id], end = tail[type_id];
         __syncwarp();
-        forget(kind);
-        if (lane == 0) head[kind] = end;
+        forget(type_id);
+        if (lane == 0) head[type_id] = end;
         __syncwarp();
         for (int i = begin + lane; i < end; i += 32) {
             const int64 node = first + queue()[i];
@@ -256,22 +257,22 @@ struct Run {
                 if (atomicAdd(waiting() + reader, -1) == 1) make_ready(reader);
             }
         }
-        if (job.blocked) unblock(kind, queue() + begin, end - begin);
+        if (job.blocked) unblock(type_id, queue() + begin, end - begin);
         __syncwarp();
         take_in();
     }
 
     // Update the frontiers after nodes of a type ran; what they free of that type frees more in turn.
-    __device__ void unblock(int kind, const int *nodes, int n) {
+    __device__ void unblock(int type_id, const int *nodes, int n) {
         int *const list = job.freed + warp * job.room;
-        if (lane == 0) frontier[kind] -= n, *n_freed = 0;
+        if (lane == 0) frontier[type_id] -= n, *n_freed = 0;
         __syncwarp();
         for (int done = 0; n > 0;) {
             for (int i = lane; i < n; i += 32)
                 for (int r = job.reader_ptr[first + nodes[i]]; r < job.reader_ptr[first + nodes[i] + 1]; ++r) {
                     const int reader = job.readers[r] - (int)first;
-                    if (atomicAdd(blocked() + (int64)reader * n_types + kind, -1) != 1) continue;
-                    if (job.kinds[first + reader] == kind) atomicAdd(frontier + kind, 1);
+                    if (atomicAdd(blocked() + (int64)reader * n_types + type_id, -1) != 1) continue;
+                    if (job.type_ids[first + reader] == type_id) atomicAdd(frontier + type_id, 1);
                     else list[atomicAdd(n_freed, 1)] = reader;
                 }
             __syncwarp();
@@ -303,15 +304,15 @@ __device__ void play(const Job &job, int64 number, int64 warp, unsigned char *me
         const word best = run.choose(state, explores, episode, n_batches);
         if (best == ~0ull) break;
         const bool unseen = !explores && !job.learns && best >> 32 == NONE;
-        const int kind = unseen ? run.highest_score() : (int)(best & ALL);
+        const int type_id = unseen ? run.highest_score() : (int)(best & ALL);
         n_unseen += unseen;
         if (job.learns && state < 0) state = run.keep_state();
         if (run.lane == 0 && n_batches < job.n_steps) {
             int *const step = job.steps + 4 * (number * job.n_steps + n_batches);
-            step[0] = state, step[1] = kind, step[2] = run.tail[kind] - run.head[kind];
-            step[3] = job.frontier ? run.frontier[kind] : run.is_critical(kind);
+            step[0] = state, step[1] = type_id, step[2] = run.tail[type_id] - run.head[type_id];
+            step[3] = job.frontier ? run.frontier[type_id] : run.is_critical(type_id);
         }
-        run.step(kind);
+        run.step(type_id);
     }
     if (run.lane == 0) job.counts[2 * number] = n_batches, job.counts[2 * number + 1] = n_unseen;
 }

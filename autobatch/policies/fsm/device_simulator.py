@@ -129,8 +129,8 @@ class DeviceSimulator:
                 f"simulating schedules on {device.name}: {self.n_types} types take {self._warp_bytes} bytes of shared "
                 f"memory and there are {device.most_shared_bytes}; simulate on the processor."
             )
-        kinds = sim.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(sim.node_ptr))
-        columns = [kinds, sim.reader_ptr, sim.reader, np.diff(joined.edge_ptr), chains.ahead[:, : self.n_types]]
+        type_ids = sim.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(sim.node_ptr))
+        columns = [type_ids, sim.reader_ptr, sim.reader, np.diff(joined.edge_ptr), chains.ahead[:, : self.n_types]]
         columns += [chains.height, sim.segment, sim.node_ptr]
         columns += start_all_restricted(joined, node_ptr)[:2] if frontiers else []  # blocked and frontier
         self._graphs = [self._put(column, np.int32) for column in columns]

@@ -95,15 +95,15 @@ def run_episode(
             ahead = table.values[number, _best(table, number, allowed, rules.optimism)] if rules.bootstrap else 0.0
             _update(episode, table, rules, t - rules.n_steps, t, ahead)
         if plan.size > 0:
-            kind = plan[t]
+            type_id = plan[t]
         elif rng.random() < epsilon:
-            kind = _any_of(allowed, rng)
+            type_id = _any_of(allowed, rng)
         else:
-            kind = _best(table, number, allowed, rules.optimism)
-        n_ready, critical = sim.tail[kind] - sim.head[kind], is_critical(chains, kind)
-        episode.visited[t], episode.chosen[t] = number, kind
-        episode.rewards[t] = reward_of(rules.reward, n_ready, restricted.frontier[kind], critical)
-        batch = step(sim, kind)
+            type_id = _best(table, number, allowed, rules.optimism)
+        n_ready, critical = sim.tail[type_id] - sim.head[type_id], is_critical(chains, type_id)
+        episode.visited[t], episode.chosen[t] = number, type_id
+        episode.rewards[t] = reward_of(rules.reward, n_ready, restricted.frontier[type_id], critical)
+        batch = step(sim, type_id)
         follow(chains, sim, batch)
         unblock(restricted, sim, batch)
         t += 1
@@ -124,9 +124,9 @@ def _update(episode: Episode, table: Table, rules: LearningRules, first: int, en
     total = ahead
     for t in range(end - 1, first - 1, -1):
         total = episode.rewards[t] + rules.discount * total
-    number, kind = episode.visited[first], episode.chosen[first]
-    table.values[number, kind] += rules.learning_rate * (total - table.values[number, kind])
-    table.updates[number, kind] += 1
+    number, type_id = episode.visited[first], episode.chosen[first]
+    table.values[number, type_id] += rules.learning_rate * (total - table.values[number, type_id])
+    table.updates[number, type_id] += 1
 
 
 @compiled

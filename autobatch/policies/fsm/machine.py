@@ -171,7 +171,7 @@ class Fsm(Directed):
     @classmethod
     def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Fsm:
         """Make the policy of a file's content."""
-        names, outlines = (tuple(str(kind[part]) for kind in content["types"]) for part in ("name", "outline"))
+        names, outlines = (tuple(str(known[part]) for known in content["types"]) for part in ("name", "outline"))
         (machine, tables), *rivals = (Taught.rebuild(one, names) for one in (content, *content["rivals"]))
         weights = Weights.read(content["weights"])
         return cls(machine, TypeNames(names, outlines), tables, direction, compact, weights=weights, rivals=rivals)
@@ -269,7 +269,9 @@ class Fsm(Directed):
     def _take_in(self, met: TypeNames, place: IntArray) -> None:
         """Add the new types of a graph to those of the machine."""
         n_known = len(self.types.names)
-        new = [(met.names[kind], met.outlines[kind]) for kind in np.argsort(place) if place[kind] >= n_known]
+        new = [
+            (met.names[type_id], met.outlines[type_id]) for type_id in np.argsort(place) if place[type_id] >= n_known
+        ]
         names, outlines = zip(*new, strict=True)
         self.types = TypeNames(self.types.names + names, self.types.outlines + outlines)
         n_types = len(self.types.names)
@@ -339,11 +341,11 @@ def run_machine(dag: Dag, table: Table, rules: MachineRules, weights: Weights) -
     while True:
         if not allow(sim, chains, rules.mask, allowed):
             return finish(sim), unseen
-        kind = _best_tried(sim, chains, table, rules.encoding, state, allowed)
-        if kind < 0:
+        type_id = _best_tried(sim, chains, table, rules.encoding, state, allowed)
+        if type_id < 0:
             unseen += 1
-            kind = highest_score(sim, chains, 0, dag.n_types, ranking)
-        follow(chains, sim, step(sim, kind))
+            type_id = highest_score(sim, chains, 0, dag.n_types, ranking)
+        follow(chains, sim, step(sim, type_id))
 
 
 @compiled

@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     """The choice of a machine in a state: the type, its value, and the number of updates of that value."""
 
     state: str
-    kind: str
+    type_name: str
     value: float
     updates: int
 
@@ -69,9 +69,11 @@ def list_choices(policy: Fsm, way: Way) -> list[Choice]:
     for i in range(int(table.n_states[0])):
         tried = np.flatnonzero(table.updates[i])
         if tried.size:
-            kind = int(tried[np.argmax(table.values[i, tried])])
+            type_id = int(tried[np.argmax(table.values[i, tried])])
             text = describe_state(table.states[i].tolist(), names, policy.machine.encoding)
-            choices.append(Choice(text, names[kind], float(table.values[i, kind]), int(table.updates[i, kind])))
+            choices.append(
+                Choice(text, names[type_id], float(table.values[i, type_id]), int(table.updates[i, type_id]))
+            )
     return choices
 
 
@@ -87,10 +89,10 @@ def follow_machine(policy: Fsm, way: Way, graphs: Sequence[Graph]) -> Walk:
         width = policy.tables[way].states.shape[1]
         states = visit_states(turned, sequence, len(policy.types.names), policy.machine.rules().encoding, width)
         texts = [describe_state(row.tolist(), policy.types.names, policy.machine.encoding) or NEW for row in states]
-        for place, (text, kind) in enumerate(zip(texts, sequence.tolist(), strict=True)):
+        for place, (text, type_id) in enumerate(zip(texts, sequence.tolist(), strict=True)):
             walk.visits[text] += 1
             walk.steps[text] += place
-            walk.runs[text] = names[kind]
+            walk.runs[text] = names[type_id]
         walk.moves.update(pairwise(texts))
         walk.unseen.update(set(texts) - known)
     return walk
@@ -172,13 +174,13 @@ def _plot(walks: dict[Way, Walk], path: Path) -> None:
         graph: Any = nx.DiGraph()
         graph.add_nodes_from(walk.visits)
         graph.add_weighted_edges_from((a, b, n) for (a, b), n in walk.moves.items())
-        kinds = sorted(set(walk.runs.values()))
+        types = sorted(set(walk.runs.values()))
         in_lane = Counter[str]()
         places = {}
         for rank, state in enumerate(sorted(walk.visits, key=lambda state: walk.steps[state] / walk.visits[state])):
-            kind = walk.runs[state]
-            places[state] = (rank, kinds.index(kind) + OFFSETS[in_lane[kind] % len(OFFSETS)])
-            in_lane[kind] += 1
+            type_name = walk.runs[state]
+            places[state] = (rank, types.index(type_name) + OFFSETS[in_lane[type_name] % len(OFFSETS)])
+            in_lane[type_name] += 1
         most = max(walk.moves.values(), default=1)
         colors = ["tab:orange" if state in walk.unseen else "tab:blue" for state in graph]
         sizes = [40 + 60 * np.sqrt(walk.visits[state]) for state in graph]
@@ -189,7 +191,7 @@ def _plot(walks: dict[Way, Walk], path: Path) -> None:
         )
         shown = {state: state for state, _ in walk.visits.most_common(MAX_LABELS)}
         nx.draw_networkx_labels(graph, places, shown, ax=axes, font_size=6, verticalalignment="bottom")
-        axes.set_yticks(range(len(kinds)), kinds)
+        axes.set_yticks(range(len(types)), types)
         axes.tick_params(left=True, labelleft=True, bottom=True, labelbottom=True)
         axes.set_xlabel("states, in the order of their mean place in schedules")
         axes.set_title(f"{way}: {len(walk.visits)} states, orange ones not learned; at each height the type that runs")

@@ -160,8 +160,8 @@ def _learn_from_all(
     episode = start_episode(steps.shape[1])
     for e in range(n_batches.size):
         for t in range(n_batches[e]):
-            number, kind, n_ready, against = steps[e, t]
+            number, type_id, n_ready, against = steps[e, t]
             episode.visited[t] = number if number >= 0 else add_state(table, fresh[-1 - number])
-            episode.chosen[t] = kind
+            episode.chosen[t] = type_id
             episode.rewards[t] = reward_of(rules.reward, n_ready, against, against)
         learn_from(episode, n_batches[e], table, rules)

@@ -146,7 +146,7 @@ def learn_fsm(
             learned on.
         seed: same seed, same table.
         device: that plays the episodes: "cpu", one after the other; or "cuda", a GPU, `evaluate_every` at once.
-        on_progress: is told of every rollout.
+        on_progress: is called after every rollout.
 
     Raises:
         PolicyError: no mini-batches, or the device cannot do it.

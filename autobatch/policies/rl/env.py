@@ -116,9 +116,9 @@ class Batching(gymnasium.Env[Observation, Any]):
                 f"a move in an environment is an int from 0 to {n_types - 1}, and not {action!r}; give the number of a "
                 f"type."
             )
-        kind = int(chosen.item())
-        if 0 <= kind < n_types and self._sim.head[kind] < self._sim.tail[kind]:
-            reward = _run(self._sim, self._chains, self._restricted, kind, self._reward)
+        type_id = int(chosen.item())
+        if 0 <= type_id < n_types and self._sim.head[type_id] < self._sim.tail[type_id]:
+            reward = _run(self._sim, self._chains, self._restricted, type_id, self._reward)
         else:
             reward = WASTED
             self._n_wasted += 1
@@ -145,11 +145,11 @@ class Batching(gymnasium.Env[Observation, Any]):
 
 
 @compiled
-def _run(sim: Simulator, chains: Chains, restricted: Restricted, kind: int, reward: int) -> float:
+def _run(sim: Simulator, chains: Chains, restricted: Restricted, type_id: int, reward: int) -> float:
     """Run every ready node of a type; give the reward."""
-    n_ready = sim.tail[kind] - sim.head[kind]
-    gained = reward_of(reward, n_ready, restricted.frontier[kind], is_critical(chains, kind))
-    batch = step(sim, kind)
+    n_ready = sim.tail[type_id] - sim.head[type_id]
+    gained = reward_of(reward, n_ready, restricted.frontier[type_id], is_critical(chains, type_id))
+    batch = step(sim, type_id)
     follow(chains, sim, batch)
     unblock(restricted, sim, batch)
     return gained

@@ -72,22 +72,22 @@ def _agenda(dag: Dag) -> Batches:
     for node in range(dag.type_id.size):
         total_depth[dag.type_id[node]] += depth[node]
     while True:
-        kind = _shallowest(sim, total_depth)
-        if kind < 0:
+        type_id = _shallowest(sim, total_depth)
+        if type_id < 0:
             return finish(sim)
-        for node in step(sim, kind):
-            total_depth[kind] -= depth[node]
+        for node in step(sim, type_id):
+            total_depth[type_id] -= depth[node]
 
 
 @compiled
 def _shallowest(sim: Simulator, total_depth: NDArray[np.int64]) -> int:
     """Find the ready type of least mean depth over its remaining nodes; -1 if nothing is ready."""
     best, best_remaining = -1, 0
-    for kind in range(total_depth.size):
-        if sim.head[kind] < sim.tail[kind]:
-            remaining = sim.segment[kind + 1] - sim.head[kind]
-            if best < 0 or _is_less(total_depth[kind], remaining, total_depth[best], best_remaining):
-                best, best_remaining = kind, remaining
+    for type_id in range(total_depth.size):
+        if sim.head[type_id] < sim.tail[type_id]:
+            remaining = sim.segment[type_id + 1] - sim.head[type_id]
+            if best < 0 or _is_less(total_depth[type_id], remaining, total_depth[best], best_remaining):
+                best, best_remaining = type_id, remaining
     return best
 
 

@@ -115,13 +115,13 @@ class Score(Directed):
 def _sufficient(dag: Dag) -> Batches:
     sim, restricted = start(dag), start_restricted(dag)
     while True:
-        kind = -1
+        best = -1
         for a in range(dag.n_types):
-            if is_ready(sim, a) and (kind < 0 or _is_less(sim, restricted, kind, a)):
-                kind = a
-        if kind < 0:
+            if is_ready(sim, a) and (best < 0 or _is_less(sim, restricted, best, a)):
+                best = a
+        if best < 0:
             return finish(sim)
-        unblock(restricted, sim, step(sim, kind))
+        unblock(restricted, sim, step(sim, best))
 
 
 @compiled
@@ -129,15 +129,15 @@ def _critical(dag: Dag) -> Batches:
     sim, restricted = start(dag), start_restricted(dag)
     chains = start_chains(dag, sim)
     while True:
-        kind, found = -1, False
+        best, found = -1, False
         for a in range(dag.n_types):
             if is_ready(sim, a):
                 critical = is_critical(chains, a)
-                if kind < 0 or (critical and not found) or (critical == found and _is_less(sim, restricted, kind, a)):
-                    kind, found = a, critical
-        if kind < 0:
+                if best < 0 or (critical and not found) or (critical == found and _is_less(sim, restricted, best, a)):
+                    best, found = a, critical
+        if best < 0:
             return finish(sim)
-        batch = step(sim, kind)
+        batch = step(sim, best)
         unblock(restricted, sim, batch)
         follow(chains, sim, batch)
 
@@ -147,10 +147,10 @@ def _score(dag: Dag, weights: Weights) -> Batches:
     sim = start(dag)
     chains = start_chains(dag, sim)
     while True:
-        kind = highest_score(sim, chains, 0, dag.n_types, weights)
-        if kind < 0:
+        type_id = highest_score(sim, chains, 0, dag.n_types, weights)
+        if type_id < 0:
             return finish(sim)
-        follow(chains, sim, step(sim, kind))
+        follow(chains, sim, step(sim, type_id))
 
 
 @compiled
@@ -178,9 +178,9 @@ def highest_score(sim: Simulator, chains: Chains, first: int, end: int, weights:
 
 
 @compiled
-def is_ready(sim: Simulator, kind: int) -> bool:
+def is_ready(sim: Simulator, type_id: int) -> bool:
     """Say whether a node of the type can run."""
-    return bool(sim.head[kind] < sim.tail[kind])
+    return bool(sim.head[type_id] < sim.tail[type_id])
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Find a good sequence of types in milliseconds: beam search on the kernel, forward and backward.
+"""Find a good sequence of types in milliseconds: beam search on the reduced graph, forward and backward.
 
 Among the states that sequences of one length lead to, the `width` most promising are extended: those with the least
 chain bound (`autobatch.policies.search.layered`). Backward, from outputs to inputs, other states look promising. So
@@ -13,8 +13,8 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.search.exact import ANY_COUNT, check_cost
-from autobatch.policies.search.kernel import find_suffixes, make_kernel
 from autobatch.policies.search.layered import search_layers
+from autobatch.policies.search.reduction import find_suffixes, reduce_graph
 from autobatch.policies.sequences.compaction import compact
 
 WIDTH = 16
@@ -32,9 +32,9 @@ def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) ->
         int32[K], compacted; the same for the same arguments; the forward search's, if both cost the same.
 
     Raises:
-        PolicyError: `width` is not positive, `cost` not one positive number per type, or the kernel too large.
+        PolicyError: `width` is not positive, `cost` not one positive number per type, or the reduced graph too large.
 
-    Cost: that of the kernel, and for each of K layers and both directions about `width` * T states, of about a
+    Cost: that of the reduced graph, and for each of K layers and both directions about `width` * T states, of about a
     microsecond.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
@@ -44,7 +44,7 @@ def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) ->
     if width < 1:
         raise PolicyError(f"searching with a beam: a width of {width} keeps no state; give 1 or more.")
     cost = check_cost(cost, dag.n_types)
-    kernel = make_kernel(dag).dag
-    forward = search_layers(find_suffixes(kernel), cost, np.inf, width, ANY_COUNT)
-    backward = search_layers(find_suffixes(reverse(kernel)), cost, np.inf, width, ANY_COUNT)
-    return compact(kernel, backward.sequence[::-1].copy() if backward.cost < forward.cost else forward.sequence)
+    reduced = reduce_graph(dag).dag
+    forward = search_layers(find_suffixes(reduced), cost, np.inf, width, ANY_COUNT)
+    backward = search_layers(find_suffixes(reverse(reduced)), cost, np.inf, width, ANY_COUNT)
+    return compact(reduced, backward.sequence[::-1].copy() if backward.cost < forward.cost else forward.sequence)

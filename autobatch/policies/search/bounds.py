@@ -6,7 +6,6 @@ finishes the graph projected on them. So it has at least as many batches of thes
 projected graph. Those sequences are found exactly, and a small integer program finds the fewest batches that satisfy
 all such demands. Its last answer decides which sets of types to look at next: only sets for which it has fewer batches
 than the best known sequence, smaller sets first.
-Source: DESIGN, section 5.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.exact import check_cost, search_both
-from autobatch.policies.search.kernel import find_suffixes, make_kernel, project
 from autobatch.policies.search.layered import TOLERANCE
+from autobatch.policies.search.reduction import find_suffixes, project, reduce_graph
 from autobatch.policies.sequences.embedding import finishes
 
 MAX_STATES = 400_000
@@ -109,22 +108,22 @@ def pair_bound(
             When the bound reaches its cost, it is optimal, and the search ends.
 
     Raises:
-        PolicyError: `cost` is not one positive number per type, the kernel is too large to be compared, or SciPy is
-            missing.
+        PolicyError: `cost` is not one positive number per type, the reduced graph is too large to be compared, or SciPy
+            is missing.
 
-    Cost: that of the kernel, of each set of types the kernel of a projection, 1 to 5 µs per state, and milliseconds
-    for each integer program.
+    Cost: that of the reduced graph, of each set of types the reduced graph of a projection, 1 to 5 µs per state, and
+    milliseconds for each integer program.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
     >>> chain_bound(dag), pair_bound(dag).value
     (2.0, 3.0)
     """
     cost = check_cost(cost, dag.n_types)
-    kernel = make_kernel(dag).dag
-    known = beam_search(kernel, cost=cost) if known is None else known
+    reduced = reduce_graph(dag).dag
+    known = beam_search(reduced, cost=cost) if known is None else known
     counts = np.bincount(known, minlength=dag.n_types).astype(np.int32)
     target = float(counts @ cost) * (1 - TOLERANCE)
-    search = _Search(kernel, cost, counts)
+    search = _Search(reduced, cost, counts)
     value, fewest = float(search.longest @ cost), search.longest.astype(np.float64)
     while value < target and search.n_states < max_states:
         types = search.choose_types(fewest, max_types)
@@ -182,9 +181,9 @@ class _Search:
         n_states: states created.
     """
 
-    def __init__(self, kernel: Dag, cost: FloatArray, counts: IntArray) -> None:
-        self.kernel = kernel
-        self.longest = _longest_chains(kernel)
+    def __init__(self, reduced: Dag, cost: FloatArray, counts: IntArray) -> None:
+        self.reduced = reduced
+        self.longest = _longest_chains(reduced)
         self.cost = cost
         self.counts = counts
         self.parts: dict[tuple[int, ...], float] = {}
@@ -196,7 +195,7 @@ class _Search:
 
         A set demands at most the cost of any sequence known for it.
         """
-        present = [int(kind) for kind in np.flatnonzero(self.counts)]
+        present = [int(type_id) for type_id in np.flatnonzero(self.counts)]
         for n_types in range(2, max_types + 1):
             sets = [types for types in combinations(present, n_types) if types not in self.parts]
             gains = [
@@ -208,7 +207,7 @@ class _Search:
 
     def solve(self, types: tuple[int, ...], fewest: FloatArray, max_states: int) -> bool:
         """Find the demand of a set, and say whether it may exceed the program's answer."""
-        part = project(self.kernel, types)
+        part = project(self.reduced, types)
         share = min(max_states // 2, max_states - self.n_states)
         least, enough = self._combine_within(types), self._price(fewest, types)
         both = (find_suffixes(part), find_suffixes(reverse(part)))

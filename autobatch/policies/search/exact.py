@@ -1,6 +1,6 @@
 """Find the cheapest sequence of types that finishes a graph, with a proof; or a lower bound, if the budget runs out.
 
-The graph's kernel and its reverse are searched with a narrow beam (`autobatch.policies.search.layered`), which gives a
+The reduced graph and its reverse are searched with a narrow beam (`autobatch.policies.search.layered`), which gives a
 sequence. Then the one with fewer states is searched for a cheaper sequence, up to a cost limit that starts at the chain
 bound and rises whenever a complete search finds none. Each limit that was searched completely is a lower bound.
 """
@@ -14,8 +14,8 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray
-from autobatch.policies.search.kernel import find_suffixes, make_kernel
 from autobatch.policies.search.layered import TOLERANCE, Outcome, search_layers
+from autobatch.policies.search.reduction import find_suffixes, reduce_graph
 from autobatch.policies.search.suffix import Suffixes
 
 MAX_STATES = 200_000
@@ -61,7 +61,7 @@ def find_shortest(
         least: a known lower bound, from which the search starts.
 
     Raises:
-        PolicyError: `cost` is not one positive number per type, or the kernel is too large to be compared.
+        PolicyError: `cost` is not one positive number per type, or the reduced graph is too large to be compared.
 
     Cost: 2 to 10 µs a state, more the more states a layer has; their number can grow exponentially. 256 two-type trees
     take 1,500 to 12,000 states, 32 lattices with variadic sums 120,000.
@@ -73,8 +73,8 @@ def find_shortest(
     ([0, 1, 0], True)
     """
     cost = check_cost(cost, dag.n_types)
-    kernel = make_kernel(dag).dag
-    both = (find_suffixes(kernel), find_suffixes(reverse(kernel)))
+    reduced = reduce_graph(dag).dag
+    both = (find_suffixes(reduced), find_suffixes(reverse(reduced)))
     return search_both(both, cost, max_states, least=least)
 
 
@@ -98,10 +98,10 @@ def check_cost(cost: FloatArray | None, n_types: int) -> FloatArray:
 def search_both(
     both: tuple[Suffixes, Suffixes], cost: FloatArray, max_states: int, *, least: float = 0.0, enough: float = 0.0
 ) -> Exact:
-    """Search the suffixes of a kernel and of its reverse, until the result is proven or the budget used up.
+    """Search the suffixes of a reduced graph and of its reverse, until the result is proven or the budget used up.
 
     Args:
-        both: of the kernel, and of its reverse.
+        both: of the reduced graph, and of its reverse.
         cost: float64[T].
         max_states: to be created in total.
         least: a known lower bound.

@@ -50,7 +50,7 @@ class _Layer(NamedTuple):
     paid: FloatArray
     total: FloatArray  # the cost so far, plus the chain bound of the rest
     parent: IntArray  # its place in the layer before
-    kind: IntArray  # the type that ran last
+    type_id: IntArray  # the type that ran last
 
 
 class _Trie(NamedTuple):
@@ -83,7 +83,7 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
     slack = TOLERANCE * (1.0 + _rest(ahead, suffixes.first, cost))
     problem = _Problem(suffixes, ahead, cost, slack)
     layer = _first_layer(problem)
-    parents, kinds, offset = filled(1, -1), filled(1, -1), 0
+    parents, type_ids, offset = filled(1, -1), filled(1, -1), 0
     best, best_at, unseen, n_states = np.inf, -1, np.inf, 1
     while layer.paid.size > 0:
         for s in range(layer.paid.size):
@@ -98,24 +98,24 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
         unseen = min(unseen, dropped)
         next_layer = _take(children, stay)
         end = offset + layer.paid.size
-        parents, kinds = grow(parents, end + stay.size), grow(kinds, end + stay.size)
+        parents, type_ids = grow(parents, end + stay.size), grow(type_ids, end + stay.size)
         for s in range(stay.size):
-            parents[end + s], kinds[end + s] = next_layer.parent[s] + offset, next_layer.kind[s]
+            parents[end + s], type_ids[end + s] = next_layer.parent[s] + offset, next_layer.type_id[s]
         offset = end
         layer = next_layer
-    return Outcome(_trace(parents, kinds, best_at), best, unseen, n_states, False)
+    return Outcome(_trace(parents, type_ids, best_at), best, unseen, n_states, False)
 
 
 @compiled
 def _rest(ahead: IntArray, left: IntArray, cost: FloatArray) -> float:
     """Bound the cost of the remaining work by its chains."""
     total = 0.0
-    for kind in range(cost.size):
+    for type_id in range(cost.size):
         most = 0
         for n in left:
-            if ahead[n, kind] > most:
-                most = ahead[n, kind]
-        total += most * cost[kind]
+            if ahead[n, type_id] > most:
+                most = ahead[n, type_id]
+        total += most * cost[type_id]
     return total
 
 
@@ -137,7 +137,7 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
     most = layer.paid.size * cost.size
     ptr, left = zeros(most + 1, np.int64), blank(2 * layer.left.size + suffixes.type_id.size)
     paid, total = empty(most, np.float64), empty(most, np.float64)
-    parent, kinds = blank(most), blank(most)
+    parent, type_ids = blank(most), blank(most)
     n_slots = 16
     while n_slots < 2 * most:
         n_slots *= 2
@@ -148,12 +148,12 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
     for s in range(layer.paid.size):
         state = layer.left[layer.ptr[s] : layer.ptr[s + 1]]
         _find_types(suffixes, ahead, state, may_run)
-        for kind in range(cost.size):
-            if not may_run[kind]:
+        for type_id in range(cost.size):
+            if not may_run[type_id]:
                 continue
-            new = result[: run_type(suffixes, state, kind, result)]
+            new = result[: run_type(suffixes, state, type_id, result)]
             slot = _find(table, ptr, left, new)
-            c, now = table[slot], layer.paid[s] + cost[kind]
+            c, now = table[slot], layer.paid[s] + cost[type_id]
             if c < 0:
                 estimate = now + _rest(ahead, new, cost)
                 if estimate > limit + slack:
@@ -166,11 +166,11 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
                 for i in range(new.size):
                     left[ptr[c] + i] = new[i]
                 ptr[c + 1] = ptr[c] + new.size
-                paid[c], total[c], parent[c], kinds[c] = now, estimate, s, kind
+                paid[c], total[c], parent[c], type_ids[c] = now, estimate, s, type_id
             elif now < paid[c]:
                 total[c] += now - paid[c]
-                paid[c], parent[c], kinds[c] = now, s, kind
-    return _Layer(ptr[: size + 1], left, paid[:size], total[:size], parent[:size], kinds[:size]), beyond
+                paid[c], parent[c], type_ids[c] = now, s, type_id
+    return _Layer(ptr[: size + 1], left, paid[:size], total[:size], parent[:size], type_ids[:size]), beyond
 
 
 @compiled
@@ -179,18 +179,18 @@ def _find_types(suffixes: Suffixes, ahead: IntArray, state: IntArray, may_run: N
 
     Running such a type now is optimal: in a cheapest sequence it can be moved to the front.
     """
-    for kind in range(may_run.size):
-        may_run[kind] = False
+    for type_id in range(may_run.size):
+        may_run[type_id] = False
     for n in state:
         may_run[suffixes.type_id[n]] = True
-    for kind in range(may_run.size):
-        alone = may_run[kind]
+    for type_id in range(may_run.size):
+        alone = may_run[type_id]
         for n in state:
-            alone = alone and (suffixes.type_id[n] == kind or ahead[n, kind] == 0)
+            alone = alone and (suffixes.type_id[n] == type_id or ahead[n, type_id] == 0)
         if alone:
             for other in range(may_run.size):
                 may_run[other] = False
-            may_run[kind] = True
+            may_run[type_id] = True
             break
 
 
@@ -334,18 +334,18 @@ def _take(layer: _Layer, stay: LongArray) -> _Layer:
     ptr = zeros(stay.size + 1, np.int64)
     for i in range(stay.size):
         ptr[i + 1] = ptr[i] + layer.ptr[stay[i] + 1] - layer.ptr[stay[i]]
-    left, parent, kind = blank(ptr[stay.size]), blank(stay.size), blank(stay.size)
+    left, parent, type_id = blank(ptr[stay.size]), blank(stay.size), blank(stay.size)
     paid, total = empty(stay.size, np.float64), empty(stay.size, np.float64)
     for i in range(stay.size):
         for k in range(ptr[i + 1] - ptr[i]):
             left[ptr[i] + k] = layer.left[layer.ptr[stay[i]] + k]
         paid[i], total[i] = layer.paid[stay[i]], layer.total[stay[i]]
-        parent[i], kind[i] = layer.parent[stay[i]], layer.kind[stay[i]]
-    return _Layer(ptr, left, paid, total, parent, kind)
+        parent[i], type_id[i] = layer.parent[stay[i]], layer.type_id[stay[i]]
+    return _Layer(ptr, left, paid, total, parent, type_id)
 
 
 @compiled
-def _trace(parents: IntArray, kinds: IntArray, state: int) -> IntArray:
+def _trace(parents: IntArray, type_ids: IntArray, state: int) -> IntArray:
     """List the types that ran on the way to a state."""
     length, at = 0, state
     while at > 0:
@@ -353,6 +353,6 @@ def _trace(parents: IntArray, kinds: IntArray, state: int) -> IntArray:
     sequence = blank(length)
     while state > 0:
         length -= 1
-        sequence[length] = kinds[state]
+        sequence[length] = type_ids[state]
         state = parents[state]
     return sequence

@@ -31,8 +31,8 @@ def local_search(
     """Search for a shorter sequence around one that finishes a graph.
 
     Args:
-        dag: N nodes, T types: the graph, or its kernel (`make_kernel`), which the same sequences finish and on which
-            steps are faster.
+        dag: N nodes, T types: the graph, or the reduced one (`reduce_graph`), which the same sequences finish and on
+            which steps are faster.
         sequence: int32[K] type ids; finishes `dag`.
         rng: supplies the seed, one number.
         max_steps: number of perturbed sequences to examine.
@@ -45,7 +45,6 @@ def local_search(
         ScheduleError: the sequence does not finish the graph.
 
     Cost: O(N + E + K) per step, as one pass of compaction.
-    Source: DESIGN, section 5.
 
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph

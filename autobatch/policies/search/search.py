@@ -1,11 +1,11 @@
 """Search for a schedule with few batches, for mini-batches that run many times.
 
 A rule comes first: if its sequence has as few batches as the chain bound, that is proven optimal, and most graphs need
-no more. Otherwise the search works on the kernel, a smaller graph that the same sequences of types finish. Rules in
-both directions and a beam search give starting sequences. Local search improves each for its share of the steps, then
-the best result for as many steps again, and stops at the bound. At first only the steps of local search, and what
-compares nodes of the kernel, are compiled, in about three seconds; all else runs in Python until it has done as much
-work as compiling it would take (`autobatch.jit.patience`).
+no more. Otherwise the search works on the reduced graph, a smaller graph that the same sequences of types finish. Rules
+in both directions and a beam search give starting sequences. Local search improves each for its share of the steps,
+then the best result for as many steps again, and stops at the bound. At first only the steps of local search, and what
+compares nodes of the reduced graph, are compiled, in about three seconds; all else runs in Python until it has done as
+much work as compiling it would take (`autobatch.jit.patience`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autobatch.policies.rules.heuristics import Agenda
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.beam import WIDTH, beam_search
 from autobatch.policies.search.bounds import chain_bound
-from autobatch.policies.search.kernel import make_kernel
 from autobatch.policies.search.local_search import local_search
+from autobatch.policies.search.reduction import reduce_graph
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
 from autobatch.schedule.schedule import BasePolicy, Schedule
 from autobatch.system.trust import trusted
@@ -36,7 +36,7 @@ STEPS = 5000
 @final
 @trusted
 class Search(BasePolicy):
-    """Beam search and local search on the kernel.
+    """Beam search and local search on the reduced graph.
 
     The budget counts steps instead of seconds, so the same arguments give the same schedule on every machine. A step
     takes 10 to 30 microseconds for about thirty trees or lattices.
@@ -64,7 +64,7 @@ class Search(BasePolicy):
 
     @patiently()
     def schedule(self, graph: Graph) -> Schedule:
-        """Search on the kernel of the graph.
+        """Search on the reduced graph.
 
         Raises:
             GraphError: the graph has a cycle.
@@ -81,9 +81,9 @@ class Search(BasePolicy):
         first, _, _ = Score().plan(dag)
         if first.size <= enough:
             return first
-        kernel = make_kernel(dag).dag
-        starts = [rule("both", compact=True).plan_best(kernel).batch_type for rule in (Score, Agenda)]
-        starts.append(beam_search(kernel, self.width))
+        reduced = reduce_graph(dag).dag
+        starts = [rule("both", compact=True).plan_best(reduced).batch_type for rule in (Score, Agenda)]
+        starts.append(beam_search(reduced, self.width))
         share = self.steps // (2 * len(starts))
-        found = [local_search(kernel, start, rng, share, enough=enough) for start in starts]
-        return local_search(kernel, min(found, key=len), rng, self.steps - share * len(starts), enough=enough)
+        found = [local_search(reduced, start, rng, share, enough=enough) for start in starts]
+        return local_search(reduced, min(found, key=len), rng, self.steps - share * len(starts), enough=enough)

@@ -42,7 +42,7 @@ class _Links(NamedTuple):
 
     order: IntArray  # [N+1] readers first; of one level, kept ones first
     level: IntArray  # [N+1] the most kept nodes on a path from here
-    kind: IntArray  # [N+1] type of a kept node, or -1
+    type_id: IntArray  # [N+1] type of a kept node, or -1
     reader_ptr: IntArray  # [N+2]
     reader: IntArray
 
@@ -83,8 +83,8 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
     size, compared, n_passed, level = 0, 0, 0, 0
     for visit in range(links.order.size):
         node = links.order[visit]
-        kind = links.kind[node]
-        if compare and (kind < 0 or links.level[node] > level):
+        type_id = links.type_id[node]
+        if compare and (type_id < 0 or links.level[node] > level):
             _compare(found, after, compared, size)
             compared, level = size, links.level[node]
         n_here = _meet(links, found, passed, node, visit)
@@ -92,17 +92,17 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
             n_here = _keep_largest(found, n_here, size)
         here = found.here[:n_here]
         sort(here)
-        if kind < 0:
+        if type_id < 0:
             passed = grow(passed, n_passed + n_here)
             for i in range(n_here):
                 passed[n_passed + i] = here[i]
             found.pass_ptr[node, 0], found.pass_ptr[node, 1] = n_passed, n_passed + n_here
             n_passed += n_here
         else:
-            slot = _find(found, after, kind, here)
+            slot = _find(found, after, type_id, here)
             if found.table[slot] < 0:
                 after = grow(after, found.after_ptr[size] + n_here)
-                _append(found, after, kind, here, size)
+                _append(found, after, type_id, here, size)
                 found.table[slot] = size
                 size += 1
             found.suffix[node] = found.table[slot]
@@ -119,14 +119,14 @@ def chains_after(suffixes: Suffixes) -> IntArray:
     ahead = zeros((suffixes.type_id.size, suffixes.n_types), np.int32)
     for n in range(suffixes.type_id.size):
         for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
-            for kind in range(suffixes.n_types):
-                ahead[n, kind] = max(ahead[n, kind], ahead[suffixes.after[a], kind])
+            for type_id in range(suffixes.n_types):
+                ahead[n, type_id] = max(ahead[n, type_id], ahead[suffixes.after[a], type_id])
         ahead[n, suffixes.type_id[n]] += 1
     return ahead
 
 
 @compiled
-def run_type(suffixes: Suffixes, left: IntArray, kind: int, out: IntArray) -> int:
+def run_type(suffixes: Suffixes, left: IntArray, type_id: int, out: IntArray) -> int:
     """Run one type: write the suffixes then left to `out`, ascending, and return their number.
 
     A follower is left out if it is within another remaining suffix. (No remaining suffix is within a follower: it would
@@ -134,12 +134,12 @@ def run_type(suffixes: Suffixes, left: IntArray, kind: int, out: IntArray) -> in
     """
     n_out = 0
     for n in left:
-        if suffixes.type_id[n] != kind:
+        if suffixes.type_id[n] != type_id:
             out[n_out] = n
             n_out += 1
     n_stay = n_out
     for n in left:
-        if suffixes.type_id[n] == kind:
+        if suffixes.type_id[n] == type_id:
             for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
                 n_out = _insert(suffixes, suffixes.after[a], out, n_stay, n_out)
     sort(out[:n_out])
@@ -183,34 +183,34 @@ def _link(dag: Dag, kept: BoolArray) -> _Links:
         if dag.edge_ptr[node] == dag.edge_ptr[node + 1]:
             reader[ptr[n_nodes + 1]] = node
             ptr[n_nodes + 1] += 1
-    kind = filled(n_nodes + 1, -1)
+    type_id = filled(n_nodes + 1, -1)
     level = filled(n_nodes + 1, 0)
     for node in range(n_nodes - 1, -1, -1):
         for r in range(ptr[node], ptr[node + 1]):
             level[node] = max(level[node], level[reader[r]])
         if kept[dag.type_id[node]]:
-            kind[node] = dag.type_id[node]
+            type_id[node] = dag.type_id[node]
             level[node] += 1
         level[n_nodes] = max(level[n_nodes], level[node])
     place = filled(2 * level[n_nodes] + 3, 0)
     for node in range(n_nodes):
-        place[2 * level[node] + (kind[node] < 0) + 1] += 1
+        place[2 * level[node] + (type_id[node] < 0) + 1] += 1
     for bucket in range(1, place.size):
         place[bucket] += place[bucket - 1]
     order = blank(n_nodes + 1)
     for node in range(n_nodes - 1, -1, -1):
-        bucket = 2 * level[node] + (kind[node] < 0)
+        bucket = 2 * level[node] + (type_id[node] < 0)
         order[place[bucket]] = node
         place[bucket] += 1
     order[n_nodes] = n_nodes
-    return _Links(order, level, kind, ptr, reader)
+    return _Links(order, level, type_id, ptr, reader)
 
 
 @compiled
 def _start(links: _Links, n_types: int, compare: bool) -> _Found:
     n_kept = 0
-    for kind in links.kind:
-        n_kept += kind >= 0
+    for type_id in links.type_id:
+        n_kept += type_id >= 0
     n_rows = n_kept if compare else 0
     n_words = (n_rows + 63) // 64
     n_slots = 16
@@ -274,9 +274,9 @@ def _keep_largest(found: _Found, n_here: int, size: int) -> int:
 
 
 @compiled
-def _find(found: _Found, after: IntArray, kind: int, here: IntArray) -> int:
+def _find(found: _Found, after: IntArray, type_id: int, here: IntArray) -> int:
     """Find the slot of the suffix of this type and these followers, or the free slot where it belongs."""
-    key = np.uint64(kind + 1)
+    key = np.uint64(type_id + 1)
     for n in here:
         key = (key ^ np.uint64(n)) * np.uint64(0x9E3779B97F4A7C15)
         key ^= key >> np.uint64(29)
@@ -285,7 +285,7 @@ def _find(found: _Found, after: IntArray, kind: int, here: IntArray) -> int:
     while found.table[slot] >= 0:
         one = found.table[slot]
         start = found.after_ptr[one]
-        same = found.type_id[one] == kind and found.after_ptr[one + 1] - start == here.size
+        same = found.type_id[one] == type_id and found.after_ptr[one + 1] - start == here.size
         if same:
             for i in range(here.size):
                 same &= after[start + i] == here[i]
@@ -296,14 +296,14 @@ def _find(found: _Found, after: IntArray, kind: int, here: IntArray) -> int:
 
 
 @compiled
-def _append(found: _Found, after: IntArray, kind: int, here: IntArray, size: int) -> None:
+def _append(found: _Found, after: IntArray, type_id: int, here: IntArray, size: int) -> None:
     start = found.after_ptr[size]
     for i in range(here.size):
         after[start + i] = here[i]
-    found.type_id[size] = kind
+    found.type_id[size] = type_id
     found.after_ptr[size + 1] = start + here.size
-    found.before[size] = found.last[kind]
-    found.last[kind] = size
+    found.before[size] = found.last[type_id]
+    found.last[type_id] = size
 
 
 @laborious(ALWAYS)

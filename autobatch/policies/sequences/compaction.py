@@ -49,7 +49,6 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
         ScheduleError: the sequence does not finish the graph; names a node without a position.
 
     Cost: four passes, O(N + E + K) in all, plus what `embed_early` says about many types.
-    Source: DESIGN, section 5.
 
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
@@ -153,5 +152,5 @@ def _follow(instead: IntArray, k: int) -> int:
 @compiled
 def _next_same(stops: Stops, k: int) -> int:
     """Find the next position with the type of position k; K if there is none."""
-    kind = stops.sequence[k]
-    return next_stop(stops, kind, k + 1) if 0 <= kind < stops.n_types else stops.sequence.size
+    type_id = stops.sequence[k]
+    return next_stop(stops, type_id, k + 1) if 0 <= type_id < stops.n_types else stops.sequence.size

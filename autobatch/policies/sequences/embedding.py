@@ -171,8 +171,8 @@ def index_stops(sequence: IntArray, n_types: int, n_nodes: int) -> Stops:
         first[at] = sequence.size
     for row in range(rows - 2, -1, -1):
         at = row * n_types
-        for kind in range(n_types):
-            first[at + kind] = first[at + n_types + kind]
+        for type_id in range(n_types):
+            first[at + type_id] = first[at + n_types + type_id]
         for position in range(min((row + 1) << shift, sequence.size) - 1, (row << shift) - 1, -1):
             if 0 <= sequence[position] < n_types:
                 first[at + sequence[position]] = position
@@ -180,13 +180,13 @@ def index_stops(sequence: IntArray, n_types: int, n_nodes: int) -> Stops:
 
 
 @compiled
-def next_stop(stops: Stops, kind: int, position: int) -> int:
+def next_stop(stops: Stops, type_id: int, position: int) -> int:
     """Find the first position of a type at or after one (0 to K); K if there is none. Cost: O(2**shift)."""
     row = (position + (1 << stops.shift) - 1) >> stops.shift
     for near in range(position, min(row << stops.shift, stops.sequence.size)):
-        if stops.sequence[near] == kind:
+        if stops.sequence[near] == type_id:
             return near
-    return int(stops.first[row * stops.n_types + kind])
+    return int(stops.first[row * stops.n_types + type_id])
 
 
 @compiled

@@ -300,7 +300,7 @@ def test_profiles_time_every_batch_where_it_runs(precision: str) -> None:
         assert device.traffic.launches - before == launches + 1, "after rows of a table, which the host adds"
     (call,) = profile.calls
     (part,) = loss.prepare(instances, training=True).parts
-    batches = [(batch.kind, batch.end - batch.start) for batch in part.plan.batches]
+    batches = [(batch.type_id, batch.end - batch.start) for batch in part.plan.batches]
     ran = {stage: [span for span in call.batches if span.stage == stage] for stage in ("forward", "backward")}
     assert [(span.kind, span.rows) for span in ran["forward"]] == batches
     assert [(span.kind, span.rows) for span in ran["backward"]] == batches[::-1]

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.memplan.cell.constraints import operands_of
-from autobatch.memplan.cell.memory import NODE_COLUMNS, SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.memory import NODE_COLUMNS, SHARED_VALUES, Item, ProgramMemory
 
 Ints = NDArray[np.int64]
 
 
-def fewest_bytes(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int) -> int:
+def fewest_bytes(memory: ProgramMemory, batches: Mapping[int, Sequence[int]], rows: int) -> int:
     """Try all sets of joins that are copied, and for each all orders of both areas."""
     joins = sorted(memory.joins)
     subsets = chain.from_iterable(combinations(joins, size) for size in range(len(joins) + 1))
@@ -26,7 +26,9 @@ def fewest_bytes(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int
     return min(moved for moved in found if moved is not None)
 
 
-def _fewest_with(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int, apart: frozenset[int]) -> int | None:
+def _fewest_with(
+    memory: ProgramMemory, batches: Mapping[int, Sequence[int]], rows: int, apart: frozenset[int]
+) -> int | None:
     together = [memory.span(v, apart) for v in range(len(memory.reads))]
     starts = [_all_starts(memory, area, apart, together) for area in (NODE_COLUMNS, SHARED_VALUES)]
     if not all(len(next(iter(start.values()), (0,))) for start in starts):
@@ -39,7 +41,7 @@ def _fewest_with(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int
 
 
 def _all_starts(
-    memory: Memory, area: str, apart: frozenset[int], together: Sequence[tuple[Item, ...]]
+    memory: ProgramMemory, area: str, apart: frozenset[int], together: Sequence[tuple[Item, ...]]
 ) -> dict[Item, Ints]:
     """Where each item of an area starts, in every order that has each value in one piece."""
     items = [i for i in memory.areas.get(area, ()) if i.value not in memory.joins or i.value in apart]
@@ -56,7 +58,11 @@ def _in_one_piece(order: Sequence[Item], span: Sequence[Item]) -> bool:
 
 
 def _cost_of(
-    memory: Memory, members: tuple[int, ...], starts: Sequence[dict[Item, Ints]], rows: int, apart: frozenset[int]
+    memory: ProgramMemory,
+    members: tuple[int, ...],
+    starts: Sequence[dict[Item, Ints]],
+    rows: int,
+    apart: frozenset[int],
 ) -> tuple[Ints, Ints]:
     """Bytes copied in each order of the node's items, and in each order of the shared ones."""
     k = np.arange(len(members))

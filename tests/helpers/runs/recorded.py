@@ -27,9 +27,9 @@ def traced(loss: ab.Batched) -> int:
     return count
 
 
-def watchlist_of(loss: ab.Batched) -> Any:
+def guard_set_of(loss: ab.Batched) -> Any:
     """The guards of what the bodies of cells read from Python."""
-    return loss.recorder.calls.traces.watchlist
+    return loss.recorder.calls.traces.guard_set
 
 
 def types_of(loss: ab.Batched) -> list[NodeType]:

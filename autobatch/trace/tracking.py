@@ -1,4 +1,4 @@
-"""Watching of a body while it is traced: makes a guard of everything that it reads, and refuses random numbers.
+"""Track what a body reads while it is traced: make a guard of each thing, and refuse random numbers.
 
 During the trace, and in its thread, `__getattribute__` of all modules, and of the classes of all objects that the body
 reads, reports the attributes that are read. Calls of functions are reported as to a profiler. The globals that a
@@ -38,7 +38,7 @@ LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
-class Watch:
+class ReadTracker:
     """Everything that one trace reads.
 
     Args:
@@ -68,7 +68,7 @@ class Watch:
         self._hooks = ExitStack()
 
     @contextmanager
-    def watching(self, roots: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    def tracking(self, roots: Iterable[tuple[str, Any]]) -> Iterator[None]:
         """Record what is read within the context, beginning with what the body is given; each root has a description.
 
         The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
@@ -77,7 +77,7 @@ class Watch:
             GraphError: random numbers were drawn, or the time was asked for.
         """
         with without_collection(), self._hooks, listening(self):
-            with self._unwatched():
+            with self._untracked():
                 self._hook(Module)
                 self._hook(Parameter)
                 for text, root in roots:
@@ -89,7 +89,7 @@ class Watch:
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
         """Take the report of an attribute that is read; return its value, or its replacement."""
-        with self._unwatched():
+        with self._untracked():
             if isinstance(owner, Parameter):
                 return stop_gradient(owner) if name == "data" else value
             if isinstance(value, Symbol):
@@ -104,14 +104,14 @@ class Watch:
 
     def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str]) -> None:
         """Take the report of an object's own attributes, of which the reader may read these."""
-        with self._unwatched():
+        with self._untracked():
             for name in names:
                 if not isinstance(own.get(name), BoundCell):  # which is replaced while programs are recorded
                     self._constant(own, own.get, name, f"{name} of {type(owner).__name__}")
 
     def lacks(self, owner: Any, name: str) -> None:
         """Take the report that there is no such attribute."""
-        with self._unwatched():
+        with self._untracked():
             self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}")
 
     def hear(self, frame: FrameType, event: str, what: Any) -> None:
@@ -121,11 +121,11 @@ class Watch:
         elif event == "call" and frame.f_code not in self._called:
             self._called.add(frame.f_code)
             if not is_library(frame.f_globals.get("__name__")):
-                with self._unwatched():
+                with self._untracked():
                     self._note_function(frame.f_code, frame.f_globals)
 
     @contextmanager
-    def _unwatched(self) -> Iterator[None]:
+    def _untracked(self) -> Iterator[None]:
         before, self.busy = self.busy, True
         try:
             yield
@@ -159,8 +159,8 @@ class Watch:
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
             return self._note(owner, get, name, text)
         self._note(base, vars(base).get, name, f"{name} of class {base.__name__}")
-        told = f"the class of {type(owner).__name__}"
-        self.guards.setdefault((id(owner), "__class__"), Guard(owner, told, {}, get, "__class__"))
+        text = f"the class of {type(owner).__name__}"
+        self.guards.setdefault((id(owner), "__class__"), Guard(owner, text, {}, get, "__class__"))
         if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
             self._note(own, own.get, name, text)
         return self._follow(value, text, replaces=True)
@@ -212,7 +212,7 @@ class Watch:
         parts = [
             LiveValue.of(self.builder, guard.lives[name])
             if name in guard.lives
-            else self._follow(x, guard.tell(name), replaces)
+            else self._follow(x, guard.describe(name), replaces)
             for name, x in zip(guard.names, guard.seen, strict=True)
         ]
         if replaces and not are(parts, guard.seen):
@@ -261,13 +261,13 @@ class Watch:
 
     def _note_variables(self, function: FunctionType) -> None:
         """Record a function's code, its closure variables and its default arguments."""
-        told, get = function.__qualname__, partial(getattr, function)
-        self._constant(function, get, "__code__", f"the code of {told}")
+        qualname, get = function.__qualname__, partial(getattr, function)
+        self._constant(function, get, "__code__", f"the code of {qualname}")
         for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-            self._constant(cell, partial(_in_cell, cell), "", f"{name} around {told}")
+            self._constant(cell, partial(_in_cell, cell), "", f"{name} around {qualname}")
         for name in ("__defaults__", "__kwdefaults__"):
             if getattr(function, name) is not None:
-                self._constant(function, get, name, f"a default argument of {told}")
+                self._constant(function, get, name, f"a default argument of {qualname}")
 
     def _note_namespace(self, x: Any) -> None:
         """Record the attributes of a module, or class, that functions name."""

@@ -1,4 +1,4 @@
-"""Shrink a graph to its kernel: a smaller graph that is finished by the same sequences of types.
+"""Reduce a graph to a smaller one that is finished by the same sequences of types.
 
 Whether a sequence finishes a graph depends only on the strings of types along its paths, and only on those that are not
 subsequences of others. So nodes with the same continuations are merged, and continuations that are subsequences of
@@ -25,14 +25,14 @@ MAX_SUFFIXES = 32_768
 """128 MiB of bits."""
 
 
-class Kernel(NamedTuple):
+class ReducedGraph(NamedTuple):
     """A reduced graph with the same finishing sequences as a graph of N nodes."""
 
     dag: Dag
     node: IntArray  # int32[N] the node of `dag` that represents a node; -1: its paths are subsequences of others
 
 
-def make_kernel(dag: Dag) -> Kernel:
+def reduce_graph(dag: Dag) -> ReducedGraph:
     """Shrink a graph so that exactly the same sequences finish it.
 
     Cost: O(N + E log E) to merge, which leaves K nodes; if these are at most 16,384, three or four times O(K² / T)
@@ -40,21 +40,21 @@ def make_kernel(dag: Dag) -> Kernel:
     left.
 
     >>> two_chains = Dag(*(np.array(a, np.int32) for a in ([0, 1, 0, 0, 0], [0, 0, 1, 2, 2, 3], [0, 1, 3])), 2)
-    >>> kernel = make_kernel(two_chains)
-    >>> kernel.dag.type_id.tolist(), kernel.node.tolist()
+    >>> reduced = reduce_graph(two_chains)
+    >>> reduced.dag.type_id.tolist(), reduced.node.tolist()
     ([0, 1, 0], [0, 1, 2, 0, 2])
     """
-    kernel = Kernel(dag, np.arange(dag.type_id.size, dtype=np.int32))
-    kernel = _reduce(_reduce(kernel, False), False)
-    if kernel.dag.type_id.size > MAX_COMPARED:
-        return kernel
-    kernel = _reduce(kernel, True)
+    reduced = ReducedGraph(dag, np.arange(dag.type_id.size, dtype=np.int32))
+    reduced = _reduce(_reduce(reduced, False), False)
+    if reduced.dag.type_id.size > MAX_COMPARED:
+        return reduced
+    reduced = _reduce(reduced, True)
     backward, changed = True, True
     while changed:  # a round that changes nothing is the last: the round before went the other way
-        smaller = _reduce(kernel, True)
-        changed = _size(smaller) != _size(kernel)
-        kernel, backward = smaller, not backward
-    return _turn_round(kernel) if backward else kernel
+        smaller = _reduce(reduced, True)
+        changed = _size(smaller) != _size(reduced)
+        reduced, backward = smaller, not backward
+    return _turn_round(reduced) if backward else reduced
 
 
 def find_suffixes(dag: Dag, types: Collection[int] | None = None) -> Suffixes:
@@ -68,36 +68,36 @@ def find_suffixes(dag: Dag, types: Collection[int] | None = None) -> Suffixes:
     n_kept = int(kept[dag.type_id].sum())
     if n_kept > MAX_SUFFIXES:
         raise PolicyError(
-            f"comparing the {n_kept} nodes of a kernel: only {MAX_SUFFIXES} can be searched or bounded; "
+            f"comparing the {n_kept} nodes of a reduced graph: only {MAX_SUFFIXES} can be searched or bounded; "
             f"take a smaller mini-batch, or a policy that does not search."
         )
     return to_suffixes(dag, kept, True)[0]
 
 
 def project(dag: Dag, types: Collection[int]) -> Dag:
-    """Project a graph on some types: keep their nodes, joined where a path links them without another, as a kernel.
+    """Project a graph on some types: keep their nodes, joined where a path links them without another, and reduce it.
 
     A sequence finishes it exactly when its entries of these types are those of a sequence that finishes `dag`.
-    Raises as `find_suffixes`. Cost: as `make_kernel`; give it a kernel.
+    Raises as `find_suffixes`. Cost: as `reduce_graph`; apply it to a reduced graph.
     """
-    return make_kernel(_to_dag(find_suffixes(dag, types))[0]).dag
+    return reduce_graph(_to_dag(find_suffixes(dag, types))[0]).dag
 
 
-def _reduce(kernel: Kernel, compare: bool) -> Kernel:
+def _reduce(reduced: ReducedGraph, compare: bool) -> ReducedGraph:
     """Reduce a graph to its suffixes, and reverse the result."""
-    suffixes, suffix = to_suffixes(kernel.dag, np.ones(kernel.dag.n_types, np.bool_), compare)
+    suffixes, suffix = to_suffixes(reduced.dag, np.ones(reduced.dag.n_types, np.bool_), compare)
     smaller, place = _to_dag(suffixes)
     mapped = np.append(place[suffix], np.int32(-1))  # so that a node without a representative stays without
-    return _turn_round(Kernel(smaller, mapped[kernel.node]))
+    return _turn_round(ReducedGraph(smaller, mapped[reduced.node]))
 
 
-def _turn_round(kernel: Kernel) -> Kernel:
-    node = np.where(kernel.node < 0, -1, kernel.dag.type_id.size - 1 - kernel.node)
-    return Kernel(reverse(kernel.dag), node.astype(np.int32))
+def _turn_round(reduced: ReducedGraph) -> ReducedGraph:
+    node = np.where(reduced.node < 0, -1, reduced.dag.type_id.size - 1 - reduced.node)
+    return ReducedGraph(reverse(reduced.dag), node.astype(np.int32))
 
 
-def _size(kernel: Kernel) -> tuple[int, int]:
-    return kernel.dag.type_id.size, kernel.dag.edge_src.size
+def _size(reduced: ReducedGraph) -> tuple[int, int]:
+    return reduced.dag.type_id.size, reduced.dag.edge_src.size
 
 
 @compiled
