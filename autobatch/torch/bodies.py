@@ -13,9 +13,8 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import NeedsNumber
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.opaque import Body, record_call
-from autobatch.torch.outline import Kind
 from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
-from autobatch.torch.tracing import NoCounterpart, Traced, Tracing
+from autobatch.torch.tracing import NoCounterpart, Traced, Tracing, kind_of
 from autobatch.trace.elements import NeedsLength
 
 RUNS = ("auto", "autobatch", "torch")
@@ -78,7 +77,7 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
         args, kwargs = build(iter(tensors))
         return function(*args, **kwargs)
 
-    kinds = [Kind(tuple(x.shape), x.dtype, x.requires_grad) for x in leaves]
+    kinds = [kind_of(x) for x in leaves]
     try:
         body = Body(function.__qualname__, call, kinds, tracing.dtype, f"is run by torch: {why}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -27,9 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autobatch.errors import AutobatchError, GraphError
 from autobatch.ir.arguments import Fixed, exact
 from autobatch.ir.builder import NeedsData
-from autobatch.ir.program import Attribute, dtype_of, int_limit
+from autobatch.ir.builder import Traced as TracedValue
+from autobatch.ir.program import Attribute, Instruction, Weight, dtype_of, int_limit
 from autobatch.ops.define import shape_of
 from autobatch.ops.elementwise import instead, stop_gradient
+from autobatch.ops.operators import OPS as OPS_OF_VALUES
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.shaping import stand_for
 from autobatch.torch.asking import check_numbers, respell
@@ -363,7 +365,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         why = f"has torch run its {name}, which has no counterpart here."
         try:
             likes = self._likes(op, args, kwargs)
-            kinds = [Kind(tuple(x.shape), x.dtype, x.requires_grad) for x in traced]
+            kinds = [kind_of(x) for x in traced]
             key = op, _key_of(holes), tuple(kinds), model
             body = BODIES.get(key)
             if body is None:
@@ -407,6 +409,25 @@ def _key_of(x: Any) -> Hashable:
     if isinstance(x, dict):
         return tuple((name, _key_of(part)) for name, part in x.items())
     return id(x) if isinstance(x, torch.Tensor) or x is HOLE else exact(x)
+
+
+def kind_of(x: Traced) -> Kind:
+    """What torch runs an op on: a tensor that may have a gradient, now or once frozen parameters are trained."""
+    return Kind(tuple(x.shape), x.dtype, x.requires_grad or (is_float(x.dtype) and _reads_parameters(x.value)))
+
+
+def _reads_parameters(value: Any) -> bool:
+    """Whether a gradient may reach parameters from a value, were they trained."""
+    left = [value.index] if isinstance(value, TracedValue) else []
+    seen = set(left)
+    while left:
+        source = value.builder.vars[left.pop()].source
+        if isinstance(source, Weight):
+            return True
+        if isinstance(source, Instruction) and source.op is not OPS_OF_VALUES["stop_gradient"]:
+            left += [arg for arg in source.args if arg not in seen]
+            seen.update(source.args)
+    return False
 
 
 def _is_data(value: Any) -> bool:

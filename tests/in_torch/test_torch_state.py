@@ -306,3 +306,31 @@ def test_what_was_computed_of_parameters_outside_of_a_cell_is_refused_in_it(name
         abt.batched(lambda x: cell(x).sum(), module=model)([torch.ones(2)])
     outside = outside.detach()
     abt.check_batched(lambda x: cell(x).sum(), [torch.ones(2)], module=model)
+
+
+class Paired(nn.Module):
+    """Reads an embedding through an op that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.pairs = nn.Embedding(5, 2), nn.Bilinear(2, 2, 2)
+
+    def forward(self, token: Tensor) -> Tensor:
+        vector = self.embedding(token)
+        return (self.pairs(vector, vector) + vector).sum()
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+def test_parameters_that_are_trained_after_all_were_frozen_have_whole_gradients(runs: str) -> None:
+    """A cell that was traced while nothing had a gradient is the same cell afterwards."""
+    module = Paired().double()
+    cell = abt.cell(module, runs=runs)
+    loss = abt.batched(lambda token: cell(token), module=module, backend="reference")
+    tokens = [torch.tensor(k) for k in (3, 1, 3)]
+    module.requires_grad_(False)
+    loss(tokens)
+    module.embedding.requires_grad_(True)
+    loss(tokens).sum().backward()
+    found, module.embedding.weight.grad = module.embedding.weight.grad, None
+    torch.stack([module(token) for token in tokens]).sum().backward()
+    torch.testing.assert_close(found, module.embedding.weight.grad)
