@@ -31,8 +31,8 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.trace.tracer import Tracer
 from careless import make_careless
+from fuzzing.specs import State
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
-from random_cells import State
 from random_programs import draw_instances, draw_model
 from ways import each
 
