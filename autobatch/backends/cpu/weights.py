@@ -90,7 +90,7 @@ class BoundOuter:
         self.own[N_STRIPS], self.own[ROUTINE] = stage.n_strips(sizes.n_threads), routine or 0
         self.function = 0
         if stage.jitted and m and n and self._way == PACKED:
-            self.function, self.own[ROUTINE] = add_rounded_outer.address, 0
+            self.function = add_bf16_outer.address
         elif stage.jitted and m and n and routine is not None and self._way == FLOAT32:
             self.function = add_rounded_outer.address if is_rounded else add_outer.address
         self.own_address = address_of(self.own)
@@ -231,19 +231,25 @@ def add_outer(memory: int, own: int, k: int) -> None:
 
 
 @by_address
+def add_bf16_outer(memory: int, own: int, k: int) -> None:
+    """Add a strip of a' @ b, both rounded to bf16, to a gradient, by our own product."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
+    if m > 0:
+        scratch = arrays[MEMORY] + numbers[SCRATCH]
+        add_outer_bf16(row[numbers[ROWS]], m, n, (a, a_step), (b, b_step), (out, out_step), scratch)
+
+
+@by_address
 def add_rounded_outer(memory: int, own: int, k: int) -> None:
-    """Add a strip of a' @ b, both rounded to bf16, to a gradient: with a float32 library, or by our own product."""
+    """Add a strip of a' @ b, both rounded to bf16, to a gradient, with a float32 library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
     scratch, n_rows = arrays[MEMORY] + numbers[SCRATCH], row[numbers[ROWS]]
-    if m <= 0 or n_rows == 0:
-        return
-    if not numbers[ROUTINE]:
-        add_outer_bf16(n_rows, m, n, (a, a_step), (b, b_step), (out, out_step), scratch)
-        return
     right = scratch + WORD * ROUNDED_ROWS * m
-    for first in range(0, n_rows, ROUNDED_ROWS):
+    for first in range(0, n_rows if m > 0 else 0, ROUNDED_ROWS):
         at_once = min(ROUNDED_ROWS, n_rows - first)
         round_to_float32(a + WORD * first * a_step, a_step, at_once, m, scratch)
         round_to_float32(b + WORD * first * b_step, b_step, at_once, n, right)

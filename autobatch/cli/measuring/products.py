@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
-from autobatch.blas.choosing import fastest
+from autobatch.blas.choosing import fastest, measure_bf16
 from autobatch.blas.finding import faster_routines
 from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.packed import measure_packed
 from autobatch.blas.own.tiles import can_tile_bf16
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
@@ -31,7 +30,7 @@ def describe_bf16() -> str:
     size, providers = (ROWS[-1], N_OUT, N_IN), list_providers()
     wide, narrow = measure(providers, *size), measure(providers, *size, "uint16")
     if can_tile_bf16():
-        narrow[PACKED] = measure_packed(*size, is_bf16=True)
+        narrow[PACKED] = measure_bf16(*size)
     if not narrow:
         return "nothing here multiplies it: operands are rounded and multiplied in float32, which takes longer"
     (best, speed), (other, other_speed) = fastest(narrow), fastest(wide)
@@ -60,7 +59,7 @@ def show_speeds() -> None:
         if one.name in speeds[kind, ROWS[0]]
     ]
     if can_tile_bf16():
-        rows.append((PACKED, "", "bf16", *(f"{measure_packed(n, N_OUT, N_IN, is_bf16=True):.0f}" for n in ROWS)))
+        rows.append((PACKED, "", "bf16", *(f"{measure_bf16(n, N_OUT, N_IN):.0f}" for n in ROWS)))
     header = ("library", "version", "numbers", *(f"{n_rows} rows" for n_rows in ROWS))
     click.echo(f"GFLOP/s of rows of {N_IN} times a matrix ({N_IN}, {N_OUT}), one thread\n")
     click.echo(format_table(header, rows))
