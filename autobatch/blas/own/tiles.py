@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from autobatch.jit.loops import built, compiled
-from autobatch.system.processor import code_features, has_avx512, has_bf16_vectors
+from autobatch.system.processor import code_features, has_avx512, has_bf16
 
 LANES, VECTORS, ROWS, TALL = 16, 4, 6, 16
 WIDTH = LANES * VECTORS  # columns of a panel
@@ -53,7 +53,7 @@ def can_tile() -> bool:
 
 def can_tile_bf16() -> bool:
     """Tell whether compiled code may multiply tiles of bf16."""
-    return can_tile() and has_bf16_vectors() and "+avx512bf16" in code_features()
+    return can_tile() and has_bf16() and "+avx512bf16" in code_features()
 
 
 @built
