@@ -21,6 +21,7 @@ from autobatch.models.data.dataset import (
     FORMATS,
     GENERATORS,
     Dataset,
+    Load,
     load_circuits,
     load_comparisons,
     load_labelled_trees,
@@ -251,7 +252,7 @@ def test_scenes_are_sky_over_one_shore() -> None:
 
 # --- data sets ---
 
-LOADERS = {
+LOADERS: dict[str, Load] = {
     "listops": load_trees,
     "operations": load_labelled_trees,
     "tagging": load_sentences,

@@ -89,7 +89,8 @@ class BoundRounded(BoundProduct):
             self.function = multiply_in_float32.address if self.own[ROUTINE] and self._is_compiled else 0
 
     def _rows(self, k: int) -> Array:
-        return rounded(super()._rows(k))
+        rows: Array = rounded(super()._rows(k))
+        return rows
 
 
 @by_address
