@@ -15,15 +15,16 @@ import ast
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from autobatch.cli.ending import run_process
+from autobatch.cli.measuring import racing
 from autobatch.errors import AutobatchError
 from autobatch.models.data.dataset import Dataset, load_trees
 from digest import ROOT, RUNTIME
@@ -93,20 +94,13 @@ def use_threads(n_threads: int) -> None:
 
 
 def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Time each way `repeats` times, once in every round, so that a drift of the machine meets all.
+    """Time each way `repeats` times in turn with the others, as `racing` does, where there are no mini-batches."""
+    timed = racing.take_turns({name: partial(_ignore, way) for name, way in ways.items()}, 1, repeats)
+    return {name: seconds for name, (seconds,) in timed.items()}
 
-    What happens once (compiling, growing buffers) happens in a first, untimed round. A round takes the ways in a random
-    order, so that what one leaves in the caches is no other's disadvantage for good.
-    """
-    rng = np.random.default_rng(0)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(repeats + 1):
-        for name in rng.permutation([*ways]).tolist():
-            start = time.perf_counter()
-            ways[name]()
-            if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+
+def _ignore(way: Callable[[], object], minibatch: int) -> None:
+    way()
 
 
 def medians(seconds: Seconds) -> dict[str, float]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from autobatch.backends.activity import Activity
 from autobatch.backends.cpu.backend import CompiledPlan
 from autobatch.backends.values import RowRange
-from autobatch.blas.calling import FACTOR_BYTES, call_product
+from autobatch.blas.calling import call_product
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import multiply_float32 as multiply_rows
 from autobatch.blas.own.packed import pack_float32, panel_words
@@ -98,7 +98,7 @@ class Matmuls:
     def __init__(self, listed: Sequence[Matmul]) -> None:
         self.listed = [one for one in listed if one.flops]
         dtype = self.listed[0].a.dtype.name if self.listed else "float32"
-        self._size = FACTOR_BYTES[dtype]
+        self._size = np.dtype(dtype).itemsize
         self._all_compiled = all(dtype in one.provider.addresses for one in self.listed)
         self._panels: list[Array] = []
         entries = list(self._entries(dtype))

@@ -13,14 +13,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autobatch.cli.workload import load_workload, record
 from charts import COLORS, entitle, whiskers
 from claims import Claim, Records, run_claim
 from digest import STEP
-from harness import find_data, name_of
+from harness import find_data, name_of, take_turns
 from records import Findings, Record, Settings
 from table import Table
 
@@ -63,18 +63,14 @@ def measure(config: Config, model: str) -> Findings:
         )
         found = roofline.race_matmuls(workload, how)
         loss, instances = workload.batched("loss", "auto", "cpu"), workload.first(config.batch_size)
-        recording = []
-        for _ in range(config.repeats + 1):
-            start = perf_counter()
-            record(loss, instances)
-            recording.append(perf_counter() - start)
+        recording = take_turns({"recording": partial(record, loss, instances)}, config.repeats)["recording"]
         seconds |= {f"dim {dim}, {what}": times for what, times in found.seconds.items()}
-        seconds[f"dim {dim}, recording"] = recording[1:]
+        seconds[f"dim {dim}, recording"] = recording
         by_dim[str(dim)] = {
             "ms": found.ms,
             "matmul_ms": found.matmul_ms,
             "shares_ms": divide(found.lines),
-            "recording_ms": 1e3 * statistics.median(recording[1:]),
+            "recording_ms": 1e3 * statistics.median(recording),
             **found.counts,
         }
     figures = {"data": name_of(workload.dataset), "dims": by_dim}

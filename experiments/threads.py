@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 import autobatch as ab
+from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.system.processor import usable_cores
@@ -59,8 +61,10 @@ def measure(config: Config) -> Findings:
             with burners(usable_cores() if phase == "busy" else 0):
                 if phase == "busy":
                     losses["auto, made when busy"] = settle(make_loss(model, config, "auto"), batches)
-                for way, times in train_in_turn(losses, batches, config.rounds).items():
-                    seconds[f"dim {dim}, {phase}, {way}"] = times
+                graphs = {way: [loss.record_all(batch) for batch in batches] for way, loss in losses.items()}
+                steps = {way: partial(train, loss, graphs[way]) for way, loss in losses.items()}
+                for way, laps in take_turns(steps, len(batches), config.rounds - 1).items():
+                    seconds[f"dim {dim}, {phase}, {way}"] = [*chain(*laps)]
             for way in losses:
                 if way.startswith("auto"):
                     decided[f"dim {dim}, {phase}, {way}"] = told(losses[way], batches[0])
@@ -91,19 +95,9 @@ def settle(loss: ab.Batched, batches: list[Any]) -> ab.Batched:
     return loss
 
 
-def train_in_turn(losses: dict[str, ab.Batched], batches: list[Any], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step of each way; who follows whom changes, as threads of a library idle busily for a while."""
-    graphs = {way: [loss.record_all(batch) for batch in batches] for way, loss in losses.items()}
-    seconds: dict[str, list[float]] = {way: [] for way in losses}
-    for number in range(rounds):
-        for k in range(len(batches)):
-            first = (number * len(batches) + k) % len(losses)
-            for way, loss in [*losses.items()][first:] + [*losses.items()][:first]:
-                start = time.perf_counter()
-                loss.value_and_grad(graphs[way][k])
-                if number:
-                    seconds[way].append(time.perf_counter() - start)
-    return seconds
+def train(loss: ab.Batched, graphs: list[list[Any]], minibatch: int) -> None:
+    """Train on the mini-batch of a number."""
+    loss.value_and_grad(graphs[minibatch])
 
 
 def told(loss: ab.Batched, batch: list[Any]) -> str:

@@ -1,11 +1,10 @@
 """Matrix products with the library that is fastest on this machine: NumPy, MKL, torch, SciPy or our own.
 
 `get_provider(name)` and `Chooser` return a `Provider`, which multiplies views without copies; `calling` calls one by
-address from compiled code; `limit_threads` limits its threads; `bf16` rounds and multiplies 16-bit numbers. `gemm` is
-our own provider: `packed` multiplies by matrices that were packed before, in `tiles` of AVX-512 registers.
+address from compiled code; `limit_threads` limits its threads. `gemm` is our own provider: `packed` multiplies by
+matrices that were packed before, in float32 or bf16, in `tiles` of AVX-512 registers.
 """
 
-from autobatch.blas.bf16 import find_bf16, multiply_bf16, round_to_bf16
 from autobatch.blas.choosing import Chooser, measure
 from autobatch.blas.finding import get_provider, list_absent, list_providers
 from autobatch.blas.product import describe_product
@@ -16,14 +15,11 @@ __all__ = [
     "Chooser",
     "Provider",
     "describe_product",
-    "find_bf16",
     "get_provider",
     "limit_threads",
     "list_absent",
     "list_providers",
     "measure",
     "most_threads",
-    "multiply_bf16",
-    "round_to_bf16",
     "threads_in_force",
 ]

@@ -7,7 +7,7 @@ finds the same number in the first half, because the supported machines are litt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from autobatch.jit.loops import built, compiled
@@ -16,8 +16,6 @@ Call = Callable[..., None]
 """(size, address, product, beta): `size` is the size of the routine's factors alpha and beta, 4 or 8 bytes; beta 0
 overwrites out, 1 adds to it."""
 TRANSPOSED, AS_IT_LIES = ord("T"), ord("N")
-FACTOR_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "uint16": 4}
-"""The size of the factors, by the dtype of the operands: products of bf16 are added up in float32."""
 Numbers: TypeAlias = tuple[int, ...]  # a `Gemm` as a plain tuple
 Copies: TypeAlias = tuple[int, int, int]
 """The number of pairs of operands that are used in turn, and the bytes from one a, and from one b, to the next."""

@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from autobatch.blas.bf16 import find_amx
-from autobatch.blas.calling import FACTOR_BYTES, repeat_product
+from autobatch.blas.calling import repeat_product
 from autobatch.blas.finding import find_versions, get_provider, list_providers
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.gemm import Repeated
-from autobatch.blas.own.packed import measure_outer, measure_packed
+from autobatch.blas.own.packed import add_outer_bf16, multiply_bf16, outer_words, pack_bf16, panel_words, rows_words
 from autobatch.blas.own.tiles import can_tile_bf16
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
@@ -35,7 +35,6 @@ from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 FORMAT = "autobatch matmul 4"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
-FLOAT32 = "float32"  # multiply bf16 numbers as float32, where bf16 products are slower
 LAP_S, LAPS = 1e-3, 5
 FRESH_BYTES = 1 << 22  # bytes of operands that are used in turn: more than a core's own cache holds
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
@@ -61,7 +60,7 @@ class Chooser:
         self.name = BY_SIZE if self._only is None else self._only.name
         self._chosen: dict[str, Provider] = {}
         self._speeds: dict[str, float] = {}
-        self._bf16: dict[str, str] = {}
+        self._bf16: dict[str, bool] = {}
 
     def choose(
         self, m: int, n: int, k: int, dtype: str = "float32", a_flipped: bool = False, b_flipped: bool = False
@@ -83,28 +82,21 @@ class Chooser:
             self._chosen[size] = get_provider(self._fastest(size))
         return self._chosen[size]
 
-    def choose_bf16(self, m: int, n: int, k: int, a_flipped: bool = False) -> str:
-        """Choose how to multiply operands that are rounded to bf16, on one thread.
+    def prefers_bf16(self, m: int, n: int, k: int, a_flipped: bool = False) -> bool:
+        """Tell whether our own product of bf16 is faster than float32 on the rounded operands, on one thread.
 
-        If speeds are not measured, a product for which the processor has instructions counts as faster.
+        If speeds are not measured, it counts as faster where the processor has instructions for it.
 
         Args:
             m, n, k, a_flipped: see `choose`.
 
-        Returns:
-            "packed" or "mkl", the fastest bf16 product; or `FLOAT32` if the provider that `choose` returns is at least
-            as fast on the rounded operands in float32.
-
         Cost: see `choose`.
         """
-        ways = bf16_ways()
-        if not ways or self._only is not None:
-            return ways[0] if ways else FLOAT32
-        size = _name_size(m, n, k, "uint16", a_flipped, False)
+        if not can_tile_bf16() or self._only is not None:
+            return can_tile_bf16()
+        size, wide = (_name_size(m, n, k, dtype, a_flipped, False) for dtype in ("bf16", "float32"))
         if size not in self._bf16:
-            wide = _name_size(m, n, k, "float32", a_flipped, False)
-            best, speed = fastest({way: self._table(size)[size][way] for way in ways})
-            self._bf16[size] = best if speed > fastest(self._table(wide)[wide])[1] else FLOAT32
+            self._bf16[size] = self._table(size)[size][PACKED] > fastest(self._table(wide)[wide])[1]
         return self._bf16[size]
 
     def speed(self, m: int, n: int, k: int, dtype: str = "float32") -> float:
@@ -126,9 +118,11 @@ class Chooser:
         signature = _sign()
         table = find_entry("matmul", signature, _load) or {}
         if size not in table:
-            measured = (
-                _measure_bf16(size) if size.startswith("uint16") else measure(list_providers(), *_read_size(size))
-            )
+            m, n, k, dtype, a_flipped, *others = _read_size(size)
+            if dtype == "bf16":
+                measured = {PACKED: measure_bf16(m, n, k, a_flipped)}
+            else:
+                measured = measure(list_providers(), m, n, k, dtype, a_flipped, *others)
             table = {**(find_entry("matmul", signature, _load) or {}), size: measured}  # others may have written it
             keep_entry("matmul", signature, lambda path: _save(table, path))
         return table
@@ -137,21 +131,6 @@ class Chooser:
 def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
     """Return the name with the highest speed, and the speed."""
     return max(speeds.items(), key=lambda item: item[1])
-
-
-def bf16_ways() -> list[str]:
-    """List the products that use bf16 instructions of this processor: our own, and MKL's if there is AMX."""
-    return [PACKED] * can_tile_bf16() + ["mkl"] * (find_amx() is not None)
-
-
-def _measure_bf16(size: str) -> dict[str, float]:
-    """Measure the GFLOP/s of each of `bf16_ways`."""
-    m, n, k, _, a_flipped, *_ = arguments = _read_size(size)
-    amx = find_amx()
-    speeds = {} if amx is None else measure([amx], *arguments)
-    if can_tile_bf16():
-        speeds[PACKED] = measure_outer(m, n, k) if a_flipped else measure_packed(m, n, k, is_bf16=True)
-    return speeds
 
 
 def measure(
@@ -163,8 +142,8 @@ def measure(
     As in a step, rows of a batch come from beyond the nearest caches, while the matrix that they share is in them.
 
     Args:
-        providers: the providers to compare; their laps alternate, and the fastest lap of each counts.
-        m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`; "uint16" measures products of bf16.
+        providers: the providers to compare.
+        m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`.
         n_threads: how many threads a product may use, at most the number of cores.
 
     Returns:
@@ -176,7 +155,7 @@ def measure(
     n_copies = max(1, FRESH_BYTES // (np.dtype(dtype).itemsize * k * (m + n if a_flipped else m)))
     a = _draw(rng, (n_copies, m, k), dtype, a_flipped)
     b = _draw(rng, (n_copies if a_flipped else 1, k, n), dtype, b_flipped)
-    out = np.zeros((m, n), np.float32 if dtype == "uint16" else dtype)
+    out = np.zeros((m, n), dtype)
     product, copies = describe_product(a[0], b[0], out), (n_copies, a[0].nbytes, b[0].nbytes if a_flipped else 0)
     is_packed = dtype == "float32" and not a_flipped
     repeat = Repeated(product, copies) if is_packed and any(one.name == PACKED for one in providers) else None
@@ -186,27 +165,58 @@ def measure(
         if repeat is not None and provider.name == PACKED:
             repeat(times)
         elif dtype in provider.addresses:
-            repeat_product(times, FACTOR_BYTES[dtype], provider.addresses[dtype], tuple(product), 0.0, copies)
+            repeat_product(times, out.itemsize, provider.addresses[dtype], tuple(product), 0.0, copies)
         else:
             for time in range(times):
                 provider.multiply(a[time % len(a)], b[time % len(b)], out)
         return perf_counter() - began
 
-    able = [p for p in providers if dtype in p.addresses or (dtype != "uint16" and p.name != PACKED)]
+    able = [p for p in providers if dtype in p.addresses or p.name != PACKED]
     with limit_threads(n_threads):
-        for provider in able:
-            run(provider, 1)  # warm-up: lazy loading and compiling
-        times = {p.name: max(1, int(LAP_S / max(1e-7, min(run(p, 1), run(p, 1))))) for p in able}
-        laps = [{p.name: run(p, times[p.name]) / times[p.name] for p in able} for _ in range(LAPS)]
-    return {p.name: round(2e-9 * m * n * k / min(lap[p.name] for lap in laps), 2) for p in able}
+        seconds = _least_seconds({provider.name: partial(run, provider) for provider in able})
+    return {name: round(2e-9 * m * n * k / least, 2) for name, least in seconds.items()}
+
+
+def measure_bf16(m: int, n: int, k: int, a_flipped: bool = False) -> float:
+    """Measure GFLOP/s of our own product of bf16 on one thread, rounding of `a` included.
+
+    Args:
+        m, n, k, a_flipped: see `measure`; if `a` is not flipped, the other operand is packed before.
+
+    Cost: about 10 ms, or eight products.
+    """
+    rng = np.random.default_rng(0)
+    a, b = rng.random((k, m) if a_flipped else (m, k), np.float32), rng.random((k, n), np.float32)
+    out, panels = np.zeros((m, n), np.float32), np.empty(panel_words(k, n, True), np.uint32)
+    scratch = np.empty(outer_words(m, n) if a_flipped else rows_words(k), np.uint32)
+    left, target, place = (a.ctypes.data, a.shape[1]), (out.ctypes.data, n), scratch.ctypes.data
+    pack_bf16(b.ctypes.data, n, 1, k, n, panels.ctypes.data)
+
+    def run(times: int) -> float:
+        began = perf_counter()
+        for _ in range(times):
+            if a_flipped:
+                add_outer_bf16(k, m, n, left, (b.ctypes.data, n), target, place)
+            else:
+                multiply_bf16(m, n, k, left, panels.ctypes.data, target, 0, place)
+        return perf_counter() - began
+
+    return round(2e-9 * m * n * k / _least_seconds({PACKED: run})[PACKED], 2)
+
+
+def _least_seconds(runs: Mapping[str, Callable[[int], float]]) -> dict[str, float]:
+    """Find the seconds of a product in the fastest lap, by name; `runs` give the seconds of so many, laps alternate."""
+    for run in runs.values():
+        run(1)  # warm-up: lazy loading and compiling
+    times = {name: max(1, int(LAP_S / max(1e-7, min(run(1), run(1))))) for name, run in runs.items()}
+    laps = [{name: run(times[name]) / times[name] for name, run in runs.items()} for _ in range(LAPS)]
+    return {name: min(lap[name] for lap in laps) for name in runs}
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, is_flipped: bool) -> Any:
     """Draw matrices of random numbers; if `is_flipped`, they are transposes of rows in memory."""
     if is_flipped:
         return _draw(rng, (shape[0], shape[2], shape[1]), dtype, False).swapaxes(1, 2)
-    if dtype == "uint16":
-        return rng.integers(0x3F00, 0x4000, shape, dtype=np.uint16)  # bf16 numbers between 0.5 and 2
     return rng.random(shape, np.dtype(dtype).type)
 
 

@@ -21,7 +21,7 @@ from autobatch.blas.threads import look_again
 from autobatch.errors import BackendError
 from autobatch.system.processor import has_avx512
 
-ROUTINES = {"float32": "sgemm", "float64": "dgemm", "uint16": "gemm_bf16bf16f32"}
+ROUTINES = {"float32": "sgemm", "float64": "dgemm"}
 OPENBLAS_NAMES = ("scipy_{}_64_", "scipy_{}_", "{}_64_", "{}_")  # in wheels of NumPy and SciPy, and elsewhere
 AVX2_ROUTINES = ("Haswell", "Zen")  # names of OpenBLAS for processors without AVX-512
 
@@ -120,7 +120,7 @@ def _find_torch() -> Provider:
 def _torch_of(torch_version: str, folder: Path) -> Provider:
     path = folder / "libtorch_cpu.so"
     addresses = _addresses(ctypes.CDLL(str(path)), ("{}",), str.upper) if path.exists() else {}
-    return ByTorch("torch", torch_version, {dtype: at for dtype, at in addresses.items() if dtype != "uint16"})
+    return ByTorch("torch", torch_version, addresses)
 
 
 def _find_scipy() -> Provider:

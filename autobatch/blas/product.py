@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autobatch.errors import ShapeError
 
 Matrix = NDArray[Any]
-KINDS = ("fff", "ddd", "HHf")  # dtypes of a, b and out: float32, float64, and bf16 with float32 sums
+KINDS = ("fff", "ddd")  # dtypes of a, b and out
 
 
 class Gemm(NamedTuple):
@@ -82,7 +82,7 @@ def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
     if kinds not in KINDS:
         raise ShapeError(
             f"multiplying a of dtype {a.dtype} by b of {b.dtype} into out of {out.dtype}: give three arrays of float32 "
-            f"or of float64 (for bf16: uint16, uint16 and float32)."
+            f"or of float64."
         )
     return [find_step("a", a), find_step("b", b), find_step("out", out)]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autobatch.blas.calling import FACTOR_BYTES, ONE_PAIR, repeat_product
+from autobatch.blas.calling import ONE_PAIR, repeat_product
 from autobatch.blas.product import Matrix, check_product, describe_product
 from autobatch.errors import BackendError, ShapeError
 
@@ -23,7 +23,7 @@ class Provider(ABC):
         name: the name by which it is chosen.
         version: the version of the library.
         addresses: the addresses of its routines for compiled code (`autobatch.blas.calling`), by the dtype of the
-            operands: "float32", "float64", and "uint16" for bf16. Compiled code cannot call a routine without address.
+            operands: "float32" and "float64". Compiled code cannot call a routine without address.
     """
 
     def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:
@@ -55,9 +55,9 @@ class ByAddress(Provider):
         product = describe_product(a, b, out)
         dtype = a.dtype.name
         if dtype not in self.addresses:
-            raise _refuse(self, dtype)
+            raise ShapeError(f"multiplying matrices of {dtype}: {self.name} does not; give others, or choose numpy.")
         if product.m and product.n:
-            repeat_product(1, FACTOR_BYTES[dtype], self.addresses[dtype], tuple(product), float(accumulate), ONE_PAIR)
+            repeat_product(1, a.dtype.itemsize, self.addresses[dtype], tuple(product), float(accumulate), ONE_PAIR)
 
 
 class ByNumPy(Provider):
@@ -71,7 +71,7 @@ class ByNumPy(Provider):
         if accumulate and self.addresses:
             self._adding.multiply(a, b, out, accumulate=True)
             return
-        _check_floats(self, a, b, out)
+        check_product(a, b, out)
         if accumulate:
             out += a @ b
         else:
@@ -84,23 +84,12 @@ class ByTorch(Provider):
     def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
         import torch
 
-        _check_floats(self, a, b, out)
+        check_product(a, b, out)
         left, right, target = torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(out)
         if accumulate:
             torch.addmm(target, left, right, out=target)
         else:
             torch.mm(left, right, out=target)
-
-
-def _check_floats(provider: Provider, a: Matrix, b: Matrix, out: Matrix) -> None:
-    check_product(a, b, out)
-    if a.dtype.char not in "fd":
-        raise _refuse(provider, a.dtype.name)
-
-
-def _refuse(provider: Provider, dtype: str) -> ShapeError:
-    of = "bf16 numbers" if dtype == "uint16" else dtype
-    return ShapeError(f"multiplying matrices of {of}: {provider.name} does not; give others, or choose mkl.")
 
 
 class Absent(BackendError):

@@ -19,7 +19,7 @@ def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the generators, and paths."""
-    from autobatch.models.data.catalogue import GENERATORS
+    from autobatch.models.data.dataset import GENERATORS
 
     path = CompletionItem(incomplete, type="file")
     return [*click.Choice(list(GENERATORS)).shell_complete(ctx, param, incomplete), path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autobatch.models import MODELS, ModelSpec, find_model
-from autobatch.models.data.catalogue import GENERATORS
+from autobatch.models.data.dataset import GENERATORS
 
 
 @click.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,16 @@ def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | 
     return int(value)
 
 
+def count_option(name: str, default: int | None, text: str, least: int = 1) -> Decorator:
+    """Make an option that takes a whole number."""
+    return click.option(name, metavar="N", type=Whole(min=least), default=default, show_default=True, help=text)
+
+
+def choice_option(name: str, choices: Iterable[str], default: str, text: str) -> Decorator:
+    """Make an option that takes one of several words."""
+    return click.option(name, type=click.Choice([*choices]), default=default, show_default=True, help=text)
+
+
 model_argument = click.argument("model", metavar="MODEL", shell_complete=completion.complete_model)
 data_option = click.option(
     "--data",
@@ -92,22 +102,8 @@ data_option = click.option(
     help="A generator, a file or a folder; `autobatch data` lists generators and formats.  [default: the generator "
     "that `autobatch models` names]",
 )
-dim_option = click.option(
-    "--dim",
-    metavar="N",
-    type=Whole(min=1),
-    default=128,
-    show_default=True,
-    help="Width of the model's states, the argument `dim` of its constructor.",
-)
-batch_size_option = click.option(
-    "--batch-size",
-    metavar="N",
-    type=Whole(min=1),
-    default=64,
-    show_default=True,
-    help="Instances in a mini-batch.",
-)
+dim_option = count_option("--dim", 128, "Width of the model's states, the argument `dim` of its constructor.")
+batch_size_option = count_option("--batch-size", 64, "Instances in a mini-batch.")
 policy_option = click.option(
     "--policy",
     metavar="NAME",
@@ -116,32 +112,18 @@ policy_option = click.option(
     shell_complete=completion.complete_policies,
     help=f"What decides which nodes run together: auto, {', '.join(policies.names())}, or a policy's file.",
 )
-backend_option = click.option(
-    "--backend",
-    type=click.Choice(("auto", *NAMES)),
-    default="auto",
-    show_default=True,
-    help="What runs the batches.",
-)
+backend_option = choice_option("--backend", ("auto", *NAMES), "auto", "What runs the batches.")
 other_backend_option = click.option(
     "--backend", type=click.Choice(NAMES), help="What runs the batches.  [default: that of training]"
 )
-precision_option = click.option(
+precision_option = choice_option(
     "--precision",
-    type=click.Choice(PRECISIONS),
-    default="float32",
-    show_default=True,
-    help="bf16 rounds the operands of matrix products to 16 bits; sums and all else stay float32. `autobatch doctor` "
+    PRECISIONS,
+    "float32",
+    "bf16 rounds the operands of matrix products to 16 bits; sums and all else stay float32. `autobatch doctor` "
     "measures how much faster that is here.",
 )
-seed_option = click.option(
-    "--seed",
-    metavar="N",
-    type=Whole(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of all random choices; the same seed gives the same results.",
-)
+seed_option = count_option("--seed", 0, "Seed of all random choices; the same seed gives the same results.", least=0)
 max_bytes_option = click.option(
     "--max-bytes",
     metavar="SIZE",

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.models.data.dataset import MOLECULES, load_molecules
 from autobatch.models.data.molecule import Molecule
-from autobatch.models.data.structures import MOLECULES, load_molecules
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import count_squares, explained_variance, predict_numbers
 from autobatch.models.spec import Counts, ModelSpec

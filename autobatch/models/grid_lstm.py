@@ -20,7 +20,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.comparison import Comparison
-from autobatch.models.data.structures import COMPARISONS, load_comparisons
+from autobatch.models.data.dataset import COMPARISONS, load_comparisons
 from autobatch.models.metric import count_classes, predict_classes
 from autobatch.models.spec import ModelSpec
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.models.data.dataset import REPEATS, load_repeats
 from autobatch.models.data.repeats import Repeats
-from autobatch.models.data.structures import REPEATS, load_repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import count_tags, pick_best, predict_tags
 from autobatch.models.spec import Counts, ModelSpec

@@ -18,7 +18,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.circuit import Circuit
-from autobatch.models.data.structures import CIRCUITS, load_circuits
+from autobatch.models.data.dataset import CIRCUITS, load_circuits
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import count_tags, pick_best, predict_tags
 from autobatch.models.spec import Counts, ModelSpec

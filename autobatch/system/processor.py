@@ -13,7 +13,6 @@ import numpy as np
 
 CPUINFO = Path("/proc/cpuinfo")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-BF16 = frozenset({"amx_bf16", "avx512_bf16"})  # either multiplies bf16 numbers and adds up in float32
 
 
 def cpu_name() -> str:
@@ -62,20 +61,8 @@ def _lines(path: Path) -> list[str]:
 
 @cache
 def has_bf16() -> bool:
-    """Tell whether the processor multiplies bf16 numbers; where the system does not say, it counts as no."""
-    return bool(BF16 & set(_cpu_info("flags").split()))
-
-
-@cache
-def has_bf16_vectors() -> bool:
-    """Tell whether the processor multiplies vectors of bf16 numbers, which compiled code can ask for."""
+    """Tell whether the processor multiplies vectors of bf16 numbers; where the system does not say, it counts as no."""
     return "avx512_bf16" in _cpu_info("flags").split()
-
-
-@cache
-def has_amx() -> bool:
-    """Tell whether the processor multiplies tiles of bf16 numbers, several times faster than vectors."""
-    return "amx_bf16" in _cpu_info("flags").split()
 
 
 @cache

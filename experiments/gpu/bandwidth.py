@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 import autobatch as ab
 from gpu.check import Check, Result
+from harness import take_turns
 
 WIDTHS = (256, 64, 1024, 128, 512)
 ELEMENTS = 1 << 25  # of all rows: 128 MB, more than a cache holds
@@ -76,14 +76,7 @@ def time_copy(check: Check, size: int, repeats: int) -> list[float]:
     device = check.device
     source, target = (device.empty(size, np.dtype(np.float32)) for _ in range(2))
     source[...] = 1.0
-    copy = check.waited(lambda: target.__setitem__(..., source))
-    copy()
-    seconds = []
-    for _ in range(repeats):
-        start = perf_counter()
-        copy()
-        seconds.append(perf_counter() - start)
-    return seconds
+    return take_turns({"copy": check.waited(lambda: target.__setitem__(..., source))}, repeats)["copy"]
 
 
 def time_batches(check: Check, width: int, n_rows: int, repeats: int, blocks: int) -> dict[str, list[float]]:

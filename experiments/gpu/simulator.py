@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.policies.evaluate import take_minibatches
 from autobatch.cli.workload import load_workload
 from autobatch.graph.dag import Dag, to_dag
@@ -21,6 +20,7 @@ from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, copy_table, make_table
 from autobatch.policies.rules.rules import LEARNED
 from gpu.check import Check, Result
+from harness import take_turns
 
 MODELS = ("lattice-lstm", "tree-lstm-2type", "tree-lstm")
 MACHINE = Machine("sort", critical=True, mask=True)
@@ -48,16 +48,16 @@ def time_setting(check: Check, result: Result, model: str, size: int, at_once: i
     simulator, machines = DeviceSimulator(dags, check.device), [rank_tried(MACHINE, table)] * (at_once // len(dags))
     result.failures.extend(compare(f"{model}, {size} instances", dags, table, simulator.run(machines, steps=True)))
     ways: dict[str, Any] = {
-        "schedules, device": lambda _: simulator.run(machines),
-        "schedules, one core": lambda _: [run_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags],
-        "episodes, device": lambda _: there.learn(copy_table(table), at_once),
-        "episodes, one core": lambda _: here.learn(copy_table(table), len(dags)),
+        "schedules, device": lambda: simulator.run(machines),
+        "schedules, one core": lambda: [run_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags],
+        "episodes, device": lambda: there.learn(copy_table(table), at_once),
+        "episodes, one core": lambda: here.learn(copy_table(table), len(dags)),
     }
-    times = take_turns(ways, 1, check.choose(7, 1))
+    times = take_turns(ways, check.choose(7, 1))
     nodes = sum(dag.type_id.size for dag in dags)
     n_scheduled = {"schedules": len(machines) * len(dags), "episodes": at_once}
     for work, n in n_scheduled.items():
-        laps = {place: times[f"{work}, {place}"][0] for place in ("device", "one core")}
+        laps = {place: times[f"{work}, {place}"] for place in ("device", "one core")}
         rates = [nodes * n / len(dags) / statistics.median(laps["device"]), nodes / statistics.median(laps["one core"])]
         result.add(model, size, nodes / len(dags), work, n, *(rate / 1e6 for rate in rates), rates[0] / rates[1])
         result.seconds |= {f"{model}, {size}, {n}, {work}, {place}": own for place, own in laps.items()}

@@ -26,7 +26,7 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.rounding import RoundedStep, multiply_in_float32
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.reference import Reference
-from autobatch.blas import Chooser, choosing, find_bf16
+from autobatch.blas import Chooser, choosing
 from autobatch.blas.own.tiles import can_tile
 from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
@@ -277,22 +277,22 @@ def test_a_model_learns_in_bf16_as_in_float32(backend: str) -> None:
 
 def fake_speeds(monkeypatch: pytest.MonkeyPatch, of_bf16: float, of_float32: dict[str, float]) -> None:
     """Have a table that says so of all sizes, on a machine that multiplies bf16."""
-    monkeypatch.setattr(choosing, "bf16_ways", lambda: ["packed"])
-    speeds = {"uint16": {"packed": of_bf16}, "float32": of_float32}
+    monkeypatch.setattr(choosing, "can_tile_bf16", lambda: True)
+    speeds = {"bf16": {"packed": of_bf16}, "float32": of_float32}
     monkeypatch.setattr(Chooser, "_table", lambda self, size: {size: speeds[size.split()[0]]})
 
 
-@pytest.mark.parametrize(("of_bf16", "expected"), [(59.0, "float32"), (110.0, "float32"), (460.0, "packed")])
+@pytest.mark.parametrize(("of_bf16", "expected"), [(59.0, False), (110.0, False), (460.0, True)])
 def test_bf16_is_multiplied_as_the_measured_table_says(
-    of_bf16: float, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    of_bf16: float, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     fake_speeds(monkeypatch, of_bf16, {"numpy": 110.0, "packed": 90.0})
     for is_gradient in (False, True):
-        assert Chooser().choose_bf16(64, 320, 128, a_flipped=is_gradient) == expected
-        assert Chooser("numpy").choose_bf16(64, 320, 128, a_flipped=is_gradient) == "packed"  # nothing is measured
-    monkeypatch.setattr(choosing, "bf16_ways", lambda: [])
-    assert Chooser().choose_bf16(64, 320, 128) == "float32"
+        assert Chooser().prefers_bf16(64, 320, 128, a_flipped=is_gradient) == expected
+        assert Chooser("numpy").prefers_bf16(64, 320, 128, a_flipped=is_gradient)  # nothing is measured
+    monkeypatch.setattr(choosing, "can_tile_bf16", lambda: False)
+    assert not Chooser().prefers_bf16(64, 320, 128)
 
 
 def rounded_steps(backend: NotingBackend) -> list[RoundedStep]:
@@ -319,39 +319,24 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     monkeypatch.setitem(BACKENDS, "cpu", lambda: backend)
     assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
     products: list[Any] = [product for step in rounded_steps(backend) for product in step.bound.values()]
-    assert {product.way for product in products} == {"float32"}
+    assert not any(product.is_bf16 for product in products)
     assert {product.provider.name for product in products} == {library}
     assert {product.function for product in products} == {multiply_in_float32.address}
     for form in FORMS:
         test_operands_are_rounded_and_nothing_else("cpu", form)
 
 
-def test_mkl_multiplies_where_that_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bf16 as where there is AMX, on whatever this machine has."""
-    try:
-        find_bf16()
-    except BackendError as absent:
-        pytest.skip(str(absent))
-    monkeypatch.setattr(choosing, "bf16_ways", lambda: ["mkl"])
-    monkeypatch.setitem(BACKENDS, "cpu", lambda: Cpu(poison=True, jitted=True, provider="numpy"))
-    model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
-    model.astype("float32")
-    expected = gradients(model, instances, "reference", "bf16")
-    assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
-    test_operands_are_rounded_and_nothing_else("cpu", "affine")
-
-
 @pytest.mark.parametrize(
     ("speed", "told"),
     [
-        (59.0, r'precision="bf16" does not pay: .* in float32, as bf16 takes 59 GFLOP/s \(mkl\) against 100 \(numpy\)'),
+        (59.0, r'precision="bf16" does not pay: .* in float32, as bf16 takes 59 GFLOP/s against 100 \(numpy\)'),
         (400.0, r'precision="bf16" multiplies 4\.0 times as fast as float32: 400 GFLOP/s'),
     ],
 )
 def test_the_doctor_says_whether_bf16_pays(speed: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "can_tile_bf16", lambda: False)
-    by_dtype = {"float32": {"numpy": 100.0}, "uint16": {"mkl": speed}}
-    monkeypatch.setattr(products, "measure", lambda found, m, n, k, dtype="float32": by_dtype[dtype])
+    monkeypatch.setattr(products, "can_tile_bf16", lambda: True)
+    monkeypatch.setattr(products, "measure_bf16", lambda m, n, k: speed)
+    monkeypatch.setattr(products, "measure", lambda found, m, n, k: {"numpy": 100.0})
     assert re.match(told, products.describe_bf16())
 
 

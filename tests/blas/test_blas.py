@@ -9,7 +9,7 @@ import tracemalloc
 from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,8 @@ from click.testing import CliRunner
 from autobatch.blas import (
     Chooser,
     Provider,
-    bf16,
     choosing,
     describe_product,
-    find_bf16,
     finding,
     get_provider,
     limit_threads,
@@ -29,19 +27,15 @@ from autobatch.blas import (
     list_providers,
     measure,
     most_threads,
-    multiply_bf16,
-    round_to_bf16,
     threads,
     threads_in_force,
 )
-from autobatch.blas.bf16 import to_bf16
-from autobatch.blas.calling import FACTOR_BYTES, ONE_PAIR, repeat_product
+from autobatch.blas.calling import ONE_PAIR, repeat_product
 from autobatch.blas.finding import FINDERS
 from autobatch.blas.own import gemm, tiles
 from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
 from autobatch.errors import BackendError, ShapeError
-from autobatch.jit.loops import compiled
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
 from helpers.runs.ways import each
@@ -102,7 +96,7 @@ def test_products_called_from_compiled_code_are_those_of_python(provider: Provid
         a, b = draw(rng, 9, 14, dtype, flips[0]), draw(rng, 14, 6, dtype, flips[1])
         out = draw(rng, 9, 6, dtype, flips[2])
         start = out.astype(float)
-        described, size = tuple(describe_product(a, b, out)), FACTOR_BYTES[dtype]
+        described, size = tuple(describe_product(a, b, out)), out.itemsize
         repeat_product(3, size, provider.addresses[dtype], described, 1.0, ONE_PAIR)
         np.testing.assert_allclose(out, start + 3 * (a.astype(float) @ b.astype(float)), rtol=1e-4, atol=1e-5)
 
@@ -134,9 +128,9 @@ def test_matrices_that_do_not_fit_are_refused(provider: Provider) -> None:
     ]:
         with pytest.raises(ShapeError, match=why):
             provider.multiply(a, b, out)
-    if "uint16" not in provider.addresses:
-        with pytest.raises(ShapeError, match=r"matrices of bf16 numbers: .* does not"):
-            provider.multiply(x.astype(np.uint16), x.T.astype(np.uint16), np.zeros((4, 4), np.float32))
+    if provider.name == gemm.NAME:
+        with pytest.raises(ShapeError, match=r"matrices of float64: packed does not"):
+            provider.multiply(x.astype(float), x.T.astype(float), np.zeros((4, 4)))
 
 
 def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,103 +322,6 @@ def test_speeds_are_measured_of_all_that_multiply_the_dtype() -> None:
     speeds = measure(providers, 8, 16, 16, "float64", a_flipped=True, b_flipped=True)
     assert sorted(speeds) == sorted({*names} - {gemm.NAME})
     assert min(speeds.values()) > 0
-    assert sorted(measure(providers, 8, 16, 16, "uint16")) == [
-        one.name for one in providers if "uint16" in one.addresses
-    ]
-
-
-def nearest_bf16(x: Any) -> Any:
-    """By distance, from both neighbours: what is cut off, and the next; infinity is a neighbour as 2**128 would be."""
-    low = x.view(np.uint32) >> 16
-    distances = []
-    for bits in (low, low + 1):
-        number = (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
-        distances.append(
-            np.abs(np.where(np.isinf(number), np.copysign(np.float64(2.0**128), x), number) - x.astype(float))
-        )
-    up = (distances[1] < distances[0]) | ((distances[1] == distances[0]) & (low % 2 == 1))
-    return (low + up).astype(np.uint16)
-
-
-def test_rounding_to_bf16_takes_the_nearest_and_the_even_of_two() -> None:
-    rng = np.random.default_rng(2)
-    bits = rng.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32)
-    bits[::4] = (bits[::4] & np.uint32(0xFFFF0000)) | np.uint32(0x8000)  # ties
-    x = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
-    x = x[: x.size // 8 * 8].reshape(-1, 8)
-    np.testing.assert_array_equal(round_to_bf16(x), nearest_bf16(x))
-    n_ties = int(((x.view(np.uint32) & 0xFFFF) == 0x8000).sum())
-    assert n_ties > 40_000
-
-
-def test_rounding_to_bf16_keeps_nan_and_infinity() -> None:
-    bits = np.array([[0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FFFFF, 0x80000000]], np.uint32)
-    rounded = round_to_bf16(bits.view(np.float32))[0]
-    assert [hex(word) for word in rounded[[0, 1, 5, 6]]] == ["0x7f80", "0xff80", "0x7f80", "0x8000"]
-    assert np.isnan((rounded[2:5].astype(np.uint32) << 16).view(np.float32)).all()
-
-
-def test_rounding_to_bf16_reads_and_writes_views() -> None:
-    rng = np.random.default_rng(3)
-    for is_flipped in (False, True):
-        x = draw(rng, 5, 9, "float32", is_flipped)
-        out = draw(rng, 5, 9, "uint16", is_flipped)
-        assert round_to_bf16(x, out) is out
-        np.testing.assert_array_equal(out, nearest_bf16(np.ascontiguousarray(x)))
-        np.testing.assert_array_equal(round_to_bf16(x), out)
-    assert round_to_bf16(np.zeros((0, 3), np.float32)).shape == (0, 3)
-    misfits: list[tuple[Any, Any, str]] = [
-        (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.uint16), "shape"),
-        (np.zeros((2, 3), np.float64), np.zeros((2, 3), np.uint16), "float64"),
-        (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.uint16).T, "lie the same way"),
-    ]
-    for x, out, why in misfits:
-        with pytest.raises(ShapeError, match=why):
-            round_to_bf16(x, out)
-
-
-def test_a_number_is_rounded_to_bf16_in_compiled_code() -> None:
-    @compiled
-    def first(x: Any) -> int:
-        return int(to_bf16(x[0]))
-
-    assert first(np.array([1.00390625], np.float32)) == 0x3F80  # a tie
-
-
-@each("size", SIZES)
-def test_products_of_bf16_are_sums_in_float32(size: tuple[int, int, int]) -> None:
-    try:
-        find_bf16()
-    except BackendError as absent:
-        pytest.skip(str(absent))
-    rng = np.random.default_rng(4)
-    m, n, k = size
-    for *flips, accumulate in product((False, True), repeat=4):
-        a, b = (
-            round_to_bf16(draw(rng, rows, columns, "float32", flip))
-            for rows, columns, flip in ((m, k, flips[0]), (k, n, flips[1]))
-        )
-        out = draw(rng, m, n, "float32", flips[2])
-        wide = [(bits.astype(np.uint32) << 16).view(np.float32).astype(float) for bits in (a, b)]
-        expected = wide[0] @ wide[1] + (out if accumulate else 0.0)
-        bound = np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(out)
-        multiply_bf16(a, b, out, accumulate)
-        assert (np.abs(out - expected) <= (k + 2) * 2.0**-23 * bound).all()
-
-
-def test_where_bf16_cannot_be_multiplied_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    class Old:
-        version = "2020.0"
-        addresses: ClassVar[dict[str, int]] = {}
-
-    monkeypatch.setattr(bf16, "get_provider", lambda name: Old())
-    with pytest.raises(BackendError, match=r"MKL 2020\.0 does not; install a newer one"):
-        find_bf16()
-    Old.addresses = {"uint16": 1}
-    monkeypatch.setattr(bf16, "has_bf16", lambda: False)
-    with pytest.raises(BackendError, match="neither AMX nor AVX-512 instructions for bf16; use float32"):
-        find_bf16()
 
 
 def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,3 +137,61 @@ def test_sums_stay_in_registers() -> None:
     (assembly,) = numba.njit(signature)(call).inspect_asm().values()
     of_rows = sum(tiles.VECTORS * n_rows for n_rows in range(1, tiles.ROWS + 1))
     assert assembly.count("vfmadd") == of_rows + tiles.TALL == 100
+
+
+def nearest_bf16(x: Any) -> Any:
+    """By distance, from both neighbours: what is cut off, and the next; infinity is a neighbour as 2**128 would be."""
+    low = x.view(np.uint32) >> 16
+    distances = []
+    for bits in (low, low + 1):
+        number = (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
+        distances.append(
+            np.abs(np.where(np.isinf(number), np.copysign(np.float64(2.0**128), x), number) - x.astype(float))
+        )
+    up = (distances[1] < distances[0]) | ((distances[1] == distances[0]) & (low % 2 == 1))
+    return (low + up).astype(np.uint16)
+
+
+def round_rows(x: Array, gap: int) -> tuple[Array, Array]:
+    """Rows that lie apart, rounded in both forms, as the bits of bf16 numbers."""
+    wide, (n_rows, width) = spread(x, gap), x.shape
+    narrow, whole = np.empty((n_rows, (width + 1) // 2), np.uint32), np.empty((n_rows, width), np.uint32)
+    packed.round_rows(address(wide), width + gap, n_rows, width, address(narrow))
+    packed.round_to_float32(address(wide), width + gap, n_rows, width, address(whole))
+    assert (whole & 0xFFFF == 0).all()
+    return narrow.view(np.uint16)[:, :width], (whole >> 16).astype(np.uint16)
+
+
+def test_rounding_to_bf16_takes_the_nearest_and_the_even_of_two() -> None:
+    rng = np.random.default_rng(2)
+    bits = rng.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32)
+    bits[::4] = (bits[::4] & np.uint32(0xFFFF0000)) | np.uint32(0x8000)  # ties
+    x = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
+    x = x[: x.size // 9 * 9].reshape(-1, 9)
+    for found in round_rows(x, 3):
+        np.testing.assert_array_equal(found, nearest_bf16(x))
+    n_ties = int(((x.view(np.uint32) & 0xFFFF) == 0x8000).sum())
+    assert n_ties > 40_000
+
+
+def test_rounding_to_bf16_keeps_nan_and_infinity() -> None:
+    bits = np.array([[0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FFFFF, 0x80000000]], np.uint32)
+    for (found,) in round_rows(bits.view(np.float32), 0):
+        assert [hex(word) for word in found[[0, 1, 5, 6]]] == ["0x7f80", "0xff80", "0x7f80", "0x8000"]
+        assert np.isnan((found[2:5].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+@each("is_flipped", (False, True))
+@each("size", SIZES)
+def test_matrices_are_packed_in_pairs_of_rounded_rows(size: tuple[int, int, int], is_flipped: bool) -> None:
+    """Word (k, j) of a panel holds rows 2k and 2k + 1 of its column j; there are zeros where there is nothing."""
+    _, n, inner = size
+    w = np.random.default_rng(3).standard_normal((inner, n)).astype(np.float32)
+    lies = spread(w.T if is_flipped else w, 2)
+    steps = (1, inner + 2) if is_flipped else (n + 2, 1)
+    found = np.full(packed.panel_words(inner, n, True), 0x7FC07FC0, np.uint32)
+    packed.pack_bf16(address(lies), *steps, inner, n, address(found))
+    whole = np.zeros((inner + inner % 2, -(-n // tiles.WIDTH) * tiles.WIDTH), np.uint32)
+    whole[:inner, :n] = nearest_bf16(w)
+    panels = (whole[::2] | whole[1::2] << 16).reshape(len(whole) // 2, -1, tiles.WIDTH).swapaxes(0, 1)
+    np.testing.assert_array_equal(found.reshape(panels.shape), panels)

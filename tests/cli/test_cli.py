@@ -23,7 +23,7 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
 from autobatch.models import MODELS
-from autobatch.models.data.catalogue import GENERATORS
+from autobatch.models.data.dataset import GENERATORS
 from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]

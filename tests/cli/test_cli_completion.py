@@ -14,7 +14,7 @@ from autobatch import policies
 from autobatch.backends import NAMES
 from autobatch.cli.main import commands
 from autobatch.models import MODELS
-from autobatch.models.data.catalogue import GENERATORS
+from autobatch.models.data.dataset import GENERATORS
 
 EVERY_COMMAND = ["train", "eval", "predict", "bench", "explain", "models", "data", "doctor"]
 

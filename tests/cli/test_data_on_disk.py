@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from autobatch.models import MODELS, find_model
-from autobatch.models.data.dataset import LATTICES, PAIRS, SENTENCES, TOLD, TREES
-from autobatch.models.data.structures import CIRCUITS, COMPARISONS, MOLECULES, REPEATS
+from autobatch.models.data.dataset import (
+    CIRCUITS,
+    COMPARISONS,
+    LATTICES,
+    MOLECULES,
+    PAIRS,
+    REPEATS,
+    SENTENCES,
+    TOLD,
+    TREES,
+)
 from helpers.data.datasets import REAL, SMALL, needs_real
 from helpers.runs.commands import Command
 

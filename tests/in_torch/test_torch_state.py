@@ -316,8 +316,8 @@ class Paired(nn.Module):
         self.embedding, self.pairs = nn.Embedding(5, 2), nn.Bilinear(2, 2, 2)
 
     def forward(self, token: Tensor) -> Tensor:
-        vector = self.embedding(token)
-        return (self.pairs(vector, vector) + vector).sum()
+        vector: Tensor = self.embedding(token)
+        return (vector + self.pairs(vector, vector)).sum()
 
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])
@@ -332,5 +332,5 @@ def test_parameters_that_are_trained_after_all_were_frozen_have_whole_gradients(
     module.embedding.requires_grad_(True)
     loss(tokens).sum().backward()
     found, module.embedding.weight.grad = module.embedding.weight.grad, None
-    torch.stack([module(token) for token in tokens]).sum().backward()
+    torch.stack([module(token) for token in tokens]).sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, module.embedding.weight.grad)

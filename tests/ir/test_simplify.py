@@ -30,8 +30,8 @@ from autobatch.ir.program_check import check_cell, check_derivative, check_rewri
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.trace.tracer import Tracer
+from fuzzing.specs import State
 from helpers.programs.careless import make_careless
-from helpers.programs.random_cells import State
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
 from helpers.runs.recorded import types_of

@@ -14,16 +14,22 @@ import pytest
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, python_ast, reviews, translation
 from autobatch.models.data.agreement import draw_texts
-from autobatch.models.data.catalogue import FORMATS, GENERATORS
 from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
 from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.dataset import (
+    FORMATS,
+    GENERATORS,
     Dataset,
+    Load,
+    load_circuits,
+    load_comparisons,
     load_labelled_trees,
     load_lattices,
+    load_molecules,
     load_pairs,
     load_pictures,
+    load_repeats,
     load_sentences,
     load_spelled_sentences,
     load_texts,
@@ -41,7 +47,6 @@ from autobatch.models.data.picture import Picture
 from autobatch.models.data.python_ast import N_CLASSES
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
 from autobatch.models.data.sentence import Sentence
-from autobatch.models.data.structures import load_circuits, load_comparisons, load_molecules, load_repeats
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
@@ -250,7 +255,7 @@ def test_scenes_are_sky_over_one_shore() -> None:
 
 # --- data sets ---
 
-LOADERS = {
+LOADERS: dict[str, Load] = {
     "listops": load_trees,
     "operations": load_labelled_trees,
     "tagging": load_sentences,

@@ -11,7 +11,7 @@ from fuzzing.drawing import Drawing, Rng, is_tame, pick
 from fuzzing.lines import WIDTHS, draw_line, weave
 from fuzzing.maps import draw_map
 from fuzzing.program import Argument, Function, Program
-from fuzzing.specs import LABELS, Data, Each, Pair, Several, Spec, State, Structure, Tree, Use, Value, shape_tree
+from fuzzing.specs import Data, Each, Several, Spec, Structure, Tree, Use, Value, shape_tree
 
 LENGTHS = (0, 1, 1, 2, 2, 3, 6)  # of lists
 PAIRS = ("tuple", "list", "dict", "State", "Pair")
@@ -118,14 +118,8 @@ def example(spec: Spec, rng: Rng, n: int = 2) -> Any:
             return {"id": 1, "float": 0.5, "flag": True, "word": "twice"}[kind]
         case Each(element):
             return [example(element, rng) for _ in range(n)]
-        case Several(kind, parts):
-            made = [example(part, rng) for part in parts]
-            match kind:
-                case "dict":
-                    return dict(zip(LABELS[kind], made, strict=True))
-                case "State" | "Pair":
-                    return (State if kind == "State" else Pair)(*made)
-            return tuple(made) if kind == "tuple" else made
+        case Several(_, parts):
+            return spec.build([example(part, rng) for part in parts])
 
 
 def draw_returns(body: CallingBody, takes: list[Spec], n: int | None) -> Tree:

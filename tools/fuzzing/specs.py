@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,11 +49,25 @@ class Several:
     parts: tuple[Spec, ...]
 
     @property
+    def labels(self) -> Sequence[Any]:
+        """What the parts are got by."""
+        return LABELS.get(self.kind, range(len(self.parts)))
+
+    @property
     def paths(self) -> list[str]:
         """What follows the text of the structure to get each part."""
-        if self.kind == "State":
-            return [f".{label}" for label in LABELS["State"]]
-        return [f"[{label!r}]" for label in LABELS.get(self.kind, range(len(self.parts)))]
+        return [f".{label}" if self.kind == "State" else f"[{label!r}]" for label in self.labels]
+
+    def build(self, parts: list[Any]) -> Any:
+        """The structure of these parts."""
+        match self.kind:
+            case "tuple":
+                return tuple(parts)
+            case "dict":
+                return dict(zip(self.labels, parts, strict=True))
+            case "State" | "Pair":
+                return (State if self.kind == "State" else Pair)(*parts)
+        return parts
 
 
 @dataclass(frozen=True)

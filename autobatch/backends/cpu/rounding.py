@@ -1,10 +1,9 @@
 """Steps for products whose operands are rounded to bf16; see `autobatch.ir.precision`.
 
-`Chooser.choose_bf16` measures which of three ways is fastest. The first uses vectors of bf16 numbers: a matrix is
-rounded and packed once per run, and the rows of a batch are rounded some dozens at a time, just before they are
-multiplied, into memory that stays in the cache; rounding takes about a fiftieth of the time of multiplying. The second,
-for processors on which that is slower than float32, does the same with operands that are rounded to bf16 but stored as
-float32. The third, with AMX, passes rows and matrix to MKL as bf16.
+Where the processor multiplies vectors of bf16 numbers, a matrix is rounded and packed once per run, and the rows of a
+batch are rounded some dozens at a time, just before they are multiplied, into memory that stays in the cache; rounding
+takes about a fiftieth of the time of multiplying. Where that is slower than float32 (`Chooser.prefers_bf16`), the same
+is done with operands that are rounded to bf16 but stored as float32.
 """
 
 from __future__ import annotations
@@ -34,24 +33,16 @@ from autobatch.backends.cpu.steps import (
     ProductStep,
     address_in,
 )
-from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
-from autobatch.blas.choosing import FLOAT32, Chooser
+from autobatch.blas.choosing import Chooser
 from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.packed import (
-    ROWS_AT_ONCE,
-    multiply_bf16,
-    multiply_float32,
-    pack_bf16,
-    panel_words,
-    round_to_float32,
-)
+from autobatch.blas.own.packed import ROWS_AT_ONCE, multiply_bf16, multiply_float32, round_to_float32
 from autobatch.blas.own.tiles import WORD
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.compiler.statement import Product
 from autobatch.compiler.writer import SLOTS
-from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.addresses import array_at
 from autobatch.jit.bits import rounded
 from autobatch.jit.loops import by_address
 
@@ -68,66 +59,38 @@ class RoundedStep(ProductStep):
         stage.turn_width += ROWS_AT_ONCE * self.inner
 
     def _choose(self, n_rows: int, chooser: Chooser) -> tuple[Any, ...]:
-        """The library for float32, and the way to multiply by bf16."""
-        return *super()._choose(n_rows, chooser), chooser.choose_bf16(n_rows, self.n, self.inner)
+        """The library for float32, and whether bf16 is multiplied without it."""
+        return *super()._choose(n_rows, chooser), chooser.prefers_bf16(n_rows, self.n, self.inner)
 
-    def _make(self, provider: Provider, way: str = FLOAT32) -> BoundProduct:
-        return BoundRounded(self, provider, way)
+    def _make(self, provider: Provider, is_bf16: bool = False) -> BoundProduct:
+        return BoundRounded(self, provider, is_bf16)
 
 
 class BoundRounded(BoundProduct):
     """A product in bf16, with the matrix as its way of multiplying reads it."""
 
-    def __init__(self, step: RoundedStep, provider: Provider, way: str) -> None:
+    def __init__(self, step: RoundedStep, provider: Provider, is_bf16: bool) -> None:
         super().__init__(step, provider)
-        self.way = way
-        if way == PACKED:
-            self.calls_library = not self._is_compiled
-        elif way == "mkl":
-            self.calls_library = True
+        self.is_bf16 = is_bf16 and self._is_compiled
+        self.calls_library = self.calls_library and not self.is_bf16
 
     def _refresh(self) -> None:
         """Round the matrix as it is now."""
-        stage, term = self.step.stage, self.step.term
-        matrix = readable(stage.shared.arrays[term.weight][0])
-        matrix = matrix.T if term.transposed else matrix
-        if self.way == PACKED and self._is_compiled:
-            self._pack_rounded(matrix)
+        matrix = readable(self.step.stage.shared.arrays[self.step.term.weight][0])
+        matrix = matrix.T if self.step.term.transposed else matrix
+        if self.is_bf16:
+            self._pack(matrix, is_bf16=True)
             self.function = multiply_rounded.address
-        elif self.way == "mkl":
-            self._weight = round_to_bf16(stage.matrix(term.weight, term.transposed))
+        elif self.provider.name == PACKED and self._is_compiled:
+            self._pack(rounded(matrix))
+            self.own[ROUTINE], self.function = 0, multiply_in_float32.address
         else:
-            self._take_rounded(rounded(matrix))
+            self._take(rounded(matrix))
+            self.function = multiply_in_float32.address if self.own[ROUTINE] and self._is_compiled else 0
 
-    def _pack_rounded(self, matrix: Array) -> None:
-        """Pack a matrix for our own product of bf16."""
-        inner, n = matrix.shape
-        self._make_panels(panel_words(inner, n, True))
-        self.own[[N, INNER, B]] = n, inner, address_of(self._panels)
-        row, column = (step // WORD for step in matrix.strides)
-        pack_bf16(address_of(matrix), row, column, inner, n, address_of(self._panels))
-
-    def _take_rounded(self, matrix: Array) -> None:
-        """Take a rounded matrix for the fastest float32 product."""
-        if self.provider.name == PACKED and self._is_compiled:
-            self._pack(matrix)
-            self.own[ROUTINE] = 0
-        else:
-            self._take(matrix)
-            if not (self.own[ROUTINE] and self._is_compiled):
-                return
-        self.function = multiply_in_float32.address
-
-    def __call__(self, k: int) -> None:
-        """Run by a library."""
-        left, out = self.step.stage.view(self.step.term.rows, k), self.step.stage.view(self.step.out, k)
-        assert self._weight is not None, "steps are refreshed before they run"
-        if left.size and self.way == "mkl":
-            find_bf16().multiply(round_to_bf16(left), self._weight, out, self.step.accumulate)
-        elif left.size:
-            self.provider.multiply(rounded(left), self._weight, out, self.step.accumulate)
-        elif not self.step.accumulate:
-            out[...] = 0
+    def _rows(self, k: int) -> Array:
+        rows: Array = rounded(super()._rows(k))
+        return rows
 
 
 @by_address

@@ -18,7 +18,7 @@ from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import multiply_float32 as multiply_rows
-from autobatch.blas.own.packed import pack_float32, panel_words
+from autobatch.blas.own.packed import pack_bf16, pack_float32, panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import threads_now
@@ -152,7 +152,7 @@ class ProductStep:
 
     Attributes:
         own: the numbers that do not depend on the library.
-        bound: the products that plans have bound, by the names of the library and of the way to use it.
+        bound: the products that plans have bound, by the name of the library and the way to use it.
     """
 
     def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
@@ -168,7 +168,7 @@ class ProductStep:
         shape = stage.lowered.vars[self.term.weight].shape
         self.inner, self.n = shape[::-1] if self.term.transposed else shape
         self._chosen: dict[tuple[int, int, str], BoundProduct] = {}
-        self.bound: dict[tuple[str, ...], BoundProduct] = {}
+        self.bound: dict[tuple[Any, ...], BoundProduct] = {}
 
     def bind(self, sizes: Sizes) -> BoundProduct:
         """Choose the library by the mean number of rows."""
@@ -176,10 +176,10 @@ class ProductStep:
         n_rows = (self.once and of_whole) or of_piece
         chosen_for = n_rows.bit_length(), threads_now(), sizes.chooser.name
         if chosen_for not in self._chosen:
-            way = self._choose(max(n_rows, 1), sizes.chooser)
-            names = tuple(part if isinstance(part, str) else part.name for part in way)
+            provider, *way = self._choose(max(n_rows, 1), sizes.chooser)
+            names = provider.name, *way
             if names not in self.bound:
-                self.bound[names] = self._make(*way)
+                self.bound[names] = self._make(provider, *way)
             self._chosen[chosen_for] = self.bound[names]
         return self._chosen[chosen_for]
 
@@ -240,24 +240,24 @@ class BoundProduct:
             self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
         self.own[ROUTINE] = self.provider.addresses.get(self.step.stage.dtype.name, 0)
 
-    def _pack(self, weight: Array) -> tuple[int, ...]:
+    def _pack(self, weight: Array, is_bf16: bool = False) -> tuple[int, ...]:
         """Pack the weight for our own product; give the numbers by which it is packed again, where it is now."""
         inner, n = weight.shape
-        self._make_panels(panel_words(inner, n, False))
+        n_words = panel_words(inner, n, is_bf16)
+        if self._panels.size < n_words:
+            self._panels = aligned(n_words, np.dtype(np.uint32))
         self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self._panels)
         row, column = (step // weight.itemsize for step in weight.strides)
         packing = address_of(weight), row, column, inner, n, address_of(self._panels)
-        pack_float32(*packing)
+        (pack_bf16 if is_bf16 else pack_float32)(*packing)
         return packing
 
-    def _make_panels(self, n_words: int) -> None:
-        """Make memory for a packed matrix."""
-        if self._panels.size < n_words:
-            self._panels = aligned(n_words, np.dtype(np.uint32))
+    def _rows(self, k: int) -> Array:
+        return self.step.stage.view(self.step.term.rows, k)
 
     def __call__(self, k: int) -> None:
         """Multiply by the library's Python function."""
-        left, out = self.step.stage.view(self.step.term.rows, k), self.step.stage.view(self.step.out, k)
+        left, out = self._rows(k), self.step.stage.view(self.step.out, k)
         assert self._weight is not None, "steps are refreshed before they run"
         if left.size:
             self.provider.multiply(left, self._weight, out, accumulate=self.step.accumulate)

@@ -4,8 +4,8 @@ A call is for all rows of a type, and for a strip of the gradient: with several 
 product, or some columns of a sum, completely, so that gradients do not depend on the number of threads. The gradient of
 a parameter has three slots in the memory of the stage, see `autobatch.backends.gradient_slots`.
 
-With precision "bf16", both factors of a product are rounded some hundred rows at a time: by autobatch's own product of
-packed bf16 numbers, by a float32 library, or by MKL, whichever is fastest for the size.
+With precision "bf16", both factors of a product are rounded some hundred rows at a time, for autobatch's own product of
+packed bf16 numbers or for a float32 library, whichever is faster for the size.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import COLUMNS, ITEMSIZE, ROUTINE, ROWS, TABLE, A, N, Sizes, address_in
 from autobatch.backends.gradient_slots import as_matrix, dense
-from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
-from autobatch.blas.choosing import FLOAT32
-from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import add_outer_bf16, outer_words, round_to_float32
 from autobatch.blas.own.tiles import WORD
 from autobatch.blas.threads import threads_now
@@ -84,15 +81,14 @@ class BoundOuter:
         stage, (m, n) = step.stage, step.own[[M, N]].tolist()
         name, chooser = stage.dtype.name, sizes.chooser
         self._provider = chooser.choose(m, n, n_rows, name, a_flipped=True)
-        is_rounded = stage.precision == "bf16"
-        self._way = chooser.choose_bf16(m, n, n_rows, a_flipped=True) if is_rounded else FLOAT32
-        routine = self._provider.addresses.get(name)
+        is_rounded, routine = stage.precision == "bf16", self._provider.addresses.get(name)
         self.own[N_STRIPS], self.own[ROUTINE] = stage.n_strips(sizes.n_threads), routine or 0
         self.function = 0
-        if stage.jitted and m and n and self._way == PACKED:
-            self.function, self.own[ROUTINE] = add_rounded_outer.address, 0
-        elif stage.jitted and m and n and routine is not None and self._way == FLOAT32:
-            self.function = add_rounded_outer.address if is_rounded else add_outer.address
+        if stage.jitted and m and n:
+            if is_rounded and chooser.prefers_bf16(m, n, n_rows, a_flipped=True):
+                self.function = add_bf16_outer.address
+            elif routine is not None:
+                self.function = add_rounded_outer.address if is_rounded else add_outer.address
         self.own_address = address_of(self.own)
 
     def refresh(self) -> None:
@@ -106,12 +102,9 @@ class BoundOuter:
         n_rows = int(stage.run.table[k, self.own[ROWS]])
         left, right = (stage.view(view, k).reshape(n_rows, view.size) for view in (outer.left, outer.right))
         target = as_matrix(dense(stage.run.gradients[stage.keys[outer.parameter]]))
-        if self._way == "mkl":
-            find_bf16().multiply(round_to_bf16(left.T), round_to_bf16(right), target, True)
-        elif stage.precision == "bf16":
-            self._provider.multiply(rounded(left.T), rounded(right), target, True)
-        else:
-            self._provider.multiply(left.T, right, target, accumulate=True)
+        if stage.precision == "bf16":
+            left, right = rounded(left), rounded(right)
+        self._provider.multiply(left.T, right, target, accumulate=True)
 
 
 class RowSumStep:
@@ -231,19 +224,25 @@ def add_outer(memory: int, own: int, k: int) -> None:
 
 
 @by_address
+def add_bf16_outer(memory: int, own: int, k: int) -> None:
+    """Add a strip of a' @ b, both rounded to bf16, to a gradient, by our own product."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
+    if m > 0:
+        scratch = arrays[MEMORY] + numbers[SCRATCH]
+        add_outer_bf16(row[numbers[ROWS]], m, n, (a, a_step), (b, b_step), (out, out_step), scratch)
+
+
+@by_address
 def add_rounded_outer(memory: int, own: int, k: int) -> None:
-    """Add a strip of a' @ b, both rounded to bf16, to a gradient: with a float32 library, or by our own product."""
+    """Add a strip of a' @ b, both rounded to bf16, to a gradient, with a float32 library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
     scratch, n_rows = arrays[MEMORY] + numbers[SCRATCH], row[numbers[ROWS]]
-    if m <= 0 or n_rows == 0:
-        return
-    if not numbers[ROUTINE]:
-        add_outer_bf16(n_rows, m, n, (a, a_step), (b, b_step), (out, out_step), scratch)
-        return
     right = scratch + WORD * ROUNDED_ROWS * m
-    for first in range(0, n_rows, ROUNDED_ROWS):
+    for first in range(0, n_rows if m > 0 else 0, ROUNDED_ROWS):
         at_once = min(ROUNDED_ROWS, n_rows - first)
         round_to_float32(a + WORD * first * a_step, a_step, at_once, m, scratch)
         round_to_float32(b + WORD * first * b_step, b_step, at_once, n, right)

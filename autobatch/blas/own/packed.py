@@ -16,9 +16,6 @@ Blocks of rows and of inner indices keep the data that tiles share in the caches
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter
-
 import numpy as np
 
 from autobatch.blas.own.tiles import LANES, NO_ROWS, WIDTH, WORD, Strided, block_bf16, block_float32, turn
@@ -26,7 +23,6 @@ from autobatch.jit.addresses import array_at
 from autobatch.jit.loops import compiled
 
 ROWS_AT_ONCE, INNER_AT_ONCE, OUTER_AT_ONCE = 48, 512, 128
-LAP_S, LAPS = 1e-3, 5
 LOW, HALF, ONE = np.uint32(0x7FFF), np.uint32(16), np.uint32(1)
 MAGNITUDE, INFINITY, QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uint32(0x40)
 
@@ -71,28 +67,23 @@ def pack_float32(source: int, row: int, column: int, inner: int, n: int, packed:
         source: address of its first element; row, column: elements from one row, and from one column, to the next.
         packed: address of `panel_words(inner, n, False)` words.
     """
-    panels = array_at(packed, np.uint32)
-    words = array_at(source, np.uint32)
+    panels, words = array_at(packed, np.uint32), array_at(source, np.uint32)
     for left in range(0, n, WIDTH):
         width = min(WIDTH, n - left)
         panel = panels[left * inner : (left + WIDTH) * inner]
-        for first in range(0, inner, 16):
-            last = min(first + 16, inner)
+        for first in range(0, inner, LANES):
+            last = min(first + LANES, inner)
             if column == 1:
                 for k in range(first, last):
                     line, out = words[k * row + left : k * row + left + width], panel[k * WIDTH : (k + 1) * WIDTH]
                     for j in range(width):
                         out[j] = line[j]
-            elif row == 1 and last - first == 16:
-                whole = width - width % 16
-                for j in range(0, whole, 16):
+            else:
+                whole = width - width % LANES if row == 1 and last - first == LANES else 0
+                for j in range(0, whole, LANES):
                     place = packed + WORD * (left * inner + first * WIDTH + j)
                     turn(source + WORD * (first + (left + j) * column), column, place, WIDTH)
                 for j in range(whole, width):
-                    for k in range(first, last):
-                        panel[k * WIDTH + j] = words[k * row + (left + j) * column]
-            else:
-                for j in range(width):
                     for k in range(first, last):
                         panel[k * WIDTH + j] = words[k * row + (left + j) * column]
             for k in range(first, last):
@@ -102,38 +93,19 @@ def pack_float32(source: int, row: int, column: int, inner: int, n: int, packed:
 
 @compiled
 def pack_bf16(source: int, row: int, column: int, inner: int, n: int, packed: int) -> None:
-    """Round and pack a float32 matrix (inner, n); see `pack_float32`. Rows are paired; an odd last one with zeros."""
-    pairs = (inner + 1) // 2
-    panels = array_at(packed, np.uint32)
-    words = array_at(source, np.uint32)
-    block = np.empty(LANES * LANES, np.uint32)
+    """Round and pack a float32 matrix (inner, n); see `pack_float32`. Rows are paired; an odd last one with zeros.
+
+    Either axis must be contiguous, if it is longer than one.
+    """
+    pairs, is_turned = (inner + 1) // 2, column != 1 and n > 1
+    turned = np.empty(WIDTH * pairs if is_turned else 0, np.uint32)
     for left in range(0, n, WIDTH):
-        width = min(WIDTH, n - left)
-        panel = panels[left * pairs : (left + WIDTH) * pairs]
-        for first in range(0, inner // 2, LANES):
-            last = min(first + LANES, inner // 2)
-            if column == 1:
-                for k in range(first, last):
-                    at = 2 * k * row + left
-                    low, high, out = words[at : at + width], words[at + row : at + row + width], panel[k * WIDTH :]
-                    for j in range(width):
-                        out[j] = half(low[j]) | np.uint32(half(high[j]) << HALF)
-            else:
-                whole = width - width % LANES if row == 1 and last - first == LANES else 0
-                for j in range(0, whole, LANES):
-                    place = source + WORD * (2 * first + (left + j) * column)
-                    round_rows(place, column, LANES, 2 * LANES, block.ctypes.data)
-                    turn(block.ctypes.data, LANES, packed + WORD * (left * pairs + first * WIDTH + j), WIDTH)
-                for j in range(whole, width):
-                    for k in range(first, last):
-                        at = 2 * k * row + (left + j) * column
-                        panel[k * WIDTH + j] = half(words[at]) | np.uint32(half(words[at + row]) << HALF)
-        if inner % 2:
-            for j in range(width):
-                panel[(pairs - 1) * WIDTH + j] = half(words[(inner - 1) * row + (left + j) * column])
-        for k in range(pairs):
-            for j in range(width, WIDTH):
-                panel[k * WIDTH + j] = 0
+        width, panel = min(WIDTH, n - left), packed + WORD * left * pairs
+        if is_turned:
+            round_rows(source + WORD * left * column, column, width, inner, turned.ctypes.data)
+            pack_float32(turned.ctypes.data, 1, pairs, pairs, width, panel)
+        else:
+            _pair_rows(source + WORD * left, row, inner, width, panel, WIDTH)
 
 
 @compiled
@@ -147,6 +119,24 @@ def round_rows(source: int, row: int, n_rows: int, inner: int, out: int) -> None
             target[k] = np.uint16(half(line[k]))
         if inner % 2:
             target[inner] = np.uint16(0)
+
+
+@compiled
+def _pair_rows(source: int, row: int, n_rows: int, width: int, out: int, out_row: int) -> None:
+    """Round rows and pair them: element i of rows 2r and 2r + 1 make word i of row r, which ends in zeros."""
+    paired, last = array_at(out, np.uint32), array_at(source + WORD * (n_rows - 1) * row, np.uint32)
+    for r in range(n_rows // 2):
+        at = source + WORD * 2 * r * row
+        low, high = array_at(at, np.uint32), array_at(at + WORD * row, np.uint32)
+        for i in range(width):
+            paired[r * out_row + i] = half(low[i]) | np.uint32(half(high[i]) << HALF)
+    if n_rows % 2:
+        for i in range(width):
+            paired[n_rows // 2 * out_row + i] = half(last[i])
+    if width < out_row:
+        for r in range((n_rows + 1) // 2):
+            for i in range(width, out_row):
+                paired[r * out_row + i] = 0
 
 
 # Products.
@@ -222,74 +212,10 @@ def add_outer_bf16(rows: int, m: int, n: int, x: Strided, y: Strided, out: Strid
     for first in range(0, rows, 2 * OUTER_AT_ONCE):
         n_rows = min(2 * OUTER_AT_ONCE, rows - first)
         pack_bf16(y_first + WORD * first * y_row, y_row, 1, n_rows, n, scratch)
-        _pair_rows(x_first + WORD * first * x_row, x_row, n_rows, m, left)
+        _pair_rows(x_first + WORD * first * x_row, x_row, n_rows, m, left, m)
         pairs, follows, n_next = (n_rows + 1) // 2, first + n_rows, min(2 * OUTER_AT_ONCE, rows - first - n_rows)
         next_x, next_y = x_first + WORD * follows * x_row, y_first + WORD * follows * y_row
         block_bf16(
             (m, n, pairs), (left, 1, m), (scratch, WIDTH, WIDTH * pairs), out, 1,
             (next_x, x_row, n_next, m), (next_y, y_row, n_next, n),
         )  # fmt: skip
-
-
-@compiled
-def _pair_rows(source: int, row: int, n_rows: int, width: int, out: int) -> None:
-    """Round rows and pair them: element i of rows 2r and 2r + 1 make word i of row r."""
-    words, pairs = array_at(source, np.uint32), array_at(out, np.uint32)
-    for r in range(n_rows // 2):
-        low, high = words[2 * r * row : 2 * r * row + width], words[(2 * r + 1) * row : (2 * r + 1) * row + width]
-        target = pairs[r * width : (r + 1) * width]
-        for i in range(width):
-            target[i] = half(low[i]) | np.uint32(half(high[i]) << HALF)
-    if n_rows % 2:
-        low, target = words[(n_rows - 1) * row : (n_rows - 1) * row + width], pairs[n_rows // 2 * width :]
-        for i in range(width):
-            target[i] = half(low[i])
-
-
-def measure_packed(m: int, n: int, inner: int, is_bf16: bool) -> float:
-    """Measure GFLOP/s of rows times a packed matrix, on one thread; rounding of the rows included.
-
-    Cost: about 10 ms, or eight products.
-    """
-    rng = np.random.default_rng(0)
-    x, w = rng.random((m, inner), np.float32), rng.random((inner, n), np.float32)
-    out, panels = np.zeros((m, n), np.float32), np.empty(panel_words(inner, n, is_bf16), np.uint32)
-    rounded = np.empty(rows_words(inner), np.uint32)
-    (pack_bf16 if is_bf16 else pack_float32)(w.ctypes.data, n, 1, inner, n, panels.ctypes.data)
-    operands = (m, n, inner, (x.ctypes.data, inner), panels.ctypes.data, (out.ctypes.data, n), 0)
-    scratch = rounded.ctypes.data
-
-    def run() -> None:
-        if is_bf16:
-            multiply_bf16(*operands, scratch)
-        else:
-            multiply_float32(*operands)
-
-    return round(2e-9 * m * n * inner / _least_time(run), 2)
-
-
-def measure_outer(m: int, n: int, rows: int) -> float:
-    """Measure GFLOP/s of the gradient of a matrix (m, n) in bf16, on one thread; rounding included.
-
-    Cost: see `measure_packed`.
-    """
-    rng = np.random.default_rng(0)
-    x, y = rng.random((rows, m), np.float32), rng.random((rows, n), np.float32)
-    out, scratch = np.zeros((m, n), np.float32), np.empty(outer_words(m, n), np.uint32)
-    operands = (x.ctypes.data, m), (y.ctypes.data, n), (out.ctypes.data, n)
-    arguments = (rows, m, n, *operands, scratch.ctypes.data)
-    return round(2e-9 * m * n * rows / _least_time(lambda: add_outer_bf16(*arguments)), 2)
-
-
-def _least_time(run: Callable[[], None]) -> float:
-    """Measure the seconds of a call, from the fastest lap."""
-
-    def lap(times: int) -> float:
-        began = perf_counter()
-        for _ in range(times):
-            run()
-        return (perf_counter() - began) / times
-
-    lap(1)  # compiles
-    times = max(1, int(LAP_S / max(1e-7, min(lap(1), lap(1)))))
-    return min(lap(times) for _ in range(LAPS))

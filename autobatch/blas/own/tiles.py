@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from autobatch.jit.loops import built, compiled
-from autobatch.system.processor import code_features, has_avx512, has_bf16_vectors
+from autobatch.system.processor import code_features, has_avx512, has_bf16
 
 LANES, VECTORS, ROWS, TALL = 16, 4, 6, 16
 WIDTH = LANES * VECTORS  # columns of a panel
@@ -53,7 +53,7 @@ def can_tile() -> bool:
 
 def can_tile_bf16() -> bool:
     """Tell whether compiled code may multiply tiles of bf16."""
-    return can_tile() and has_bf16_vectors() and "+avx512bf16" in code_features()
+    return can_tile() and has_bf16() and "+avx512bf16" in code_features()
 
 
 @built
@@ -64,7 +64,8 @@ def block_float32() -> Block:
 
 @built
 def block_bf16() -> Block:
-    """Multiply a block of pairs of bf16 numbers; sums are float32."""
+    """Multiply a block of pairs of bf16 numbers; sums are float32. It is compiled only where `can_tile_bf16` holds."""
+    assert can_tile_bf16(), "LLVM ends the process where it cannot select the instruction"
     return _build_block(is_bf16=True)
 
 
@@ -306,27 +307,11 @@ class _Writer:
 
     def _add_product(self, total: Any, row: Any, column: Any) -> Any:
         if not self.is_bf16:
-            return self._add_reals(total, row, column)
-        if not can_tile_bf16():  # loops that choose at run time have this way in them for every processor
-            for half in (self._low_halves, self._high_halves):
-                total = self._add_reals(total, half(row), half(column))
-            return total
+            factors = [self.builder.bitcast(x, self.reals) for x in (row, column)]
+            return self._call("llvm.fma.v16f32", self.reals, *factors, total)
         pairs = self.ir.VectorType(_bf16_type(), 2 * LANES)
         factors = [self.builder.bitcast(x, pairs) for x in (row, column)]
         return self._call("llvm.x86.avx512bf16.dpbf16ps.512", self.reals, total, *factors)
-
-    def _add_reals(self, total: Any, row: Any, column: Any) -> Any:
-        factors = [self.builder.bitcast(x, self.reals) for x in (row, column)]
-        return self._call("llvm.fma.v16f32", self.reals, *factors, total)
-
-    def _low_halves(self, words: Any) -> Any:
-        """The first number of each pair, as float32."""
-        return self.builder.shl(self.builder.bitcast(words, self.ints), self.ir.Constant(self.ints, LANES * [16]))
-
-    def _high_halves(self, words: Any) -> Any:
-        """The second number of each pair, as float32."""
-        mask = self.ir.Constant(self.ints, LANES * [0xFFFF0000])
-        return self.builder.and_(self.builder.bitcast(words, self.ints), mask)
 
     def _address(self, base: Any, *moves: tuple[Any, Any], of: Any) -> Any:
         """Compute a pointer: `base`, in bytes, plus products of words."""

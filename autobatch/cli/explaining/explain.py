@@ -18,21 +18,17 @@ from autobatch.inspect.plotting import plot_schedules
 @options.model_argument
 @options.data_option
 @options.dim_option
-@click.option(
+@options.count_option(
     "--batch-size",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=32,
-    show_default=True,
-    help="How many instances to batch: the first, in the order of the data's files; all if there are fewer.",
+    32,
+    "How many instances to batch: the first, in the order of the data's files; all if there are fewer.",
 )
 @options.policies_option("auto,depth,agenda")
-@click.option(
+@options.choice_option(
     "--bound",
-    type=click.Choice(["chain", "pairs"]),
-    default="chain",
-    show_default=True,
-    help="How to bound the batches: by the chains of each type, or by pairs of types, which takes seconds.",
+    ["chain", "pairs"],
+    "chain",
+    "How to bound the batches: by the chains of each type, or by pairs of types, which takes seconds.",
 )
 @click.option("--training", is_flag=True, help="Run backward too, and count it.")
 @click.option("--memory", is_flag=True, help="Show where values lie, in cells and between, and what moves.")

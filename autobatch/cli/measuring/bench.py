@@ -24,29 +24,9 @@ from autobatch.cli.workload import load_workload, say_dim
 @options.policies_option("auto,unbatched,depth,agenda")
 @options.backend_option
 @options.precision_option
-@click.option(
-    "--mode",
-    type=click.Choice(MODES),
-    default="infer",
-    show_default=True,
-    help="Time losses alone, or with gradients and a step of the optimizer.",
-)
-@click.option(
-    "--minibatches",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=4,
-    show_default=True,
-    help="How many mini-batches to run: the first, in the order of the data's files.",
-)
-@click.option(
-    "--repeats",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=5,
-    show_default=True,
-    help="Timed runs of each mini-batch.",
-)
+@options.choice_option("--mode", MODES, "infer", "Time losses alone, or with gradients and a step of the optimizer.")
+@options.count_option("--minibatches", 4, "How many mini-batches to run: the first, in the order of the data's files.")
+@options.count_option("--repeats", 5, "Timed runs of each mini-batch.")
 @options.threads_option
 @options.seed_option
 @options.json_option

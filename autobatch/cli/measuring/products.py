@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import click
 
-from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
-from autobatch.blas.choosing import fastest
+from autobatch.blas import Chooser, list_absent, list_providers, measure
+from autobatch.blas.choosing import fastest, measure_bf16
 from autobatch.blas.finding import faster_routines
 from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.packed import measure_packed
 from autobatch.blas.own.tiles import can_tile_bf16
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
-from autobatch.errors import BackendError
 from autobatch.system.processor import has_bf16
 
 N_OUT, N_IN = 1280, 512  # the five gates of a binary Tree-LSTM of 256 on two children
 ROWS = (4, 16, 64, 256)
-KINDS = (("float32", "float32"), ("float64", "float64"), ("bf16", "uint16"))
+DTYPES = ("float32", "float64")
 
 
 def describe_providers() -> str:
@@ -28,14 +26,11 @@ def describe_providers() -> str:
 
 def describe_bf16() -> str:
     """Compare the speeds of products in bf16 and in float32, measured with many rows, in a line."""
-    size, providers = (ROWS[-1], N_OUT, N_IN), list_providers()
-    wide, narrow = measure(providers, *size), measure(providers, *size, "uint16")
-    if can_tile_bf16():
-        narrow[PACKED] = measure_packed(*size, is_bf16=True)
-    if not narrow:
+    if not can_tile_bf16():
         return "nothing here multiplies it: operands are rounded and multiplied in float32, which takes longer"
-    (best, speed), (other, other_speed) = fastest(narrow), fastest(wide)
-    against = f"{speed:.0f} GFLOP/s ({best}) against {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
+    size = ROWS[-1], N_OUT, N_IN
+    speed, (other, other_speed) = measure_bf16(*size), fastest(measure(list_providers(), *size))
+    against = f"{speed:.0f} GFLOP/s against {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
     if speed <= other_speed:
         return f'precision="bf16" does not pay: operands are rounded and multiplied in float32, as bf16 takes {against}'
     return f'precision="bf16" multiplies {speed / other_speed:.1f} times as fast as float32: {against}'
@@ -47,20 +42,20 @@ def show_speeds() -> None:
     "packed" is our own compiled code, for matrices that are packed once per run.
     """
     providers = list_providers()
-    with show_progress(len(KINDS) * len(ROWS)) as progress:
+    with show_progress(len(DTYPES) * len(ROWS)) as progress:
         speeds = {}
-        for kind, dtype in KINDS:
+        for dtype in DTYPES:
             for n_rows in ROWS:
-                speeds[kind, n_rows] = measure(providers, n_rows, N_OUT, N_IN, dtype)
-                progress.advance("measuring", f"{kind}, {n_rows} rows")
+                speeds[dtype, n_rows] = measure(providers, n_rows, N_OUT, N_IN, dtype)
+                progress.advance("measuring", f"{dtype}, {n_rows} rows")
     rows = [
-        (one.name, one.version, kind, *(f"{speeds[kind, n_rows][one.name]:.0f}" for n_rows in ROWS))
-        for kind, _ in KINDS
+        (one.name, one.version, dtype, *(f"{speeds[dtype, n_rows][one.name]:.0f}" for n_rows in ROWS))
+        for dtype in DTYPES
         for one in providers
-        if one.name in speeds[kind, ROWS[0]]
+        if one.name in speeds[dtype, ROWS[0]]
     ]
     if can_tile_bf16():
-        rows.append((PACKED, "", "bf16", *(f"{measure_packed(n, N_OUT, N_IN, is_bf16=True):.0f}" for n in ROWS)))
+        rows.append((PACKED, "", "bf16", *(f"{measure_bf16(n, N_OUT, N_IN):.0f}" for n in ROWS)))
     header = ("library", "version", "numbers", *(f"{n_rows} rows" for n_rows in ROWS))
     click.echo(f"GFLOP/s of rows of {N_IN} times a matrix ({N_IN}, {N_OUT}), one thread\n")
     click.echo(format_table(header, rows))
@@ -74,10 +69,7 @@ def show_speeds() -> None:
             f"NumPy's OpenBLAS does not recognise this processor. It may be faster, above all in float64, where the "
             f"environment has OPENBLAS_CORETYPE={routines} before Python starts."
         )
-    try:
-        find_bf16()
-    except BackendError as absent:
-        if not can_tile_bf16():
-            click.echo(f"No library here multiplies bf16: {absent}")
+    if not can_tile_bf16():
+        click.echo("Nothing here multiplies bf16: compiled code has no AVX-512 instructions for it.")
     chosen = Chooser().choose(ROWS[-1], N_OUT, N_IN)
     click.echo(f"Chosen for {ROWS[-1]} rows: {chosen.name}.")

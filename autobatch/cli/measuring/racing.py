@@ -1,6 +1,7 @@
 """Time several ways to run the same mini-batches, fairly.
 
-The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts.
+The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts. What
+one leaves in the caches should be no other's disadvantage for good, so their order is drawn anew for each turn.
 Recording, compilation and the growth of buffers happen in a first round that is not timed; the number of
 threads is chosen before that round.
 """
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import Tally
@@ -78,7 +81,7 @@ def take_turns(
     n_repeats: int,
     ran: Callable[[str, int], None] = lambda name, repeat: None,
 ) -> dict[str, list[list[float]]]:
-    """Time several ways to run mini-batches, one after the other on each mini-batch, in every round.
+    """Time several ways to run mini-batches, all of them on each mini-batch, in every round.
 
     Args:
         runs: what runs the mini-batch of a number, by name.
@@ -89,15 +92,14 @@ def take_turns(
     Returns:
         By name, for each mini-batch, seconds of its timed runs.
     """
+    rng = np.random.default_rng(0)
     limits = dict.fromkeys(runs, n_minibatches) if isinstance(n_minibatches, int) else n_minibatches
     times: dict[str, list[list[float]]] = {name: [[] for _ in range(limits[name])] for name in runs}
     for repeat in range(n_repeats + 1):
         for minibatch in range(max(limits.values())):
-            for name, run in runs.items():
-                if minibatch >= limits[name]:
-                    continue
+            for name in rng.permutation([name for name in runs if minibatch < limits[name]]).tolist():
                 start = time.perf_counter()
-                run(minibatch)
+                runs[name](minibatch)
                 seconds = time.perf_counter() - start
                 if repeat:
                     times[name][minibatch].append(seconds)

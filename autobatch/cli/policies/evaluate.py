@@ -22,14 +22,7 @@ from autobatch.schedule.schedule import BasePolicy, min_batches
 
 OTHERS = ("score+both+compact", "agenda")
 file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-minibatches_option = click.option(
-    "--minibatches",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=4,
-    show_default=True,
-    help="How many mini-batches.",
-)
+minibatches_option = options.count_option("--minibatches", 4, "How many mini-batches.")
 
 
 @click.command("eval")
@@ -39,11 +32,11 @@ minibatches_option = click.option(
 @options.dim_option
 @options.batch_size_option
 @minibatches_option
-@click.option(
+@options.count_option(
     "--skip",
-    metavar="N",
-    type=options.Whole(min=0),
-    help="Instances to leave out at the beginning.  [default: those that the policy was learned from]",
+    None,
+    "Instances to leave out at the beginning.  [default: those that the policy was learned from]",
+    least=0,
 )
 @options.seed_option
 @options.json_option

@@ -84,27 +84,20 @@ ALGORITHMS = {
 @options.dim_option
 @options.batch_size_option
 @minibatches_option
-@click.option(
-    "--held-out",
-    metavar="N",
-    type=options.Whole(min=0),
-    default=0,
-    show_default=True,
-    help="Further mini-batches, on which the best of the policies met while learning is chosen.",
+@options.count_option(
+    "--held-out", 0, "Further mini-batches, on which the best of the policies met while learning is chosen.", least=0
 )
-@click.option(
+@options.choice_option(
     "--algorithm",
-    type=click.Choice([*ALGORITHMS]),
-    default="q",
-    show_default=True,
-    help="; ".join(f"{name}: {algorithm.summary}" for name, algorithm in ALGORITHMS.items()) + ".",
+    [*ALGORITHMS],
+    "q",
+    "; ".join(f"{name}: {algorithm.summary}" for name, algorithm in ALGORITHMS.items()) + ".",
 )
-@click.option(
+@options.choice_option(
     "--encoding",
-    type=click.Choice(ENCODINGS),
-    default="sort",
-    show_default=True,
-    help="q: what a state says of the ready nodes: their types, and the most frequent one, or all in order.",
+    ENCODINGS,
+    "sort",
+    "q: what a state says of the ready nodes: their types, and the most frequent one, or all in order.",
 )
 @click.option(
     "--critical/--no-critical", default=True, show_default=True, help="q: a state says which types are critical."
@@ -118,38 +111,20 @@ ALGORITHMS = {
     show_default=True,
     help="q: learn the published machine too, plan with both, and keep the shorter schedule.",
 )
-@click.option(
-    "--reward",
-    type=click.Choice(REWARDS),
-    default="critical",
-    show_default=True,
-    help="q, dqn, ppo: what learning maximizes.",
-)
-@click.option(
+@options.choice_option("--reward", REWARDS, "critical", "q, dqn, ppo: what learning maximizes.")
+@options.choice_option(
     "--direction",
-    type=click.Choice(get_args(Direction)),
-    default="both",
-    show_default=True,
-    help="Plan from the inputs, from the outputs, or both and keep the better schedule.",
+    get_args(Direction),
+    "both",
+    "Plan from the inputs, from the outputs, or both and keep the better schedule.",
 )
 @click.option("--compact/--no-compact", default=True, show_default=True, help="Delete superfluous batches.")
-@click.option(
-    "--episodes",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=QLearning.episodes,
-    show_default=True,
-    help="q: at most so many in each direction.",
+@options.count_option("--episodes", QLearning.episodes, "q: at most so many in each direction.")
+@options.choice_option(
+    "--device", DEVICES, "cpu", "q: play episodes on the processor, one after the other, or many at once on a GPU."
 )
-@click.option(
-    "--device",
-    type=click.Choice(DEVICES),
-    default="cpu",
-    show_default=True,
-    help="q: play episodes on the processor, one after the other, or many at once on a GPU.",
-)
-@click.option("--steps", metavar="N", type=options.Whole(min=1), help="dqn, ppo: batches run while learning.")
-@click.option("--generations", metavar="N", type=options.Whole(min=1), help="es: how often the weights change.")
+@options.count_option("--steps", None, "dqn, ppo: batches run while learning.")
+@options.count_option("--generations", None, "es: how often the weights change.")
 @click.option(
     "--log-folder",
     metavar="DIR",

@@ -30,14 +30,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.data_option
 @options.dim_option
 @options.batch_size_option
-@click.option(
-    "--epochs",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=5,
-    show_default=True,
-    help="Passes over the training data, those before --resume included.",
-)
+@options.count_option("--epochs", 5, "Passes over the training data, those before --resume included.")
 @click.option(
     "--lr",
     metavar="RATE",
@@ -54,13 +47,8 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.seed_option
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, if there is one.")
-@click.option(
-    "--checkpoint-steps",
-    metavar="N",
-    type=options.Whole(min=1),
-    default=100,
-    show_default=True,
-    help="Mini-batches between checkpoints; there is also one after each epoch.",
+@options.count_option(
+    "--checkpoint-steps", 100, "Mini-batches between checkpoints; there is also one after each epoch."
 )
 @options.json_option
 @click.option(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 W = TypeVar("W")
 
@@ -52,10 +51,7 @@ def read_circuits(path: Path) -> list[Circuit[str]]:
     Raises:
         DataError: the file cannot be read, holds no graph, or a line is malformed; names file, line and column.
     """
-    circuits = [parse_circuit(line) for line in read_lines(path, "circuits") if line.text.strip(" ")]
-    if not circuits:
-        raise DataError(f"cannot read circuits from {path}: the file holds none; expected one a line, {_EXAMPLE}.")
-    return circuits
+    return parse_lines(path, "circuits", parse_circuit, f"one a line, {_EXAMPLE}")
 
 
 def parse_circuit(line: Line) -> Circuit[str]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 W = TypeVar("W")
 
@@ -40,12 +39,7 @@ def read_comparisons(path: Path) -> list[Comparison[str]]:
     Raises:
         DataError: the file cannot be read, holds no pair, or a line is malformed; names file, line and column.
     """
-    read = [parse_comparison(line) for line in read_lines(path, "pairs of texts") if line.text.strip(" ")]
-    if not read:
-        raise DataError(
-            f"cannot read pairs of texts from {path}: the file holds none; expected two texts and a label in each line."
-        )
-    return read
+    return parse_lines(path, "pairs of texts", parse_comparison, "two texts and a label in each line")
 
 
 def parse_comparison(line: Line) -> Comparison[str]:

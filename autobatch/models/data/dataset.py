@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,8 +15,12 @@ from autobatch.models.data import (
     agreement,
     brackets,
     commands,
+    compounds,
     dag,
+    edits,
+    gates,
     listops,
+    moves,
     python_ast,
     reviews,
     scenes,
@@ -24,13 +28,20 @@ from autobatch.models.data import (
     tagging,
     translation,
 )
+from autobatch.models.data.circuit import Circuit, read_circuits
+from autobatch.models.data.comparison import Comparison, read_comparisons
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.molecule import Molecule, read_molecules
 from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
+from autobatch.models.data.repeats import Repeats, read_repeats
 from autobatch.models.data.sentence import Sentence, SpelledSentence, read_sentences, read_texts
+from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+
+Id: TypeAlias = Callable[[str], int]  # of a word
 
 N_DRAWN = 4500  # training and development instances of a generator
 HELD_OUT = 9, 10  # the last ninth of drawn instances, or the last tenth of a single file, is development data
@@ -104,6 +115,46 @@ class Format:
                 f"give a path, or one of: {', '.join(self.generators)}."
             )
         return *_hold_out(self.read(path), HELD_OUT[1]), self.sizes
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a vocabulary is made of: the words `of` each training instance that occur `min_count` times or more."""
+
+    of: Callable[[Any], Iterable[str]]
+    min_count: int = MIN_COUNT
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A `Load` of the instances of a format.
+
+    Attributes:
+        words: what each vocabulary is made of, by its name in `Dataset.vocabularies`.
+        encode: `encode(instance, *ids)` gives the instance with ids in place of words; `ids` are functions from a word
+            to its id, one for each vocabulary.
+    """
+
+    form: Format
+    words: Mapping[str, Words]
+    encode: Callable[..., Any]
+
+    def __call__(
+        self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
+    ) -> Dataset:
+        """Load it.
+
+        Raises:
+            DataError: there is no such data, or it is malformed.
+        """
+        train, dev, sizes = self.form.find(data, rng)
+        known = vocabularies or {
+            name: Vocabulary.count(chain.from_iterable(map(words.of, train)), words.min_count)
+            for name, words in self.words.items()
+        }
+        ids = [known[name].id for name in self.words]
+        train, dev = ([self.encode(instance, *ids) for instance in part] for part in (train, dev))
+        return Dataset(data, train, dev, known, {**{f"n_{name}": len(known[name]) for name in known}, **sizes})
 
 
 TREES = Format(
@@ -198,196 +249,132 @@ TEXTS = Format(
         "agreement": Generator("sentences whose verb agrees with a noun that may be far away", agreement.draw_texts)
     },
 )
-
-
-def load_trees(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load labelled binary trees, their words encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = TREES.find(data, rng)
-    known = vocabularies or {"words": count_words(tree.words() for tree in train)}
-    encode = known["words"].encode
-    sizes = {"n_words": len(known["words"]), **sizes}
-    return Dataset(data, [encode(tree) for tree in train], [encode(tree) for tree in dev], known, sizes)
-
-
-def load_labelled_trees(
-    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
-) -> Dataset:
-    """Load trees with any number of children, words and labels encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = LABELLED_TREES.find(data, rng)
-    known = vocabularies or {
-        "words": count_words((node.word for node in tree.postorder()) for tree in train),
-        "labels": count_words(
-            ((node.label for node in tree.postorder() if node.label is not None) for tree in train), min_count=1
-        ),
-    }
-    word, label = known["words"].id, known["labels"].id
-
-    def encode(tree: LabelledTree[str]) -> LabelledTree[int]:
-        return tree.map(word, label)
-
-    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_sentences(
-    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
-) -> Dataset:
-    """Load tagged sentences, words and tags encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = SENTENCES.find(data, rng)
-    known = vocabularies or {
-        "words": count_words(sentence.words for sentence in train),
-        "tags": count_words((sentence.tags for sentence in train), min_count=1),
-    }
-    word, tag = known["words"].id, known["tags"].id
-
-    def encode(sentence: Sentence[str]) -> Sentence[int]:
-        return Sentence([word(w) for w in sentence.words], [tag(t) for t in sentence.tags])
-
-    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_spelled_sentences(
-    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
-) -> Dataset:
-    """Load tagged sentences, whose words with fewer than 6 uses are given by characters; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = SENTENCES.find(data, rng)
-    known = vocabularies or {
-        "words": count_words((sentence.words for sentence in train), MIN_COUNT_READ_WHOLE),
-        "characters": count_words(word for sentence in train for word in sentence.words),
-        "tags": count_words((sentence.tags for sentence in train), min_count=1),
-    }
-    word, character, tag = known["words"].id, known["characters"].id, known["tags"].id
-
-    def read(text: str) -> int | list[int]:
-        return [character(c) for c in text] if word(text) == UNKNOWN else word(text)
-
-    def encode(sentence: Sentence[str]) -> SpelledSentence:
-        return SpelledSentence([read(w) for w in sentence.words], [tag(t) for t in sentence.tags])
-
-    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load lattices, characters, words and tags encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = LATTICES.find(data, rng)
-    known = vocabularies or {
-        "characters": count_words(lattice.characters() for lattice in train),
-        "words": count_words(lattice.words() for lattice in train),
-        "tags": count_words((lattice.tags[1:] for lattice in train), min_count=1),
-    }
-    character, word, tag = known["characters"].id, known["words"].id, known["tags"].id
-
-    def encode(lattice: Lattice[str]) -> Lattice[int]:
-        return Lattice(
-            [tag(t) for t in lattice.tags],
-            [
-                [(start, character(w) if start == end - 1 else word(w)) for start, w in arcs]
-                for end, arcs in enumerate(lattice.arcs)
-            ],
+MOLECULES = Format(
+    reads="molecules in SMILES, one a line with a number to predict: CC(=O)O -4.48; a file, or a folder with train.txt "
+    "and dev.txt",
+    read=read_molecules,
+    generators={
+        "compounds": Generator(
+            "small organic molecules with heats of formation that follow from their bonds and rings",
+            compounds.draw_compounds,
         )
-
-    return Dataset(data, [encode(x) for x in train], [encode(x) for x in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_pictures(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load pictures, words and tags of their pixels encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = PICTURES.find(data, rng)
-    known = vocabularies or {
-        "words": count_words(picture.words() for picture in train),
-        "tags": count_words((picture.tags() for picture in train), min_count=1),
-    }
-    word, tag = known["words"].id, known["tags"].id
-
-    def encode(picture: Picture[str]) -> Picture[int]:
-        return picture.map(word, tag)
-
-    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load sentences with translations, words encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = PAIRS.find(data, rng)
-    known = vocabularies or {
-        "source_words": count_words(pair.source for pair in train),
-        "target_words": count_words(pair.target for pair in train),
-    }
-    source, target = known["source_words"].id, known["target_words"].id
-
-    def encode(pair: Pair[str]) -> Pair[int]:
-        return Pair([source(w) for w in pair.source], [target(w) for w in pair.target], pair.reference)
-
-    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load texts with the trees that they tell of, words and labels encoded; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = TOLD.find(data, rng)
-    known = vocabularies or {
-        "words": count_words(told.words for told in train),
-        "labels": count_words((node.label for node in told.tree.preorder()) for told in train),
-    }
-    word, label = known["words"].id, known["labels"].id
-
-    def encode(told: Told[str]) -> Told[int]:
-        return Told([word(w) for w in told.words], told.tree.map(label))
-
-    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**count_lengths(known), **sizes})
-
-
-def load_texts(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load sentences without tags, as lists of the ids of their words; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
-    train, dev, sizes = TEXTS.find(data, rng)
-    known = vocabularies or {"words": count_words(train)}
-    word = known["words"].id
-    train, dev = ([[word(w) for w in text] for text in part] for part in (train, dev))
-    return Dataset(data, train, dev, known, {**count_lengths(known), **sizes})
-
-
-def count_words(words: Iterable[Iterable[str]], min_count: int = MIN_COUNT) -> Vocabulary:
-    """Collect the words of training instances that occur often enough."""
-    return Vocabulary.count(chain.from_iterable(words), min_count)
-
-
-def count_lengths(vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
-    """Give the sizes that a model needs to know of vocabularies: `n_words` of "words"."""
-    return {f"n_{name}": len(vocabulary) for name, vocabulary in vocabularies.items()}
+    },
+)
+COMPARISONS = Format(
+    reads="two texts and a label in each line, tabs between: a cat<tab>an animal<tab>yes; a file, or a folder with "
+    "train.txt and dev.txt",
+    read=read_comparisons,
+    generators={
+        "edits": Generator("pairs of words, letter by letter, labelled with the edits between both", edits.draw_edits)
+    },
+)
+REPEATS = Format(
+    reads="words with counts and tags, one text a line: right*3|F left*1|E; a file, or a folder with train.txt and "
+    "dev.txt",
+    read=read_repeats,
+    generators={"moves": Generator("walks around six seats, tagged with the seat after each move", moves.draw_moves)},
+)
+CIRCUITS = Format(
+    reads="graphs, one a line, of nodes with what they read and tags: true()|1 not(0)|0; a file, or a folder with "
+    "train.txt and dev.txt",
+    read=read_circuits,
+    generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
+)
+FORMATS = (
+    TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, TEXTS, MOLECULES, COMPARISONS, REPEATS, CIRCUITS
+)  # fmt: skip
+GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
 def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:
     n_train = len(instances) - len(instances) // one_in
     return instances[:n_train], instances[n_train:]
+
+
+def _spell(sentence: Sentence[str], word: Id, character: Id, tag: Id) -> SpelledSentence:
+    """Encode a sentence, a word outside of the vocabulary by its characters."""
+    words = [[character(c) for c in text] if word(text) == UNKNOWN else word(text) for text in sentence.words]
+    return SpelledSentence(words, list(map(tag, sentence.tags)))
+
+
+def _encode_lattice(lattice: Lattice[str], character: Id, word: Id, tag: Id) -> Lattice[int]:
+    arcs = [
+        [(start, character(text) if start == end - 1 else word(text)) for start, text in into]
+        for end, into in enumerate(lattice.arcs)
+    ]
+    return Lattice(list(map(tag, lattice.tags)), arcs)
+
+
+def _encode_molecule(molecule: Molecule[str], atom: Id, bond: Id) -> Molecule[int]:
+    bonds = [(one, other, bond(kind)) for one, other, kind in molecule.bonds]
+    return Molecule(list(map(atom, molecule.atoms)), bonds, molecule.target)
+
+
+load_trees = Loader(TREES, {"words": Words(Tree.words)}, Tree.map)
+load_labelled_trees = Loader(
+    LABELLED_TREES,
+    {
+        "words": Words(lambda tree: (node.word for node in tree.postorder())),
+        "labels": Words(lambda tree: (node.label for node in tree.postorder() if node.label is not None), min_count=1),
+    },
+    LabelledTree.map,
+)
+load_sentences = Loader(
+    SENTENCES,
+    {"words": Words(lambda x: x.words), "tags": Words(lambda x: x.tags, min_count=1)},
+    lambda x, word, tag: Sentence(list(map(word, x.words)), list(map(tag, x.tags))),
+)
+load_spelled_sentences = Loader(
+    SENTENCES,
+    {
+        "words": Words(lambda x: x.words, MIN_COUNT_READ_WHOLE),
+        "characters": Words(lambda x: chain.from_iterable(x.words)),
+        "tags": Words(lambda x: x.tags, min_count=1),
+    },
+    _spell,
+)
+"""Words with fewer than 6 uses are given by characters."""
+load_lattices = Loader(
+    LATTICES,
+    {
+        "characters": Words(Lattice.characters),
+        "words": Words(Lattice.words),
+        "tags": Words(lambda lattice: lattice.tags[1:], min_count=1),
+    },
+    _encode_lattice,
+)
+load_pictures = Loader(PICTURES, {"words": Words(Picture.words), "tags": Words(Picture.tags, min_count=1)}, Picture.map)
+load_pairs = Loader(
+    PAIRS,
+    {"source_words": Words(lambda pair: pair.source), "target_words": Words(lambda pair: pair.target)},
+    lambda pair, source, target: Pair(list(map(source, pair.source)), list(map(target, pair.target)), pair.reference),
+)
+load_told = Loader(
+    TOLD,
+    {
+        "words": Words(lambda told: told.words),
+        "labels": Words(lambda told: (node.label for node in told.tree.preorder())),
+    },
+    lambda told, word, label: Told(list(map(word, told.words)), told.tree.map(label)),
+)
+load_texts = Loader(TEXTS, {"words": Words(lambda text: text)}, lambda text, word: list(map(word, text)))
+load_molecules = Loader(
+    MOLECULES,
+    {"atoms": Words(lambda x: x.atoms), "bonds": Words(lambda x: (bond for _, _, bond in x.bonds))},
+    _encode_molecule,
+)
+load_comparisons = Loader(
+    COMPARISONS,
+    {"words": Words(lambda pair: (*pair.left, *pair.right)), "classes": Words(lambda pair: [pair.label], min_count=1)},
+    lambda pair, word, label: Comparison(list(map(word, pair.left)), list(map(word, pair.right)), label(pair.label)),
+)
+load_repeats = Loader(
+    REPEATS,
+    {"words": Words(lambda x: x.words), "tags": Words(lambda x: x.tags, min_count=1)},
+    lambda x, word, tag: Repeats(list(map(word, x.words)), x.counts, list(map(tag, x.tags))),
+)
+load_circuits = Loader(
+    CIRCUITS,
+    {"kinds": Words(lambda x: x.kinds), "tags": Words(lambda x: x.tags, min_count=1)},
+    lambda x, kind, tag: Circuit(list(map(kind, x.kinds)), x.inputs, list(map(tag, x.tags))),
+)

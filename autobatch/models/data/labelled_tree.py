@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -89,12 +89,7 @@ def read_labelled_trees(path: Path) -> list[LabelledTree[str]]:
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and place.
     """
-    trees = [parse_labelled_tree(line) for line in read_lines(path, "labelled trees") if line.text.strip()]
-    if not trees:
-        raise DataError(
-            f"cannot read labelled trees from {path}: the file holds none; expected one a line, such as {_EXAMPLE}."
-        )
-    return trees
+    return parse_lines(path, "labelled trees", parse_labelled_tree, f"one a line, such as {_EXAMPLE}", blank=None)
 
 
 def parse_labelled_tree(line: Line) -> LabelledTree[str]:

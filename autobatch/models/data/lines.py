@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from autobatch.errors import DataError
+
+T = TypeVar("T")
 
 _WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text that a message shows; brackets stand alone
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -57,6 +59,18 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"cannot read {what} from {path}: {reason}; give a readable text file.") from error
+
+
+def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str, blank: str | None = " ") -> list[T]:
+    """Read `what` from a file, one from each line; lines of `blank` characters alone (None: white space) are skipped.
+
+    Raises:
+        DataError: the file cannot be read, or holds none; and what `parse` raises.
+    """
+    read = [parse(line) for line in read_lines(path, what) if line.text.strip(blank)]
+    if not read:
+        raise DataError(f"cannot read {what} from {path}: the file holds none; expected {expected}.")
+    return read
 
 
 def fault(what: str, place: str, text: str, position: int, expected: str) -> DataError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 W = TypeVar("W")
 
@@ -62,12 +62,7 @@ def read_molecules(path: Path) -> list[Molecule[str]]:
     Raises:
         DataError: the file cannot be read, holds no molecule, or a line is malformed; names file, line and column.
     """
-    molecules = [parse_molecule(line) for line in read_lines(path, "molecules") if line.text.strip(" \t")]
-    if not molecules:
-        raise DataError(
-            f"cannot read molecules from {path}: the file holds none; expected one a line, {_EXAMPLE} -4.5."
-        )
-    return molecules
+    return parse_lines(path, "molecules", parse_molecule, f"one a line, {_EXAMPLE} -4.5", blank=" \t")
 
 
 def parse_molecule(line: Line) -> Molecule[str]:

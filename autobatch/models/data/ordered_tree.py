@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -110,12 +109,7 @@ def read_told(path: Path) -> list[Told[str]]:
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
-    told = [parse_told(line) for line in read_lines(path, "texts with trees") if line.text.strip(" ")]
-    if not told:
-        raise DataError(
-            f"cannot read texts with trees from {path}: the file holds none; expected one a line, a tab between both."
-        )
-    return told
+    return parse_lines(path, "texts with trees", parse_told, "one a line, a tab between both")
 
 
 def parse_told(line: Line) -> Told[str]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 W = TypeVar("W")
 
@@ -42,12 +41,7 @@ def read_repeats(path: Path) -> list[Repeats[str]]:
     Raises:
         DataError: the file cannot be read, holds no text, or a line is malformed; names file, line and column.
     """
-    read = [parse_repeats(line) for line in read_lines(path, "repeated words") if line.text.strip(" ")]
-    if not read:
-        raise DataError(
-            f"cannot read repeated words from {path}: the file holds none; expected one text a line, {_EXAMPLE}."
-        )
-    return read
+    return parse_lines(path, "repeated words", parse_repeats, f"one text a line, {_EXAMPLE}")
 
 
 def parse_repeats(line: Line) -> Repeats[str]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, parse_lines
 
 W = TypeVar("W")
 
@@ -51,12 +50,7 @@ def read_sentences(path: Path) -> list[Sentence[str]]:
     Raises:
         DataError: the file cannot be read, holds no sentence, or a line is malformed; names file, line and column.
     """
-    sentences = [parse_sentence(line) for line in read_lines(path, "sentences") if line.text.strip(" ")]
-    if not sentences:
-        raise DataError(
-            f"cannot read sentences from {path}: the file holds none; expected one sentence a line, {_EXAMPLE}."
-        )
-    return sentences
+    return parse_lines(path, "sentences", parse_sentence, f"one sentence a line, {_EXAMPLE}")
 
 
 def read_texts(path: Path) -> list[list[str]]:
@@ -65,10 +59,7 @@ def read_texts(path: Path) -> list[list[str]]:
     Raises:
         DataError: the file cannot be read, or holds no word; names file, line and column.
     """
-    texts = [words for line in read_lines(path, "texts") if (words := _TOKEN.findall(line.text))]
-    if not texts:
-        raise DataError(f"cannot read texts from {path}: the file holds none; expected one sentence a line.")
-    return texts
+    return parse_lines(path, "texts", lambda line: _TOKEN.findall(line.text), "one sentence a line")
 
 
 def parse_sentence(line: Line, what: str = "a sentence", example: str = _EXAMPLE) -> Sentence[str]:

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import fault, read_lines
+from autobatch.models.data.lines import fault, parse_lines
 from autobatch.models.data.tree import Tree, unescape
 
 N_CLASSES = 5  # very negative, negative, neutral, positive, very positive
@@ -37,13 +37,9 @@ def read_trees(path: Path, n_classes: int = N_CLASSES) -> list[Tree[str]]:
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
-    trees = []
-    for line in read_lines(path, "trees"):
-        if line.text.strip(" "):
-            trees.append(parse_tree(line.text, n_classes, line.place))
-    if not trees:
-        raise DataError(f"cannot read trees from {path}: the file holds none; expected one tree a line, {_EXAMPLE}.")
-    return trees
+    return parse_lines(
+        path, "trees", lambda line: parse_tree(line.text, n_classes, line.place), f"one tree a line, {_EXAMPLE}"
+    )
 
 
 def parse_tree(text: str, n_classes: int = N_CLASSES, place: str = "text") -> Tree[str]:

@@ -6,9 +6,10 @@ may be as deep as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+V = TypeVar("V")
 W = TypeVar("W")
 
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LCB-": "{", "-RCB-": "}", "-LSB-": "[", "-RSB-": "]"}
@@ -63,6 +64,17 @@ class Tree(Generic[W]):
     def words(self) -> list[W]:
         """List the leaves' words, from left to right."""
         return [tree.word for tree in self.postorder() if tree.is_leaf]
+
+    def map(self, replace: Callable[[W], V]) -> Tree[V]:
+        """Copy the tree with other words."""
+        done: list[Tree[V]] = []
+        for node in self.postorder():
+            if node.is_leaf:
+                done.append(Tree.leaf(node.label, replace(node.word)))
+            else:
+                right, left = done.pop(), done.pop()
+                done.append(Tree.inner(node.label, left, right))
+        return done[0]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tree):

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 from autobatch.models.data.tree import Tree
-
-V = TypeVar("V")
-W = TypeVar("W")
 
 UNKNOWN = 0
 
@@ -55,19 +51,8 @@ class Vocabulary:
 
     def encode(self, tree: Tree[str]) -> Tree[int]:
         """Copy a tree with ids in place of words."""
-        return _replace_words(tree, self.id)
+        return tree.map(self.id)
 
     def decode(self, tree: Tree[int]) -> Tree[str]:
         """Copy a tree with words in place of ids."""
-        return _replace_words(tree, self.word)
-
-
-def _replace_words(tree: Tree[V], replace: Callable[[V], W]) -> Tree[W]:
-    done: list[Tree[W]] = []
-    for node in tree.postorder():
-        if node.is_leaf:
-            done.append(Tree.leaf(node.label, replace(node.word)))
-        else:
-            right, left = done.pop(), done.pop()
-            done.append(Tree.inner(node.label, left, right))
-    return done[0]
+        return tree.map(self.word)

@@ -6,92 +6,25 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import autobatch as ab
-
-Shape: TypeAlias = tuple[int, ...]
-Rng: TypeAlias = np.random.Generator
-T = TypeVar("T")
+from fuzzing.drawing import Rng, pick
+from fuzzing.specs import Data, Each, Several, Shape, Spec, Value, shape_tree
 
 SHAPES: tuple[Shape, ...] = ((), (2,), (3,), (3, 2))
 STRUCTURES = ("tuple", "list", "dict", "State", "Pair")
 N_WORDS, DIM = 5, 3  # of the table that ids look up
 
 
-@dataclass
-class State:
-    """A structure that cells take and return."""
-
-    h: Any
-    c: Any
-
-
-class Pair(NamedTuple):
-    """Another one."""
-
-    left: Any
-    right: Any
-
-
-@dataclass(frozen=True)
-class Value:
-    """An argument or a result: a value of this shape."""
-
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Data:
-    """An argument: an "id", "ids" (an array of two), a "float" or a "flag" (a bool, so part of the type)."""
-
-    kind: str
-
-
-@dataclass(frozen=True)
-class Several:
-    """An argument or a result: two parts in a "tuple", "list", "dict", "State" or "Pair"."""
-
-    kind: str
-    parts: tuple[Spec, Spec]
-
-    @property
-    def labels(self) -> tuple[Any, Any]:
-        """What the parts are got by."""
-        return {"dict": ("first", 2), "State": ("h", "c")}.get(self.kind, (0, 1))
-
-    def build(self, parts: list[Any]) -> Any:
-        """The structure of these parts."""
-        match self.kind:
-            case "tuple":
-                return tuple(parts)
-            case "dict":
-                return dict(zip(self.labels, parts, strict=True))
-            case "State":
-                return State(*parts)
-            case "Pair":
-                return Pair(*parts)
-        return parts
-
-
-@dataclass(frozen=True)
-class Each:
-    """An argument: a list of any length, of values or of tuples of values."""
-
-    element: Value | Several
-
-
-@dataclass(frozen=True)
-class Memory:
-    """An argument: a list of keys, and one of as many values of this shape."""
-
-    shape: Shape
-
-
-Spec: TypeAlias = Value | Data | Several | Each | Memory
 KEY = Value((DIM,))
+
+
+def memory(shape: Shape) -> Several:
+    """An argument: a list of keys, and one of as many values of this shape."""
+    return Several("tuple", (Each(KEY), Each(Value(shape))))
 
 
 @dataclass(frozen=True)
@@ -116,11 +49,6 @@ class Weights:
             return pick(self.rng, known)
         self.parameters.append(ab.Parameter(0.6 * self.rng.standard_normal(shape)))
         return self.parameters[-1]
-
-
-def pick(rng: Rng, choices: list[T] | tuple[T, ...]) -> T:
-    """One of the choices."""
-    return choices[int(rng.integers(len(choices)))]
 
 
 def regrouped(x: Any, y: Any) -> Any:
@@ -213,7 +141,7 @@ def draw_spec(rng: Rng) -> Spec:
     several = Several(pick(rng, STRUCTURES), (value, pick(rng, parts)))
     each = Each(value if rng.random() < 0.5 else draw_state(rng))
     data = Data(pick(rng, ("id", "ids", "float", "flag")))
-    return pick(rng, list[Spec]((value, value, draw_state(rng), data, several, each, each, Memory(value.shape))))
+    return pick(rng, list[Spec]((value, value, draw_state(rng), data, several, each, each, memory(value.shape))))
 
 
 def draw_state(rng: Rng) -> Several:
@@ -251,8 +179,6 @@ def sample(spec: Spec) -> Any:
             return spec.build([sample(part) for part in parts])
         case Each(element):
             return [sample(element)]
-        case Memory(shape):
-            return [sample(KEY)], [sample(Value(shape))]
 
 
 def shapes_in(spec: Spec) -> list[Shape]:
@@ -261,11 +187,6 @@ def shapes_in(spec: Spec) -> list[Shape]:
         return [shape for part in spec.parts for shape in shapes_in(part)]
     assert isinstance(spec, Value)
     return [spec.shape]
-
-
-def shape_tree(spec: Value | Several) -> Any:
-    """The shape of a value, or the tuple of those of a tuple: what `shape=` takes."""
-    return spec.shape if isinstance(spec, Value) else tuple(shape_tree(part) for part in spec.parts)  # type: ignore[arg-type]
 
 
 def assemble(spec: Spec, values: Iterator[Any]) -> Any:
@@ -291,6 +212,9 @@ class _Body:
                 return lambda x: [ab.lookup(table, x), ab.lookup(table, x[1])]
             case Data("flag"):
                 return lambda x: [1.0 if x else -0.5]
+            case Several("tuple", (Each(), Each(value))):
+                query, shape = self.weights(KEY.shape), shape_tree(value)
+                return lambda x: [ab.attend(query, x[0], x[1], shape=shape)]
             case Several(_, parts):
                 readers, kind, labels = [self.reader(part) for part in parts], spec.kind, spec.labels
                 part_of = getattr if kind == "State" else lambda x, label: x[label]
@@ -301,9 +225,6 @@ class _Body:
                 form = pick(self.rng, (ab.sum_n, ab.mean_n) if self.smooth else (ab.sum_n, ab.mean_n, ab.max_n))
                 shape = shape_tree(element)
                 return lambda x: flat(form(x, shape=shape))
-            case Memory(shape):
-                query = self.weights(KEY.shape)
-                return lambda x: [ab.attend(query, x[0], x[1], shape=shape)]
         return lambda x: [x]
 
     def step(self, function: Callable[..., Any], *indices: int) -> int:

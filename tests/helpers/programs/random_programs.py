@@ -14,25 +14,9 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from helpers.programs.random_cells import (
-    DIM,
-    KEY,
-    N_WORDS,
-    SHAPES,
-    Data,
-    Drawn,
-    Each,
-    Memory,
-    Pair,
-    Rng,
-    Several,
-    Spec,
-    State,
-    Value,
-    Weights,
-    draw_cell,
-    pick,
-)
+from fuzzing.drawing import Rng, pick
+from fuzzing.specs import Data, Each, Pair, Several, Spec, State, Value
+from helpers.programs.random_cells import DIM, N_WORDS, SHAPES, Drawn, Weights, draw_cell
 
 LENGTHS = (0, 1, 1, 2, 2, 3, 5, 20)  # of list arguments
 SIZES = (0, 1, 2, 5, 12, 40)  # calls in an instance
@@ -241,13 +225,13 @@ class _Drawing:
                 return pick(rng, (float, np.float64))(rng.standard_normal())
             case Data("flag"):
                 return bool(rng.random() < 0.5)
+            case Several("tuple", (Each(Value(key)), Each(Value(shape)))):
+                n = pick(rng, LENGTHS)
+                return [self.value(key) for _ in range(n)], [self.value(shape) for _ in range(n)]
             case Several(_, parts):
                 if self.made[spec] and rng.random() < 0.7:
                     return pick(rng, self.made[spec][-6:])
                 return spec.build([self.argument(part) for part in parts])
             case Each(element):
                 return [self.argument(element) for _ in range(pick(rng, LENGTHS))]
-            case Memory(shape):
-                n = pick(rng, LENGTHS)
-                return [self.value(KEY.shape) for _ in range(n)], [self.value(shape) for _ in range(n)]
         raise AssertionError(spec)
