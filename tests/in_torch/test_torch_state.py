@@ -317,7 +317,8 @@ class Paired(nn.Module):
 
     def forward(self, token: Tensor) -> Tensor:
         vector: Tensor = self.embedding(token)
-        return (vector + self.pairs(vector, vector)).sum()
+        total: Tensor = (vector + self.pairs(vector, vector)).sum()
+        return total
 
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])
