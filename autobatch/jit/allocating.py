@@ -60,4 +60,8 @@ def _make_allocation(is_cleared: bool) -> Any:
 
         return made(shape, dtype), emit
 
-    return allocate
+    @numba.njit(forceinline=True)
+    def allocated(shape: Any, dtype: Any) -> Any:
+        return allocate(shape, dtype)
+
+    return allocated

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.allocating import make_empty, make_zeros
-from autobatch.jit.loops import compiled, emitted_by
+from autobatch.jit.loops import compiled, replaced_by
 
 IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
@@ -17,7 +17,7 @@ IndexArray: TypeAlias = NDArray[np.uint32]
 LongIndexArray: TypeAlias = NDArray[np.uint64]
 
 
-@emitted_by(make_empty)
+@replaced_by(make_empty)
 def empty(shape: int | tuple[int, ...], dtype: type) -> NDArray[Any]:
     """Make an array that is not set.
 
@@ -26,7 +26,7 @@ def empty(shape: int | tuple[int, ...], dtype: type) -> NDArray[Any]:
     return np.empty(shape, dtype)
 
 
-@emitted_by(make_zeros)
+@replaced_by(make_zeros)
 def zeros(shape: int | tuple[int, ...], dtype: type) -> NDArray[Any]:
     """Make an array of zeros."""
     return np.zeros(shape, dtype)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from time import perf_counter
 from typing import Any, NamedTuple
-
-from autobatch.jit.internals import has_internals
 
 
 class Compilation(NamedTuple):
@@ -36,40 +35,49 @@ class Compilation(NamedTuple):
 Told = Callable[[Compilation], object]
 
 
-class _Watch(threading.local):
-    """Follows compilation: `open` holds the blocks and loops that this thread is compiling, the outermost first."""
+class _Watcher(NamedTuple):
+    begun: Told
+    done: Told
+    loaded: Told
 
-    def __init__(self, begun: Told, done: Told, loaded: Told) -> None:
-        self.begun, self.done, self.loaded = begun, done, loaded
-        self.open: list[Compilation] = []
+
+_watchers: list[_Watcher] = []
+
+
+class _Now(threading.local):
+    """What this thread compiles: `open` are the blocks and loops that it is in, the outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[Compilation, ExitStack]] = []
         self.entered = 0.0
-        self.compiled = False
+        self.compiles = False
 
-    def enter(self, compilation: Compilation, begins: bool) -> None:
-        """Open a block, which may compile something, or a loop, which `begins` to be compiled."""
+    def enter(self, compilation: Compilation) -> None:
+        """Open a block, which may compile something, or a loop."""
         if not self.open:
-            self.entered, self.compiled = perf_counter(), False
-        self.open.append(compilation)
-        if begins:
-            self.compiles()
+            self.entered, self.compiles = perf_counter(), False
+        inside = ExitStack()
+        inside.enter_context(without_collection())
+        self.open.append((compilation, inside))
 
-    def compiles(self) -> None:
+    def begin(self) -> None:
         """Note that the outermost one is compiled."""
-        if self.open and not self.compiled:
-            self.compiled = True
-            self.begun(self.open[0])
+        if self.open and not self.compiles:
+            self.compiles = True
+            for watcher in tuple(_watchers):
+                watcher.begun(self.open[0][0])
 
     def leave(self) -> None:
-        """Close the innermost one: it is done. There is none if it began before the watch."""
+        """Close the innermost one: it is done."""
+        left, inside = self.open.pop()
+        inside.close()
         if not self.open:
-            return
-        left = self.open.pop()
-        if not self.open:
-            tell = self.done if self.compiled else self.loaded
-            tell(left._replace(seconds=perf_counter() - self.entered))
+            took = left._replace(seconds=perf_counter() - self.entered)
+            for watcher in tuple(_watchers):
+                (watcher.done if self.compiles else watcher.loaded)(took)
 
 
-_watches: list[_Watch] = []
+_NOW = _Now()
 
 
 @contextmanager
@@ -90,15 +98,11 @@ def without_collection() -> Iterator[None]:
 @contextmanager
 def compiling(what: str, is_kernel: bool, module: str = "") -> Iterator[None]:
     """Name the things that are compiled in the block. Cost: microseconds while nothing watches."""
-    watches = list(_watches)
-    for watch in watches:
-        watch.enter(Compilation(what, is_kernel, module=module), begins=False)
+    _NOW.enter(Compilation(what, is_kernel, module=module))
     try:
-        with without_collection():
-            yield
+        yield
     finally:
-        for watch in watches:
-            watch.leave()
+        _NOW.leave()
 
 
 @contextmanager
@@ -133,40 +137,38 @@ def start_watching(
     begun: Told, done: Told = lambda compilation: None, loaded: Told = lambda compilation: None
 ) -> Callable[[], None]:
     """Call functions for everything that is compiled, until the function that is returned is called."""
-    if not has_internals():  # without these, compilations cannot be named
-        return lambda: None
+    _listen()
+    watcher = _Watcher(begun, done, loaded)
+    _watchers.append(watcher)
+    return lambda: _watchers.remove(watcher)
+
+
+@cache
+def _listen() -> None:
+    """Follow what Numba compiles, from now on."""
     from numba.core import event
 
     events: Any = event
-    watch = _Watch(begun, done, loaded)
 
     class Loops(events.Listener):  # type: ignore[misc]
         """Is notified of functions that are compiled when they are called."""
 
         def on_start(self, event: Any) -> None:
             loop = event.data["dispatcher"].py_func
-            watch.enter(Compilation(f"loop {loop.__name__!r}", False, module=loop.__module__ or ""), begins=True)
+            _NOW.enter(Compilation(f"loop {loop.__name__!r}", False, module=loop.__module__ or ""))
+            _NOW.begin()
 
         def on_end(self, event: Any) -> None:
-            watch.leave()
+            _NOW.leave()
 
     class Passes(events.Listener):  # type: ignore[misc]
         """Is notified of every pass of the compiler; a pass inside a block means that its kernel is compiled."""
 
         def on_start(self, event: Any) -> None:
-            watch.compiles()
+            _NOW.begin()
 
         def on_end(self, event: Any) -> None:
             pass
 
-    listeners = {"numba:compile": Loops(), "numba:run_pass": Passes()}
-    _watches.append(watch)
-    for kind, listener in listeners.items():
-        events.register(kind, listener)
-
-    def stop() -> None:
-        for kind, listener in listeners.items():
-            events.unregister(kind, listener)
-        _watches.remove(watch)
-
-    return stop
+    events.register("numba:compile", Loops())
+    events.register("numba:run_pass", Passes())

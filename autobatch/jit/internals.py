@@ -1,60 +1,185 @@
-"""Check that the installed Numba has the internals that our compilers, caches and messages extend.
+"""What autobatch uses of Numba beyond its public interface: everything that a new version of Numba may break.
 
-They may change with every version of Numba, so `pyproject.toml` allows versions up to the newest that the tests ran
-with. If the installed version lacks any of them, plain Numba compiles and caches all loops: results are the same, and
-compiling takes longer.
+`pyproject.toml` therefore allows versions up to the newest that the tests ran with. Two things have no public way.
+
+Inlined loops are not optimised separately. Numba optimises every function, makes machine code of it, and links it into
+its callers, where it is optimised again; this takes 1.4 times as long. See docs/decisions/compiled-once.md.
+
+- `JITCodeLibrary` is Numba's class for the code of a function, `_optimize_final_module` and `_finalize_final_module`
+  are its steps that are left out; `_finalize_dynamic_globals` and `_finalized` are what others need of the second.
+- `JITCodeLibrary.codegen`: Numba writes Python objects that code reads to its address, and here there is none.
+- `state.library`, of the documented `Compiler.define_pipelines`: the place of that class.
+- `no_cpython_wrapper` and `no_cfunc_wrapper`, options of `njit`: without them, wrappers for calls are compiled.
+
+Files of machine code are checked. Numba does not check its files: one that a crash cut short raises `EOFError` at every
+later start, and zeros in one are executed. And two processes that compile one loop for two types at once may write an
+index that takes the code of one for that of the other. So each signature has a file, written whole, with a digest.
+
+- `FunctionCache` is Numba's cache of a function; `_cache_file` reads and writes its files.
+- `Dispatcher._cache` and `CFunc._cache` hold the cache of a function that Python calls, or that is called by address.
+- `CFunc` is what the public `cfunc` makes and compiles at once, before its cache can be replaced.
+- `serialize.dumps` pickles compiled code, which plain pickle cannot.
 """
 
 from __future__ import annotations
 
+import pickle
+import sys
 import warnings
+from collections.abc import Callable, Mapping
 from functools import cache
-from pkgutil import resolve_name
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-EXTENDED = (
-    "numba.core.compiler:Compiler.compile_extra",
-    "numba.core.compiler:Compiler.define_pipelines",
-    "numba.core.codegen:JITCodeLibrary._optimize_final_module",
-    "numba.core.codegen:JITCodeLibrary._finalize_final_module",
-    "numba.core.codegen:JITCodeLibrary._finalize_dynamic_globals",
-    "numba.core.codegen:JITCodeLibrary.codegen",
-    "numba.core.types:Dispatcher.get_call_type",
-    "numba.core.types:unliteral",
-    "numba.core.caching:FunctionCache.load_overload",
-    "numba.core.ccallback:CFunc.enable_caching",
-    "numba.core.serialize:dumps",
-    "numba.core.event:register",
-)
-EXTENDED_CACHE = ("_impl", "_cache_path", "_cache_file")  # attributes of a `FunctionCache`
+from autobatch.jit.patience import Tally
+from autobatch.system.files import write_whole
+
+SUFFIX = ".kept"
+DIGEST_BYTES = sha256().digest_size
 
 
 @cache
-def has_internals() -> bool:
-    """Tell whether Numba has all internals that we extend; a warning names those that are missing. Loads Numba."""
-    import numba
+def inlined_options() -> Mapping[str, Any]:
+    """Options of `njit` for a function that is only inlined: lowered, and optimised where it is inlined."""
+    from numba.core import codegen, compiler
 
-    missing = [name.replace(":", ".") for name in EXTENDED if not _exists(name)] or _missing_in_caches()
-    if missing:
-        warnings.warn(
-            f"Numba {numba.__version__} has no {', '.join(missing)}: loops are compiled without what autobatch adds, "
-            f"with the same results, and that takes longer. Versions that pip installs with autobatch have it.",
-            stacklevel=2,
-        )
-    return not missing
+    Compiler: Any = compiler.Compiler
+    Library: Any = codegen.JITCodeLibrary
+
+    class Lowered(Library):  # type: ignore[misc]
+        """Code that is only linked into other code: not optimised, and without an address."""
+
+        def _optimize_final_module(self) -> None:
+            pass
+
+        def _finalize_final_module(self) -> None:
+            self._finalize_dynamic_globals()
+            self._finalized = True
+
+        @property
+        def codegen(self) -> _NoEnvironments:
+            return _NoEnvironments()
+
+    class Inlined(Compiler):  # type: ignore[misc]
+        """Compiles without optimising."""
+
+        def define_pipelines(self) -> Any:
+            self.state.library = Lowered(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+            return super().define_pipelines()
+
+    return {"pipeline_class": Inlined, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-def _exists(name: str) -> bool:
-    try:
-        resolve_name(name)
-    except (ImportError, AttributeError):
-        return False
-    return True
+class _NoEnvironments:
+    """Receives the Python objects that code without an address reads: there must be none."""
+
+    def set_env(self, name: str, environment: Any) -> None:
+        assert not environment.consts, f"{name} reads Python objects, which it cannot where it is inlined"
 
 
-def _missing_in_caches() -> list[str]:
+def keep(dispatcher: Any) -> Any:
+    """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function."""
+    if hasattr(dispatcher, "py_func"):  # with NUMBA_DISABLE_JIT it is the plain function
+        try:
+            dispatcher._cache = _make_cache()(dispatcher.py_func)
+        except RuntimeError as error:  # Numba found no folder that can be written
+            warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
+    return dispatcher
+
+
+def make_tally(dispatcher: Any) -> Tally:
+    """Make the tally of a function that `keep` was given: a full one if its code is on disk."""
+    files = getattr(dispatcher._cache, "_cache_file", None)
+    return files.make_tally() if isinstance(files, _Files) else Tally(None)
+
+
+def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any) -> Any:
+    """Compile a function of 64-bit ints, to be called by its `address`."""
+    from numba import types
+    from numba.core.ccallback import CFunc
+
+    Callback: Any = CFunc
+    arguments = (types.int64,) * function.__code__.co_argcount
+    callback = Callback(function, (arguments, types.void), locals={}, options=options)
+    if is_kept:
+        callback._cache = _make_cache()(function)
+    callback.compile()
+    return callback
+
+
+@cache
+def _make_cache() -> type:
+    """Make the class that keeps the machine code of a function. Loads Numba."""
     from numba.core import caching
 
     FunctionCache: Any = caching.FunctionCache
-    made = FunctionCache(_exists)
-    return [f"numba.core.caching.FunctionCache.{name}" for name in EXTENDED_CACHE if not hasattr(made, name)]
+
+    class Cache(FunctionCache):  # type: ignore[misc]
+        """Keeps machine code in files of ours; where that fails, it is lost to other processes, and no more."""
+
+        def __init__(self, function: Callable[..., Any]) -> None:
+            super().__init__(function)
+            self._cache_file = _Files(Path(self.cache_path), f"{function.__module__}.{function.__qualname__}")
+
+        def save_overload(self, signature: Any, code: Any) -> None:
+            try:
+                super().save_overload(signature, code)
+            except OSError as error:
+                why = error.strerror or error
+                warnings.warn(
+                    f"cannot keep compiled code in {self.cache_path!r} ({why}); going on without.", stacklevel=2
+                )
+
+    return Cache
+
+
+class _Files:
+    """The files of one function, one for each key; replaces Numba's `IndexDataCacheFile`.
+
+    Args:
+        folder: the folder of the files.
+        name: of the function and the version of its code; their prefix.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name.replace("<", "").replace(">", "")  # Windows has no such files
+
+    def save(self, key: Any, data: Any) -> None:
+        """Write the compiled code for a key; OSError if that fails."""
+        from numba.core import serialize
+
+        dumps: Any = serialize.dumps
+        content = dumps((_made_for(key), data))
+        write_whole(self._path(key), sha256(content).digest() + content)
+
+    def load(self, key: Any) -> Any:
+        """Read the compiled code for a key; None if there is no file, or if its contents do not match."""
+        try:
+            content = self._path(key).read_bytes()
+        except OSError:
+            return None
+        digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if digest != sha256(content).digest():
+            return None
+        try:
+            made_for, data = pickle.loads(content)
+        except (ImportError, AttributeError):  # an earlier version wrote it: a class has another name now
+            return None
+        return data if made_for == _made_for(key) else None
+
+    def make_tally(self) -> Tally:
+        """Make the tally of the work that was done without compiled code, whose file lies beside those of the code."""
+        if any(path.name.startswith(f"{self._name}.") for path in self._folder.glob(f"*{SUFFIX}")):
+            return Tally(None)
+        return Tally(self._folder / f"{self._name}.work")
+
+    def _path(self, key: Any) -> Path:
+        return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}{SUFFIX}"
+
+
+def _made_for(key: Any) -> tuple[Any, ...]:
+    import numba
+
+    return numba.__version__, sys.version, key

@@ -198,9 +198,9 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr("autobatch.jit.kept.write_whole", save)
+    monkeypatch.setattr("autobatch.jit.internals.write_whole", save)
     source = "def kernel(memory, own, batch):\n    array_at(memory, np.int64)[0] = own + batch\n"
-    with pytest.warns(UserWarning, match=r"cannot keep compiled kernels in .* \(No space left on device\); going on"):
+    with pytest.warns(UserWarning, match=r"cannot keep compiled code in .* \(No space left on device\); going on"):
         kernel = load(source, "float32", "int32")
     found = np.zeros(1, np.int64)
     kernel.ctypes(address_of(found), 2, 3)

@@ -181,7 +181,7 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("autobatch.jit.kept.write_whole", fail)
+    monkeypatch.setattr("autobatch.jit.internals.write_whole", fail)
 
     def cube(x: int) -> int:
         return x * x * x
@@ -190,7 +190,7 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
         array_at(place, np.int64)[0] = x * x * x
 
     loop, place = compiled(cube), np.zeros(1, np.int64)
-    with pytest.warns(UserWarning, match="compiled loops .*No space left on device"):
+    with pytest.warns(UserWarning, match="cannot keep compiled code .*No space left on device"):
         assert loop(3) == 27
     assert loop(4) == 64
     with pytest.warns(UserWarning, match="going on without"):

@@ -33,7 +33,7 @@ def multiply(values: IntArray) -> int:
 
 def n_compiled(loop: Compiled[..., int]) -> int:
     """How often a loop was compiled, or loaded."""
-    return len(loop._for_python().signatures)
+    return len(loop.called.signatures)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_laborious_loops_are_compiled_within_others(monkeypatch: pytest.MonkeyPa
         return inner(values) + hard(values)
 
     outer = Compiled(both)
-    monkeypatch.setattr(outer, "_for_python", Compiled(add_up)._for_python)  # closures are not compiled
+    monkeypatch.setitem(vars(outer), "called", Compiled(add_up).called)  # closures are not compiled
     with patiently():
         assert outer(CALL) == 2 * CALL.size
     assert [n_compiled(loop) for loop in (inner, hard)] == [0, 1]

@@ -122,9 +122,9 @@ def loops_of_another_float_type() -> list[tuple[str, str]]:
 
 def signatures() -> set[tuple[str, str]]:
     """The loops that are compiled or loaded in this process, and the types of their arguments."""
-    loops = [one for one in gc.get_objects() if issubclass(type(one), Compiled) and one._dispatcher is not None]
+    loops = [one for one in gc.get_objects() if issubclass(type(one), Compiled) and "called" in vars(one)]
     return {
         (f"{loop.python.__module__}.{loop.__name__}", str(types))
         for loop in loops
-        for types in getattr(loop._dispatcher, "signatures", ())
+        for types in loop.called.signatures
     }

@@ -26,7 +26,7 @@ from autobatch.compiler.numba import scoped, support
 from autobatch.compiler.numba.scoped import plain_get, plain_put
 from autobatch.compiler.numba.vectormath import FUNCTIONS
 from autobatch.jit import addresses
-from autobatch.jit.kept import compile_callback
+from autobatch.jit.internals import compile_callback
 from autobatch.jit.loops import Compiled
 from autobatch.ops import error_function
 from autobatch.system.cache import cache_folder
@@ -104,12 +104,7 @@ def load(source: str, dtype: str, place: str) -> Any:
     path = _keep(text, digest)
     kernel = _make_module(text, digest, path).kernel
     options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": FAST_MATH}
-    if path is not None:
-        try:
-            return compile_callback(kernel, is_kept=True, **options)
-        except OSError as error:  # for example a full disk: Numba writes machine code here
-            _warn(path, error)
-    return compile_callback(kernel, is_kept=False, **options)
+    return compile_callback(kernel, is_kept=path is not None, **options)
 
 
 _HEAD = """from math import sqrt
