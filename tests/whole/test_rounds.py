@@ -25,7 +25,7 @@ def test_rounds_are_those_of_the_longest_and_nodes_those_that_were_asked_for(mak
         assert [r.waited for r in last(run).per_round] == [(1, 2, 3), (1, 3), (1, 3), (3,), (3,)]
 
 
-def test_values_that_nobody_waits_for_are_held_back_and_run_together() -> None:
+def test_values_that_are_not_awaited_are_held_back_and_run_together() -> None:
     model = Model()
 
     async def program(item: tuple[Any, int]) -> Any:
