@@ -19,14 +19,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autobatch.backends.activity import Activity
 from autobatch.backends.base import Counts, Timer
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.values import RowRange, Values
+from autobatch.backends.values import Activity, RowRange, Values
 from autobatch.blas.threads import limit_threads
-from autobatch.compiler.piece_table import WEIGHTS
+from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import Store
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
@@ -37,7 +36,7 @@ from autobatch.plan.plan import Batch, Plan, PlannedTypes
 M = TypeVar("M", bound=Memory)
 
 
-class PreparedPlan:
+class PlanExecutable:
     """A plan with all that a run needs except memory; see `autobatch.backends.base.Executable`.
 
     Attributes:
@@ -75,14 +74,15 @@ class PlanRun(ABC, Generic[M]):
 
     def __init__(
         self,
-        prepared: PreparedPlan,
+        executable: PlanExecutable,
         pool: MemoryPool[M],
         store: Store,
         randomness: Randomness,
         timer: Timer | None,
         copies: bool,
     ) -> None:
-        self.prepared, self.plan, self.cells, self.options = prepared, prepared.plan, prepared.cells, prepared.options
+        self.executable, self.plan, self.cells = executable, executable.plan, executable.cells
+        self.options = executable.options
         self.store, self.randomness, self.timer = store, randomness, timer
         self._pool, self._ended, self.launches = pool, "", 0
         self.targets: Mapping[int, Gradient] = {}
@@ -175,7 +175,7 @@ class PlanRun(ABC, Generic[M]):
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
         with self._silent():
-            activity = self.prepared.activity(self._seeded)
+            activity = self.executable.activity(self._seeded)
             targets = self.memory.targets(into, self.cells.stacks)
             with self._limited(), self.memory.on_device(targets.arrays, self.options) as gradients:
                 for slot in range(len(self.cells.slot_shapes)):
@@ -241,7 +241,7 @@ class PlanRun(ABC, Generic[M]):
         """The gradients of the first output of all nodes of a type; see `Run`."""
         if self._ended != "differentiated":
             raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
-        return self.values.output_gradients(kind, self.prepared.activity(self._seeded))
+        return self.values.output_gradients(kind, self.executable.activity(self._seeded))
 
     def counts(self) -> Counts:
         """The work of the run so far."""

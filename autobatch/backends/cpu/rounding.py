@@ -19,7 +19,7 @@ from autobatch.backends.cpu.steps import (
     B_FLIPPED,
     B_STEP,
     BETA,
-    COLUMNS,
+    FIELDS,
     INNER,
     ITEMSIZE,
     OUT,
@@ -120,7 +120,8 @@ class BoundRounded(BoundProduct):
 
     def __call__(self, k: int) -> None:
         """Run by a library."""
-        left, out = self.step.stage.view(self.step.term.rows, k), self.step.stage.view(self.step.out, k)
+        run = self.step.stage.run
+        left, out = run.view(self.step.term.rows, k), run.view(self.step.out, k)
         assert self._weight is not None, "steps are refreshed before they run"
         if left.size and self.way == "mkl":
             find_bf16().multiply(round_to_bf16(left), self._weight, out, self.step.accumulate)
@@ -134,7 +135,7 @@ class BoundRounded(BoundProduct):
 def multiply_rounded(memory: int, own: int, k: int) -> None:
     """Multiply the rows of a batch by a packed matrix, both rounded."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     multiply_bf16(
         row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
         numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
@@ -146,7 +147,7 @@ def multiply_rounded(memory: int, own: int, k: int) -> None:
 def multiply_in_float32(memory: int, own: int, k: int) -> None:
     """Multiply the rows of a batch, rounded, by a rounded matrix: by a library, or packed."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     source, target = address_in(arrays, numbers, row, A), address_in(arrays, numbers, row, OUT)
     scratch, inner = arrays[MEMORY] + numbers[SCRATCH], numbers[INNER]
     for first in range(0, row[numbers[ROWS]], ROWS_AT_ONCE):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.backends.cuda.stages import THREADS, KernelStep, OuterStep, RowSumStep, StageRun
+from autobatch.backends.cuda.stages import THREADS, DeviceStageRun, KernelStep, OuterStep, RowSumStep
 from autobatch.backends.cuda.sweeps import ENDED, Sweep
 from autobatch.devices.device import Device, Launch
 
@@ -19,7 +19,7 @@ class Launcher:
     """Launches the steps of a stage of a run.
 
     Args:
-        sweep: the steps, in parts; see `autobatch.backends.pieces.Calls`.
+        sweep: the steps, in parts; see `autobatch.backends.tiles.CallList`.
         listed: where they are on the device: [1 + n, WORDS].
         runs: the stage of each type, for steps that the host runs.
         make_kernel: gives the compiled kernel that goes through steps.
@@ -34,7 +34,7 @@ class Launcher:
         device: Device,
         sweep: Sweep,
         listed: Any,
-        runs: Sequence[StageRun],
+        runs: Sequence[DeviceStageRun],
         make_kernel: Callable[[], Any],
         n_blocks: int,
     ) -> None:

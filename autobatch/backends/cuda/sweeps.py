@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,14 @@ from autobatch.backends.cuda.stages import (
     THREADS,
     WARP,
     DeviceStage,
+    DeviceStep,
     KernelStep,
     OuterStep,
     ProductStep,
     RowSumStep,
-    Step,
 )
 from autobatch.backends.cuda.sums import Sums
-from autobatch.backends.pieces import Calls
+from autobatch.backends.tiles import CallList
 from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, ADD_UP, FIRST_KERNEL, MULTIPLY
 
 LongArray = NDArray[np.int64]
@@ -35,12 +35,11 @@ class PlannedStage(NamedTuple):
 
     Attributes:
         slots: the byte of the packed ints at which its slots begin.
-        table: the table of pieces.
     """
 
     stage: DeviceStage
     slots: int
-    table: LongArray
+    tiles: NDArray[Any]
 
 
 class Launched(NamedTuple):
@@ -48,7 +47,7 @@ class Launched(NamedTuple):
 
     Attributes:
         blocks: how many have work.
-        host: the number of the step among those of all types, and the piece; none if the device runs it.
+        host: the number of the step among those of all types, and the tile; none if the device runs it.
     """
 
     first: int
@@ -63,7 +62,7 @@ class Sweep:
     Attributes:
         steps: [1 + n, WORDS] see `Step` in `sweep.cuh`; addresses of slots count from the beginning of the packed ints.
             The first does nothing: a run whose batches are timed begins with it, to note when it began.
-        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.pieces.Calls`.
+        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tiles.CallList`.
         ends: [parts] the last step of each part, or of those before if it has none.
         shared_bytes: shared memory per block.
 
@@ -74,7 +73,7 @@ class Sweep:
     """
 
     def __init__(
-        self, calls: Calls, stages: Sequence[PlannedStage], kernels: Mapping[str, int], libraries: bool,
+        self, calls: CallList, stages: Sequence[PlannedStage], kernels: Mapping[str, int], libraries: bool,
         sums: tuple[Sums, int] | None,
     ) -> None:  # fmt: skip
         own = [(step, planned) for planned in stages for step in planned.stage.steps]
@@ -84,14 +83,14 @@ class Sweep:
             (_function(step, kernels, libraries), planned.slots, step.own, 0, step.team, wait, 0, 0)
             for (step, planned), wait in zip(own, waits, strict=True)
         ]
-        blocks = [step.blocks(planned.table) for step, planned in own]
+        blocks = [step.blocks(planned.tiles) for step, planned in own]
         first = np.cumsum([0, *(array.size for array in blocks)])
-        number, piece = calls.calls.T
+        number, tile = calls.calls["step"], calls.calls["tile"]
         self.steps = np.array(known, np.int64).reshape(-1, WORDS)[number]
-        self.steps[:, 3] = piece
-        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + piece]
+        self.steps[:, 3] = tile
+        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + tile]
         self._numbers = number
-        self.ptr = calls.piece_ptr[calls.ptr]
+        self.ptr = calls.tile_ptr[calls.ptr]
         if sums is not None:
             self._insert(*sums)
         self._on_host = 1 + np.flatnonzero(self.steps[:, FUNCTION] == ON_HOST)
@@ -125,7 +124,7 @@ class Sweep:
         self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
 
 
-def _function(step: Step, kernels: Mapping[str, int], libraries: bool) -> int:
+def _function(step: DeviceStep, kernels: Mapping[str, int], libraries: bool) -> int:
     """The number of the function that runs a step."""
     match step:
         case KernelStep():
