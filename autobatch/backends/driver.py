@@ -125,7 +125,7 @@ class PlanRun(ABC, Generic[M]):
         """Run all parts of a stage, and tell the timer when each is done; of "weights", batches are types with rows."""
         if stage == WEIGHTS:
             for batch in batches:
-                self._weigh_type(batch)
+                self._run_weights_of(batch)
             return
         self._call(stage, 0, 1)
         self._lap(stage, None)
@@ -185,10 +185,10 @@ class PlanRun(ABC, Generic[M]):
                 self._lap("backward", None)  # work after the last batch counts as backward, not as weights
                 self.targets = gradients
                 with self._bound(WEIGHTS):
-                    self._weigh(activity)
+                    self._run_weights(activity)
             self.copied_bytes += targets.finish()
 
-    def _weigh(self, activity: Activity) -> None:
+    def _run_weights(self, activity: Activity) -> None:
         """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
         ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         if activity.is_whole and self.timer is None:
@@ -202,12 +202,12 @@ class PlanRun(ABC, Generic[M]):
         for of_type in types:
             active = activity.rows(*of_type[:3])
             if active.all():
-                self._weigh_type(of_type)
+                self._run_weights_of(of_type)
             else:
                 self.interpreter.weight_gradients(of_type.kind, self.targets, active)
                 self._lap(WEIGHTS, of_type)
 
-    def _weigh_type(self, of_type: Batch) -> None:
+    def _run_weights_of(self, of_type: Batch) -> None:
         """Add to the gradients of the parameters of a type."""
         for part in (of_type.kind, len(self.plan.type_bases) + of_type.kind):
             self._call(WEIGHTS, part, part + 1)

@@ -68,7 +68,9 @@ class InterpretedRun(PlanRun[Memory]):
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter
         if stage == "weights":
-            run.weigh(first, min(last, len(self.plan.type_bases)), self.targets)
+            for kind in range(first, min(last, len(self.plan.type_bases))):
+                if self.plan.type_ptr[kind] < self.plan.type_ptr[kind + 1]:
+                    run.weight_gradients(kind, self.targets)
             return
         for part in range(max(first, 1), min(last, len(batches) + 1)):
             if stage == "forward":

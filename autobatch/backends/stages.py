@@ -110,6 +110,7 @@ class StageRun(ABC):
     """A stage of a type in a run: the memory that those of its steps read and write that Python runs.
 
     Attributes:
+        kind, block: the number of the type, and that of its block of nodes.
         tiles: the tiles of the type.
         randomness: the randomness of the mini-batch.
         interpret: computes gradients of parameters of a type, given by the numbers of their values.
@@ -119,6 +120,7 @@ class StageRun(ABC):
     store: Store
     plan: Plan
     kind: int
+    block: int
     tiles: NDArray[Any]
     randomness: Randomness
     interpret: Callable[[int, tuple[int, ...]], None]

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autobatch.backends.base import Timer
 from autobatch.backends.cpu.compiled import BoundRun, BoundTypes
-from autobatch.backends.cpu.memory import CpuMemory
+from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import MemoryPool
@@ -90,8 +90,9 @@ class CompiledPlan(PlanExecutable):
         self.types = backend.compiled_types(cells, options)
         compile_cell = partial(backend.compiled_cell, cells, options)
         self.tables = self.types.tables_of(plan, compile_cell, self.n_threads)
-        scratch = self.n_threads * self.tables.scratch_size + self.tables.kept_size
-        self.n_bytes = (plan.size + scratch) * options.dtype.itemsize
+        scratch, kept = self.tables.scratch_size, self.tables.kept_size
+        self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
+        self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
 
     def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> CompiledRun:
         """Compute all values; see `Executable`."""
@@ -104,11 +105,9 @@ class CompiledRun(PlanRun[CpuMemory]):
     executable: CompiledPlan
 
     def _reserve(self) -> None:
-        executable, options = self.executable, self.options
-        self.memory.reserve_all(
-            self.plan.size, executable.tables, options.dtype, executable.n_threads, options.max_bytes
-        )
-        if executable.backend.poison:
+        if self.memory.reserved_for != self.executable.needed:
+            self.memory.reserve_all(self.executable.needed)
+        if self.executable.backend.poison:
             self.memory.poison()
 
     @contextmanager

@@ -169,7 +169,9 @@ class BoundStages:
     def release(self) -> None:
         """Drop the arrays of the run."""
         for number in self._in_python:
-            self._stages[number].leave()
+            stage = self._stages[number]
+            stage.arrays = []
+            vars(stage).pop("run", None)
 
     def call(self, first: int, last: int) -> int:
         """Make the calls of parts first:last and return their number; part 0 is the prologue, see `CallList`."""
@@ -241,15 +243,14 @@ class BoundStages:
         """Give stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
         for number in self._in_python:
-            stage, kind, kept = self._stages[number], self._kinds[number], scratch
-            if self._has_kept[number]:
-                kept = memory.kept[0]
-            stage.enter(
-                CpuStageRun(
-                    stage, HOST, run.plan, kind, run.tables.tiles[kind], run.randomness, run.interpret,
-                    memory.buffer, scratch, kept, run.gradients,
-                )
+            stage, kind, block = self._stages[number], self._kinds[number], self._blocks[number].start
+            kept = memory.kept[0] if self._has_kept[number] else scratch
+            stage.run = CpuStageRun(
+                stage, HOST, run.plan, kind, block, run.tables.tiles[kind], run.randomness, run.interpret,
+                memory.buffer, scratch, kept, run.gradients,
             )  # fmt: skip
+            if not stage.jitted:
+                stage.take_arrays()
 
 
 def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:

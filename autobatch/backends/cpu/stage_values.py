@@ -18,6 +18,7 @@ from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
 from autobatch.devices.store import HOST
+from autobatch.ir.program import NODE
 from autobatch.jit.addresses import LINE
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
@@ -44,7 +45,8 @@ class CpuStageRun(StageRun):
     def _array(self, location: Location) -> Array:
         area = location.area
         if area in DATA:
-            return self.plan.data(self.kind, location.domain)[area is Area.FLOATS].reshape(-1)
+            data = self.plan.int_data if area is Area.INTS else self.plan.float_data
+            return data[self.block + location.domain - NODE].reshape(-1)
         if area is Area.PERSISTENT:
             return self.kept
         return self.buffer if ARRAYS[area] == "buffer" else self.scratch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.backends.cpu.rounding import RoundedStep
-from autobatch.backends.cpu.stage_values import CpuStageRun, StageValues, flat
+from autobatch.backends.cpu.stage_values import StageValues, flat
 from autobatch.backends.cpu.steps import InterpretedStep, KernelStep, ProductStep
 from autobatch.backends.cpu.weights import OuterStep, RemainderStep, RowSumStep, ScatterStep
 from autobatch.backends.stages import CellStages
@@ -57,18 +57,11 @@ class CompiledStage(StageValues):
         assert source is not None, "every kernel has a source"
         return [KernelStep(self, source)]
 
-    def enter(self, run: CpuStageRun) -> None:
-        """Take the arrays of a run, for steps that Python runs."""
-        plan, self.run = run.plan, run
-        if self.jitted:
-            return
+    def take_arrays(self) -> None:
+        """Take the arrays of the run that is on its way, for kernels that run as plain Python."""
+        run, plan = self.run, self.run.plan
         common = run.buffer, run.scratch, run.kept, plan.dest_ptr, plan.dest, plan.adds
         self.arrays = [*common, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
         own = self.plan_arrays(plan, run.kind, run.tiles.view(np.int64)) | self.shared_arrays()
         for slot, found in own.items():
             self.arrays[slot] = found if isinstance(found, int) else flat(found)
-
-    def leave(self) -> None:
-        """Drop the arrays of the run."""
-        self.arrays = []
-        vars(self).pop("run", None)

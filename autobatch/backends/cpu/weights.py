@@ -178,7 +178,7 @@ class ScatterStep:
         """Add the rows."""
         run = self.stage.run
         if self._ids.area is Area.INTS:
-            ids = run.plan.data(run.kind, self._ids.domain)[0][:, self._ids.offset]
+            ids = run.plan.int_data[run.block + self._ids.domain - NODE][:, self._ids.offset]
         else:
             ids = to_ids(run.view(self.scatter.ids, k))
         gradient = run.gradients[self._key]

@@ -297,9 +297,8 @@ class DeviceRun(PlanRun[DeviceMemory]):
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                run = DeviceStageRun(
-                    stage, device, self.plan, kind, tiles, self.randomness, self.interpret_gradients, arrays[kind]
-                )
+                about = self.plan, kind, self.plan.first_block(kind), tiles, self.randomness, self.interpret_gradients
+                run = DeviceStageRun(stage, device, *about, arrays[kind])
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
