@@ -76,7 +76,7 @@ class Cpu:
 
 
 class CompiledPlan(PlanExecutable):
-    """A prepared plan, with all that a run needs except memory; see `Executable`.
+    """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
         types: its types, compiled.

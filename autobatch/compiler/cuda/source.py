@@ -8,7 +8,7 @@
         team.sync();                                         // only where a thread reads what another one wrote
 
 A kernel is a function that all blocks of a launch call together (`sweep.cuh`). It takes the address of the slots of its
-stage's memory, the address of its own sizes and numbers, the row of the table of pieces that describes the batch, and
+stage's memory, the address of its own sizes and numbers, the number of the tile that describes the batch, and
 how many threads work on a row. Sizes, columns and widths are own numbers, so that one source serves every width of a
 model, and the name is a digest of the text: equal kernels are compiled once.
 """
