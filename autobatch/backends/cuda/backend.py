@@ -23,7 +23,7 @@ from autobatch.backends.cuda.memory import DeviceMemory
 from autobatch.backends.cuda.packing import Packing
 from autobatch.backends.cuda.stages import DeviceCell, DeviceStageRun
 from autobatch.backends.cuda.sums import find_sums
-from autobatch.backends.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
+from autobatch.backends.cuda.sweeps import NOTE, STEP, PlannedStage, Sweep
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import MemoryPool
@@ -306,16 +306,14 @@ class DeviceRun(PlanRun[DeviceMemory]):
                     at = places.get((kind, slot), places.get((-1, slot)))
                     slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
             first, sweep = executable.steps[name], executable.sweeps[name]
-            ours, theirs = (
-                packed[first : first + sweep.steps.nbytes].view(np.int64).reshape(sweep.steps.shape)
-                for packed in (pinned, memory.staging.held)
-            )
-            ours[...] = sweep.steps
-            ours[:, MEMORY] += base
+            ours, theirs = (packed[first : first + sweep.steps.nbytes] for packed in (pinned, memory.staging.held))
+            steps, listed = ours.view(STEP), theirs.view(np.int64).reshape(len(sweep.steps), -1)
+            steps[...] = sweep.steps
+            steps["memory"] += base
             if self.timer is not None:
-                ours[sweep.ends, THEN] |= NOTE
+                steps["then"][sweep.ends] |= NOTE
             make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
-            launchers[name] = Launcher(device, sweep, theirs, runs, make_kernel, n_blocks)
+            launchers[name] = Launcher(device, sweep, listed, runs, make_kernel, n_blocks)
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])

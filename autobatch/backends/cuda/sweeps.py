@@ -24,9 +24,10 @@ from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, ADD_UP, FIRS
 
 LongArray = NDArray[np.int64]
 
-WORDS = 8  # of `Step` in `sweep.cuh`
-FUNCTION, MEMORY, THEN, ENDED = 0, 1, 5, 7
-WAIT, NOTE = 1, 2  # of THEN
+FIELDS = "function", "memory", "own", "tile", "team", "then", "arrived", "ended"
+STEP = np.dtype([(name, np.int64) for name in FIELDS])
+"""`Step` in `sweep.cuh`."""
+WAIT, NOTE = 1, 2  # of "then"
 ON_HOST = -1  # no function of the device
 
 
@@ -60,7 +61,7 @@ class Sweep:
     """The steps of a stage of a plan.
 
     Attributes:
-        steps: [1 + n, WORDS] see `Step` in `sweep.cuh`; addresses of slots count from the beginning of the packed ints.
+        steps: [1 + n] `STEP`; addresses of slots count from the beginning of the packed ints.
             The first does nothing: a run whose batches are timed begins with it, to note when it began.
         ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tiles.CallList`.
         ends: [parts] the last step of each part, or of those before if it has none.
@@ -86,15 +87,15 @@ class Sweep:
         blocks = [step.blocks(planned.tiles) for step, planned in own]
         first = np.cumsum([0, *(array.size for array in blocks)])
         number, tile = calls.calls["step"], calls.calls["tile"]
-        self.steps = np.array(known, np.int64).reshape(-1, WORDS)[number]
-        self.steps[:, 3] = tile
+        self.steps = np.array(known, STEP)[number]
+        self.steps["tile"] = tile
         self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + tile]
         self._numbers = number
         self.ptr = calls.tile_ptr[calls.ptr]
         if sums is not None:
             self._insert(*sums)
-        self._on_host = 1 + np.flatnonzero(self.steps[:, FUNCTION] == ON_HOST)
-        self.steps = np.insert(self.steps, 0, (ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), axis=0)
+        self._on_host = 1 + np.flatnonzero(self.steps["function"] == ON_HOST)
+        self.steps = np.insert(self.steps, 0, np.array((ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), STEP))
         self._blocks, self._numbers = np.insert(self._blocks, 0, 1), np.insert(self._numbers, 0, ON_HOST)
         self.ptr = self.ptr + 1
         self.ends = self.ptr[1:] - 1
@@ -105,7 +106,7 @@ class Sweep:
         for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
             if at < host:
                 yield Launched(at, host, int(self._blocks[at:host].max()), None)
-            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host, 3])))
+            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host]["tile"])))
             at = host + 1
         if at < end:
             yield Launched(at, end, int(self._blocks[at:end].max()), None)
@@ -114,11 +115,9 @@ class Sweep:
         """Add up values after the batches that left some."""
         counts = np.diff(sums.ptr)
         batches = np.flatnonzero(counts)
-        added = np.zeros((batches.size, WORDS), np.int64)
-        added[:, :6] = ADD_UP, slots, 0, 0, WARP, 1
-        added[:, 3] = batches
+        added = np.array([(ADD_UP, slots, 0, batch, WARP, WAIT, 0, 0) for batch in batches], STEP)
         places = self.ptr[batches + 2]  # the end of part batch + 1
-        self.steps = np.insert(self.steps, places, added, axis=0)
+        self.steps = np.insert(self.steps, places, added)
         self._blocks = np.insert(self._blocks, places, -(-counts[batches] * WARP // THREADS))
         self._numbers = np.insert(self._numbers, places, ON_HOST)
         self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
