@@ -22,6 +22,7 @@ from autobatch.devices.late import Late
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
+from autobatch.engine.execution import join_columns
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import UnreadLoss, loss_weights, put_gradients, take_gradients, weighted_sum
 from autobatch.errors import DataError, GraphError, PlanError
@@ -40,7 +41,7 @@ from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
 from autobatch.trace.record import list_instances
-from autobatch.trace.results import join_columns, list_results, stack_results
+from autobatch.trace.results import list_results, stack_results
 
 Array = NDArray[Any]
 
@@ -361,7 +362,7 @@ def batched(
             that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
         precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
             both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.ir.precision`.
-        threads: that share the pieces of batches (backend "cpu") or compute matrix products (others), and no more than
+        threads: that share the tiles of batches (backend "cpu") or compute matrix products (others), and no more than
             there are cores to use; "auto" measures one against more on the first mini-batches of each size, and goes
             back to one where others need the cores, see `autobatch.engine.threads`.
         max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an

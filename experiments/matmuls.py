@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.activity import Activity
 from autobatch.backends.cpu.backend import CompiledPlan
-from autobatch.backends.values import RowRange
+from autobatch.backends.values import Activity, RowRange
 from autobatch.blas.calling import call_product
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import multiply_float32 as multiply_rows

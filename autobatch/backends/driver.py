@@ -19,14 +19,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autobatch.backends.activity import Activity
 from autobatch.backends.base import Counts, Timer
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.values import RowRange, Values
+from autobatch.backends.values import Activity, RowRange, Values
 from autobatch.blas.threads import limit_threads
-from autobatch.compiler.piece_table import WEIGHTS
+from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import Store
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
@@ -37,7 +36,7 @@ from autobatch.plan.plan import Batch, Plan, PlannedTypes
 M = TypeVar("M", bound=Memory)
 
 
-class PreparedPlan:
+class PlanExecutable:
     """A plan with all that a run needs except memory; see `autobatch.backends.base.Executable`.
 
     Attributes:
@@ -75,14 +74,15 @@ class PlanRun(ABC, Generic[M]):
 
     def __init__(
         self,
-        prepared: PreparedPlan,
+        executable: PlanExecutable,
         pool: MemoryPool[M],
         store: Store,
         randomness: Randomness,
         timer: Timer | None,
         copies: bool,
     ) -> None:
-        self.prepared, self.plan, self.cells, self.options = prepared, prepared.plan, prepared.cells, prepared.options
+        self.executable, self.plan, self.cells = executable, executable.plan, executable.cells
+        self.options = executable.options
         self.store, self.randomness, self.timer = store, randomness, timer
         self._pool, self._ended, self.launches = pool, "", 0
         self.targets: Mapping[int, Gradient] = {}
@@ -125,7 +125,7 @@ class PlanRun(ABC, Generic[M]):
         """Run all parts of a stage, and tell the timer when each is done; of "weights", batches are types with rows."""
         if stage == WEIGHTS:
             for batch in batches:
-                self._weigh_type(batch)
+                self._run_weights_of(batch)
             return
         self._call(stage, 0, 1)
         self._lap(stage, None)
@@ -175,7 +175,7 @@ class PlanRun(ABC, Generic[M]):
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
         with self._silent():
-            activity = self.prepared.activity(self._seeded)
+            activity = self.executable.activity(self._seeded)
             targets = self.memory.targets(into, self.cells.stacks)
             with self._limited(), self.memory.on_device(targets.arrays, self.options) as gradients:
                 for slot in range(len(self.cells.slot_shapes)):
@@ -185,10 +185,10 @@ class PlanRun(ABC, Generic[M]):
                 self._lap("backward", None)  # work after the last batch counts as backward, not as weights
                 self.targets = gradients
                 with self._bound(WEIGHTS):
-                    self._weigh(activity)
+                    self._run_weights(activity)
             self.copied_bytes += targets.finish()
 
-    def _weigh(self, activity: Activity) -> None:
+    def _run_weights(self, activity: Activity) -> None:
         """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
         ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         if activity.is_whole and self.timer is None:
@@ -202,12 +202,12 @@ class PlanRun(ABC, Generic[M]):
         for of_type in types:
             active = activity.rows(*of_type[:3])
             if active.all():
-                self._weigh_type(of_type)
+                self._run_weights_of(of_type)
             else:
                 self.interpreter.weight_gradients(of_type.type_id, self.targets, active)
                 self._lap(WEIGHTS, of_type)
 
-    def _weigh_type(self, of_type: Batch) -> None:
+    def _run_weights_of(self, of_type: Batch) -> None:
         """Add to the gradients of the parameters of a type."""
         for part in (of_type.type_id, len(self.plan.type_bases) + of_type.type_id):
             self._call(WEIGHTS, part, part + 1)
@@ -241,7 +241,7 @@ class PlanRun(ABC, Generic[M]):
         """The gradients of the first output of all nodes of a type; see `Run`."""
         if self._ended != "differentiated":
             raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
-        return self.values.output_gradients(kind, self.prepared.activity(self._seeded))
+        return self.values.output_gradients(kind, self.executable.activity(self._seeded))
 
     def counts(self) -> Counts:
         """The work of the run so far."""

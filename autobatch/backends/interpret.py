@@ -99,12 +99,6 @@ class Interpreter:
                 if number not in layout.settled:
                     self._write(ports[number], None if gradient is None else frame.env[gradient])
 
-    def weigh(self, first: int, last: int, gradients: Mapping[int, Any]) -> None:
-        """Run the weight stages of types first:last over all their rows."""
-        for kind in range(first, last):
-            if self.plan.type_ptr[kind] < self.plan.type_ptr[kind + 1]:
-                self.weight_gradients(kind, gradients)
-
     def weight_gradients(
         self,
         kind: int,

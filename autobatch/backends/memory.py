@@ -20,11 +20,12 @@ class Memory:
     Attributes:
         buffer: the values of its plan, possibly with spare elements.
         gradients: of parameters that are on the host, while the values are on a device.
+        scratch_bytes: bytes of all other memory.
         allocations: arrays that were allocated since the last count.
     """
 
     def __init__(self, store: Store) -> None:
-        self.store, self.allocations = store, 0
+        self.store, self.allocations, self.scratch_bytes = store, 0, 0
         self.buffer: Any = store.empty(0, np.dtype(np.float32))
         self.gradients = self.buffer
         self._targets: Targets | None = None
@@ -32,7 +33,7 @@ class Memory:
     @property
     def n_bytes(self) -> int:
         """Bytes held."""
-        return int(self.buffer.nbytes) + int(self.gradients.nbytes)
+        return int(self.buffer.nbytes) + int(self.gradients.nbytes) + self.scratch_bytes
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
         """Make room for `size` elements; a buffer that grows grows by at least a quarter, within the limit."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.backends.base import Timer
-from autobatch.backends.driver import PlanRun, PreparedPlan
+from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST, Store
@@ -40,7 +40,7 @@ class Reference:
         return InterpretedPlan(self, plan, cells, options)
 
 
-class InterpretedPlan(PreparedPlan):
+class InterpretedPlan(PlanExecutable):
     """A plan that is interpreted; see `Executable`."""
 
     def __init__(self, backend: Reference, plan: Plan, cells: PlannedTypes, options: Options) -> None:
@@ -55,11 +55,11 @@ class InterpretedPlan(PreparedPlan):
 class InterpretedRun(PlanRun[Memory]):
     """A run of an interpreted plan."""
 
-    prepared: InterpretedPlan
+    executable: InterpretedPlan
 
     def _reserve(self) -> None:
         self.memory.reserve(self.plan.size, self.options.dtype, self.options.max_bytes)
-        if self.prepared.backend.poison:
+        if self.executable.backend.poison:
             self.memory.buffer.fill(np.nan)
 
     def _bound(self, stage: str) -> AbstractContextManager[Any]:
@@ -68,7 +68,9 @@ class InterpretedRun(PlanRun[Memory]):
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter
         if stage == "weights":
-            run.weigh(first, min(last, len(self.plan.type_bases)), self.targets)
+            for kind in range(first, min(last, len(self.plan.type_bases))):
+                if self.plan.type_ptr[kind] < self.plan.type_ptr[kind + 1]:
+                    run.weight_gradients(kind, self.targets)
             return
         for part in range(max(first, 1), min(last, len(batches) + 1)):
             if stage == "forward":

@@ -156,7 +156,7 @@ class _Stage:
     # Steps.
 
     def run(self, steps: Sequence[Step], numbers: Iterable[int], nodes: tuple[int, ...]) -> None:
-        """Run some steps for the nodes of a piece."""
+        """Run some steps for the nodes of a tile."""
         self.nodes = nodes
         for number in numbers:
             step = steps[number]

@@ -15,9 +15,9 @@ from autobatch.compiler.hoisting import Parts, hoist
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
 from autobatch.compiler.neighbours import Neighbours, show_apart
-from autobatch.compiler.piece_table import name_columns
 from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.splitting import split_loops
+from autobatch.compiler.tiles import name_fields
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 
@@ -29,7 +29,7 @@ class StageProgram:
     Attributes:
         cell: the cell that the stage belongs to.
         steps: kernels, products and interpreted ops; of the weight stage products, sums, scatters and the remainder.
-        columns: names of the columns of the table of pieces, which kernels read; see `autobatch.compiler.piece_table`.
+        fields: the names of the fields of a tile, which kernels read; see `autobatch.compiler.tiles`.
         n_before, n_after: how many of the first and the last steps run once for all rows of a type.
     """
 
@@ -37,7 +37,7 @@ class StageProgram:
     lowered: Lowered
     steps: list[Any]
     storage: Storage
-    columns: tuple[str, ...]
+    fields: tuple[str, ...]
     n_before: int
     n_after: int
 
@@ -83,8 +83,8 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> StagePro
         check_storage(lowered, steps, storage)
         check_columns(cell, lowered, steps, storage, len(before), len(after))
     report.stored(storage)
-    columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
-    return StageProgram(cell, lowered, steps, storage, columns, len(before), len(after))
+    fields = name_fields(len(cell.layout.input_width), len(cell.program.outputs))
+    return StageProgram(cell, lowered, steps, storage, fields, len(before), len(after))
 
 
 class _PassReporter:

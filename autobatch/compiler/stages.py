@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autobatch.compiler.piece_table import WEIGHTS
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
+from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.weights import compile_weights
 from autobatch.plan.plan import PlannedCell
 

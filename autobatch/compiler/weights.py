@@ -12,9 +12,9 @@ from collections import defaultdict
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.lowered import Area, Lowered
 from autobatch.compiler.lowering import locations_of
-from autobatch.compiler.piece_table import name_columns
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter, WeightStep
+from autobatch.compiler.tiles import name_fields
 from autobatch.compiler.view import View, views_of
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.program import NODE, Instruction
@@ -31,9 +31,9 @@ def compile_weights(cell: PlannedCell) -> StageProgram:
     domains, sizes = [var.domain for var in vars], [var.size for var in vars]
     lowered = Lowered(cell.program.name, "weights", vars, views_of(vars), sizes, domains, [], locations, {}, [])
     steps = _WeightSteps(cell, lowered).steps
-    columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
+    fields = name_fields(len(cell.layout.input_width), len(cell.program.outputs))
     n_compiled = sum(isinstance(step, Outer | RowSum) for step in steps)
-    return StageProgram(cell, lowered, steps, Storage(locations, {}), columns, n_compiled, len(steps) - n_compiled)
+    return StageProgram(cell, lowered, steps, Storage(locations, {}), fields, n_compiled, len(steps) - n_compiled)
 
 
 class _WeightSteps:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autobatch.compiler.assignment import Spot, Storage
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Location, Lowered
-from autobatch.compiler.piece_table import column_of, letter_of
+from autobatch.compiler.tiles import field_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
@@ -69,6 +69,18 @@ def multiply(factor: str, size: str) -> str:
     return {"0": "0", "1": factor}.get(size, f"{factor} * {size}")
 
 
+def width_of(area: Area, domain: int, storage: Storage, layout: Layout) -> int:
+    """Elements from one row of an area to the next, of floats that a run computes."""
+    match area:
+        case Area.BATCH:
+            return storage.batch_width[domain]
+        case Area.PERSISTENT:
+            return storage.persistent_width
+        case Area.SAVED:
+            return layout.saved_width[domain - NODE]
+    return layout.input_width[domain - NODE]
+
+
 def table_and_step(value: int) -> tuple[str, str]:
     """The names of a parameter that is read by lookup, and of its row stride in elements."""
     return f"table_{value}", f"step_{value}"
@@ -78,7 +90,7 @@ class Common(NamedTuple):
     """The data that all kernels of a stage share.
 
     Attributes:
-        columns: the columns of the table.
+        fields: the names of the fields of a tile.
         words: ints or floats of data per row of a domain.
         slots: the slots of the stage's memory; kernels add those that they need.
     """
@@ -86,7 +98,7 @@ class Common(NamedTuple):
     lowered: Lowered
     storage: Storage
     layout: Layout
-    columns: tuple[str, ...]
+    fields: tuple[str, ...]
     words: Callable[[bool, int], int]
     slots: dict[str, int]
 
@@ -101,13 +113,13 @@ class Writer:
     arrays: Mapping[Area, str] = ARRAYS
 
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
-        self.lowered, self.storage, self.layout, self.columns, self.words, self.slots = common
+        self.lowered, self.storage, self.layout, self.fields, self.words, self.slots = common
         self.number, self.kernel = number, kernel
         self.sizes: dict[tuple[Hashable, ...], tuple[str, int]] = {}  # by what they are sizes of
         self.numbers: list[float] = []
         self.literals: dict[str, str] = {}
         self.variables: dict[int, str] = {}
-        self.used: dict[str, None] = {}  # columns of the table
+        self.used: dict[str, None] = {}  # fields of a tile
         self.arguments: dict[str, None] = {}
         self.tops: dict[str, str] = {}  # names set once per row
         self.shared: dict[str, str] = {}  # names set once
@@ -153,8 +165,8 @@ class Writer:
         self.numbers.append(data)
         return f"c{len(self.numbers) - 1}"
 
-    def column(self, name: str) -> str:
-        """A column of the table."""
+    def field(self, name: str) -> str:
+        """A field of the tile."""
         self.used[name] = None
         return name
 
@@ -211,29 +223,19 @@ class Writer:
             if domain != NODE:
                 self.groups.add(domain)
                 return multiply(f"(base_{domain} + {'r' if domain == self.kernel.domain else 'e'})", words)
-            self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
+            self.tops[f"{area}_r"] = multiply(f"({self.field('start')} + r)", words)
             return f"{area}_r"
-        base = self.column(column_of(location, self.lowered.stage))
-        width = self.size(self._width(area, domain), "row", area, domain)
+        base = self.field(field_of(location, self.lowered.stage))
+        width = self.size(width_of(area, domain, self.storage, self.layout), "row", area, domain)
         if domain != self.kernel.domain:
             return add([base, multiply("e", width)])
         self.tops[f"{base}_r"] = add([base, multiply("r", width)])
         return f"{base}_r"
 
-    def _width(self, area: Area, domain: int) -> int:
-        match area:
-            case Area.BATCH:
-                return self.storage.batch_width[domain]
-            case Area.PERSISTENT:
-                return self.storage.persistent_width
-            case Area.SAVED:
-                return self.layout.saved_width[domain - NODE]
-        return self.layout.input_width[domain - NODE]
-
     @property
     def n_rows(self) -> str:
-        """The column of the number of rows of the kernel."""
-        return self.column(f"rows_{letter_of(self.kernel.domain)}")
+        """The field of the number of rows of the kernel."""
+        return self.field(f"rows_{letter_of(self.kernel.domain)}")
 
     @property
     def walked(self) -> list[int]:
@@ -242,8 +244,8 @@ class Writer:
 
     def need_window(self, area: Area, number: int) -> None:
         self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))
-        self.column(f"output_{number}")
+        self.field(f"output_{number}")
         if area is Area.GATHER:
-            self.column("shift")
+            self.field("shift")
         else:
             self.arguments["adds"] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from operator import is_
 from typing import Any
@@ -187,3 +187,8 @@ class Executor:
         run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out
+
+
+def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """Join the outputs of the runs of consecutive parts of a mini-batch."""
+    return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]

@@ -12,7 +12,7 @@ from autobatch.ir.program import CellProgram, Constant, Instruction, Var, Weight
 from autobatch.params.parameter import Parameter
 
 
-class Scatter(NamedTuple):
+class ScatteredRows(NamedTuple):
     """Rows for a table: each row of the value `values` is added to the row that the value `ids` names."""
 
     values: int
@@ -45,7 +45,7 @@ class Derivative:
     incoming: tuple[int, ...]
     ports: tuple[int | None, ...]
     parameters: tuple[tuple[int, int], ...]
-    tables: tuple[tuple[int, tuple[Scatter, ...]], ...]
+    tables: tuple[tuple[int, tuple[ScatteredRows, ...]], ...]
     kept: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
 

@@ -32,7 +32,9 @@ class RowSums(Protocol):
 
 def make_row_sums(shape: Shape, dtype: npt.DTypeLike, store: Store) -> RowSums:
     """Make what adds up rows of an array of this shape in the memory of a device."""
-    return HostRowSums(shape, dtype) if store is HOST else DeviceRowSums(shape, cast(Device, store))
+    if store is HOST:
+        return HostRowSums(shape, dtype)
+    return KernelRowSums(shape, cast(Device, store)) if store.kind == "cuda" else ArrayRowSums(shape, store)
 
 
 class HostRowSums:
@@ -53,34 +55,56 @@ class HostRowSums:
         return room.ids[:n], room.values[:n]
 
 
-class DeviceRowSums:
-    """Adds rows to others on a device in one launch; the host sorts the ids, and waits for nothing."""
+class ArrayRowSums:
+    """Adds rows to others on a device by its array functions; the host sorts the ids, and waits for nothing."""
 
-    def __init__(self, shape: Shape, device: Device) -> None:
-        self._shape, self._width, self._device = shape, math.prod(shape[1:]), device
+    def __init__(self, shape: Shape, store: Store) -> None:
+        self._shape, self._width, self._store = shape, math.prod(shape[1:]), store
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
         """See `RowSums`."""
-        device, xp = self._device, self._device.xp
         check_ids(ids, self._shape)
         if not ids.size:
             return held
-        rows, step = values[first:], self._width if step is None else step
+        xp, rows = self._store.xp, self._rows(values[first:], ids.size, self._width if step is None else step)
         if held[0].size:
-            strides = step * values.itemsize, values.itemsize
-            added = xp.lib.stride_tricks.as_strided(rows, (ids.size, self._width), strides)
-            rows, step = xp.concatenate((added, held[1].reshape(held[0].size, self._width))), self._width
+            rows = xp.concatenate((rows, held[1].reshape(held[0].size, self._width)))
             ids = np.concatenate((ids, held[0]))
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        sums = device.empty(starts.size * self._width, values.dtype)
-        about = device.address(rows), step, self._width, device.address(sums), starts.size, values.itemsize == 8
-        task = device.put(np.concatenate((about, starts, [ids.size], order)).astype(np.int64, copy=False))
+        sums = self._sum(rows, order, starts)
+        return ordered[starts].astype(np.int64), sums.reshape(starts.size, *self._shape[1:])
+
+    def _rows(self, values: FloatArray, n: int, step: int) -> FloatArray:
+        """The rows that begin `step` numbers apart."""
+        strides = step * values.itemsize, values.itemsize
+        rows: FloatArray = self._store.xp.lib.stride_tricks.as_strided(values, (n, self._width), strides)
+        return rows
+
+    def _sum(self, rows: FloatArray, order: LongArray, starts: LongArray) -> FloatArray:
+        """Sums of the rows order[starts[k]:starts[k + 1]]."""
+        put = self._store.put
+        sums: FloatArray = self._store.xp.add.reduceat(rows[put(order)], put(starts), axis=0)
+        return sums
+
+
+class KernelRowSums(ArrayRowSums):
+    """Adds rows to others on a GPU, in one launch."""
+
+    def __init__(self, shape: Shape, device: Device) -> None:
+        super().__init__(shape, device)
+        self._device = device
+
+    def _sum(self, rows: FloatArray, order: LongArray, starts: LongArray) -> FloatArray:
+        device, step = self._device, rows.strides[0] // rows.itemsize
+        sums: FloatArray = device.empty(starts.size * self._width, rows.dtype)
+        about = device.address(rows), step, self._width, device.address(sums), starts.size, rows.itemsize == 8
+        task = device.put(np.concatenate((about, starts, [order.size], order)).astype(np.int64, copy=False))
         blocks = min(-(-sums.size // THREADS), device.n_processors * BLOCKS)
         if blocks:
             device.launch(_kernel(device), Launch(blocks, THREADS, 0, (device.address(task), 0, 0)))
-        return ordered[starts].astype(np.int64), sums.reshape(starts.size, *self._shape[1:])
+        return sums
 
 
 THREADS, BLOCKS = 256, 4  # threads of a block, and blocks of a processor

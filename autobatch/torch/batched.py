@@ -20,7 +20,7 @@ from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.backends.base import Run
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.execution import Executor
+from autobatch.engine.execution import Executor, join_columns
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
@@ -37,7 +37,7 @@ from autobatch.torch.opaque import read_by_others
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.trace.record import MiniBatch, Recorder, list_instances
-from autobatch.trace.results import join_columns, stack_results
+from autobatch.trace.results import stack_results
 
 
 class TorchBatched(Batched):

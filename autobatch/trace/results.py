@@ -158,11 +158,6 @@ def list_results(structures: Sequence[Any], columns: Sequence[Any]) -> list[Any]
     return [_per_instance(structure, columns, rest) for structure in structures]
 
 
-def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """Join the columns of consecutive parts of a mini-batch."""
-    return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-
-
 def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
     """Stack what the instances have at one place; `rest` holds, by slot, the rows that no list has taken yet."""
     first = structures[0]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.cuda.stages import THREADS, TILE_BYTES, count_tiles
-from autobatch.backends.cuda.sweeps import WORDS
+from autobatch.backends.cuda.sweeps import STEP, WAIT
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch
 
@@ -20,14 +20,14 @@ class Sweeps:
     """Launches of the same steps, all blocks waiting after each; a count of arrivals serves once, so each has its own.
 
     Args:
-        steps: [n, WORDS] see `Step` in `sweep.cuh`.
+        steps: [n] `STEP`.
         launches: how many there can be.
     """
 
-    def __init__(self, device: Device, steps: NDArray[np.int64], blocks: int, launches: int) -> None:
+    def __init__(self, device: Device, steps: NDArray[Any], blocks: int, launches: int) -> None:
         source = module_text({}, REAL.name, "int32")
         self._device, self._kernel = device, device.load(source, ["sweep"], "the steps of gpu_check")["sweep"]
-        self._steps, self._n = device.put(np.tile(steps, (launches, 1))), len(steps)
+        self._steps, self._n = device.put(np.tile(steps, launches).view(np.int64)), len(steps)
         self._blocks, self._ran = blocks, 0
 
     def launch(self) -> None:
@@ -38,10 +38,10 @@ class Sweeps:
         self._device.launch(self._kernel, Launch(self._blocks, THREADS, TILE_BYTES, args))
 
 
-def empty_steps(n: int) -> NDArray[np.int64]:
+def empty_steps(n: int) -> NDArray[Any]:
     """Steps that do nothing but wait for all blocks."""
-    steps = np.zeros((n, WORDS), np.int64)
-    steps[:, 0], steps[:, 5] = NOTHING, 1
+    steps = np.zeros(n, STEP)
+    steps["function"], steps["then"] = NOTHING, WAIT
     return steps
 
 
@@ -75,8 +75,8 @@ class Product:
 
     def sweeps(self, times: int, launches: int) -> Sweeps:
         """Launches that compute it that often."""
-        steps = np.zeros((times, WORDS), np.int64)
-        steps[:, :6] = MULTIPLY, self.device.address(self._slots), self.device.address(self._own), 0, THREADS, 1
+        slots, own = self.device.address(self._slots), self.device.address(self._own)
+        steps = np.array([(MULTIPLY, slots, own, 0, THREADS, WAIT, 0, 0)] * times, STEP)
         n_rows, n, _ = self.sizes
         return Sweeps(self.device, steps, min(count_tiles(n_rows, n), self.device.n_processors), launches)
 

@@ -1,4 +1,4 @@
-"""Threads that make the calls of a stage together: each call once, pieces in order, one part after the other."""
+"""Threads that make the calls of a stage together: each call once, tiles in order, one part after the other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from autobatch.backends.cpu.atomic import fetch_add
+from autobatch.backends.cpu.steps import ADDRESSES
 from autobatch.backends.cpu.team import Helper, Sweeps
-from autobatch.backends.pieces import Calls
+from autobatch.backends.tiles import CALL, CallList
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address
 
@@ -29,26 +30,27 @@ def note(memory: int, own: int, k: int) -> None:
         notes[2 * k] = max(notes[2 * k], now - i)
 
 
-def draw_calls(rng: np.random.Generator) -> Calls:
-    """Draw parts of pieces of calls; call k is the k-th."""
+def draw_calls(rng: np.random.Generator) -> CallList:
+    """Draw parts of tiles of calls; call k is the k-th."""
     sizes = rng.integers(0, 6, rng.integers(1, 30))
     lengths = rng.integers(1, 4, sizes.sum())
     n = int(lengths.sum())
-    calls = np.stack([np.zeros(n, np.int64), np.arange(n)], axis=1)
-    alone = rng.random(max(len(sizes) - 2, 0)) < 0.3
-    return Calls(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), alone)
+    calls = np.zeros(n, CALL)
+    calls["tile"] = np.arange(n)
+    is_serial = rng.random(max(len(sizes) - 2, 0)) < 0.3
+    return CallList(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), is_serial)
 
 
-def assert_in_order(calls: Calls, times: Any) -> None:
-    """Calls of a piece, and parts, one after the other; pieces of parts that are for one thread as well."""
-    _, piece_ptr, ptr, alone = calls
+def assert_in_order(calls: CallList, times: Any) -> None:
+    """Calls of a tile, and parts, one after the other; tiles of parts that are for one thread as well."""
+    _, tile_ptr, ptr, is_serial = calls
     before = -1
     for part in range(len(ptr) - 1):
-        found = [times[piece_ptr[p] : piece_ptr[p + 1]] for p in range(ptr[part], ptr[part + 1])]
+        found = [times[tile_ptr[p] : tile_ptr[p + 1]] for p in range(ptr[part], ptr[part + 1])]
         for one in found:
             assert np.all(np.diff(one) > 0)
             assert one[0] > before
-        if 0 < part <= len(alone) and alone[part - 1] and found:
+        if 0 < part <= len(is_serial) and is_serial[part - 1] and found:
             assert np.all(np.diff(np.concatenate(found)) > 0)
         before = max((int(one[-1]) for one in found), default=before)
 
@@ -60,7 +62,7 @@ def test_calls_are_made_once_and_in_order(n_threads: int) -> None:
     for _ in range(N_RUNS):
         calls, clock = draw_calls(rng), np.zeros(1, np.int64)
         notes = np.zeros((len(calls.calls), 2), np.int64)
-        addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * n_threads)
+        addresses = np.array([[(note.address, address_of(clock), address_of(notes))]] * n_threads, ADDRESSES)
         sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
         assert notes[:, 1].tolist() == [1] * len(notes)
         assert_in_order(calls, notes[:, 0])
@@ -71,7 +73,7 @@ def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> N
     sweeps, start = Sweeps(), Helper.start
     calls, clock = draw_calls(np.random.default_rng(5)), np.zeros(1, np.int64)
     notes = np.zeros((len(calls.calls), 2), np.int64)
-    addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * 3)
+    addresses = np.array([[(note.address, address_of(clock), address_of(notes))]] * 3, ADDRESSES)
 
     def start_first(helper: Helper, work: tuple[Any, ...]) -> None:
         start(helper, work)
@@ -100,7 +102,7 @@ def test_several_at_once() -> None:
             for _ in range(N_RUNS):
                 calls, clock = draw_calls(rng), np.zeros(1, np.int64)
                 notes = np.zeros((len(calls.calls), 2), np.int64)
-                addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * 3)
+                addresses = np.array([[(note.address, address_of(clock), address_of(notes))]] * 3, ADDRESSES)
                 sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
                 assert notes[:, 1].tolist() == [1] * len(notes)
         except BaseException as error:

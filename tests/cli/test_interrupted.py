@@ -10,7 +10,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.stages import CompiledStage
-from autobatch.backends.shared_values import SharedValues
+from autobatch.backends.values import SharedValues
 from helpers.twins.cases import draw_trees_case
 
 

@@ -1,7 +1,7 @@
 """The cpu backend: cells compiled into a few steps, on the plans that the reference backend interprets.
 
-Batches are cut into pieces (tiles). The rows of each piece and the calls for it are worked out once per plan. A step is
-a call with the number of a piece: of a generated kernel, a matrix product, or an interpreted op. One compiled loop
+Batches are cut into tiles. The rows of each tile and the calls for it are worked out once per plan. A step is
+a call with the number of a tile: of a generated kernel, a matrix product, or an interpreted op. One compiled loop
 makes all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
 depend on parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over
 all rows of a type, and that of a bias is one pass over them.
@@ -16,10 +16,10 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autobatch.backends.base import Timer
-from autobatch.backends.cpu.compiled import BoundRun, CompiledTypes
-from autobatch.backends.cpu.memory import CpuMemory
+from autobatch.backends.cpu.compiled import BoundRun, BoundTypes
+from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.stages import CompiledCell
-from autobatch.backends.driver import PlanRun, PreparedPlan
+from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.blas.choosing import BY_SIZE, Chooser
@@ -46,7 +46,7 @@ class Cpu:
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
         self.chooser, self.pool = Chooser(provider), MemoryPool(CpuMemory)
-        self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], CompiledTypes]] = WeakKeyDictionary()
+        self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], BoundTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,15 +54,15 @@ class Cpu:
         return type(self), (self.poison, self.jitted, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> CompiledPlan:
-        """Cut the batches of a plan into pieces, and lower the stages of its cells; see `Backend`."""
+        """Cut the batches of a plan into tiles, and lower the stages of its cells; see `Backend`."""
         options.check_store(self.name, HOST)
         return CompiledPlan(self, plan, cells, options)
 
-    def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes:
+    def compiled_types(self, cells: PlannedTypes, options: Options) -> BoundTypes:
         """The compiled types that all plans of these types share."""
         found, way = self._types.setdefault(cells, {}), (options.dtype, options.precision)
         if way not in found:
-            found[way] = CompiledTypes(cells, options.dtype)
+            found[way] = BoundTypes(cells, options.dtype)
         return found[way]
 
     def compiled_cell(self, cells: PlannedTypes, options: Options, kind: int) -> CompiledCell:
@@ -75,13 +75,13 @@ class Cpu:
         return found
 
 
-class CompiledPlan(PreparedPlan):
-    """A prepared plan, with all that a run needs except memory; see `Executable`.
+class CompiledPlan(PlanExecutable):
+    """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
         types: its types, compiled.
-        tables: the rows of each piece, and the calls for it.
-        n_threads: how many threads run pieces.
+        tables: its tiles, and the calls for each of them.
+        n_threads: how many threads run tiles.
     """
 
     def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: Options) -> None:
@@ -89,9 +89,10 @@ class CompiledPlan(PreparedPlan):
         self.backend, self.n_threads = backend, options.threads if backend.jitted else 1
         self.types = backend.compiled_types(cells, options)
         compile_cell = partial(backend.compiled_cell, cells, options)
-        self.tables = self.types.prepare(plan, compile_cell, self.n_threads)
-        scratch = self.n_threads * self.tables.scratch_size + self.tables.kept_size
-        self.n_bytes = (plan.size + scratch) * options.dtype.itemsize
+        self.tables = self.types.tables_of(plan, compile_cell, self.n_threads)
+        scratch, kept = self.tables.scratch_size, self.tables.kept_size
+        self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
+        self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
 
     def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> CompiledRun:
         """Compute all values; see `Executable`."""
@@ -101,21 +102,21 @@ class CompiledPlan(PreparedPlan):
 class CompiledRun(PlanRun[CpuMemory]):
     """A run of compiled cells."""
 
-    prepared: CompiledPlan
+    executable: CompiledPlan
 
     def _reserve(self) -> None:
-        prepared, options = self.prepared, self.options
-        self.memory.reserve_all(self.plan.size, prepared.tables, options.dtype, prepared.n_threads, options.max_bytes)
-        if prepared.backend.poison:
+        if self.memory.reserved_for != self.executable.needed:
+            self.memory.reserve_all(self.executable.needed)
+        if self.executable.backend.poison:
             self.memory.poison()
 
     @contextmanager
     def _bound(self, stage: str) -> Iterator[None]:
         """Bind the steps of all types."""
-        prepared = self.prepared
-        bound = self._stages = prepared.types.bound(stage, prepared.tables.kinds, prepared.n_threads)
+        executable = self.executable
+        bound = self._stages = executable.types.bound(stage, executable.tables.kinds, executable.n_threads)
         run = BoundRun(
-            self.plan, prepared.tables, stage, prepared.backend.chooser, self.memory, self.randomness, self.targets,
+            self.plan, executable.tables, stage, executable.backend.chooser, self.memory, self.randomness, self.targets,
             self.interpret_gradients,
         )  # fmt: skip
         with self._limited() if stage == "forward" and bound.may_call_library(run) else nullcontext():
@@ -126,8 +127,8 @@ class CompiledRun(PlanRun[CpuMemory]):
                 bound.release()
 
     def _limited(self) -> AbstractContextManager[Any]:
-        """Limit each library call to one thread while several threads run pieces."""
-        return limit_threads(1 if self.prepared.n_threads > 1 else self.options.threads)
+        """Limit each library call to one thread while several threads run tiles."""
+        return limit_threads(1 if self.executable.n_threads > 1 else self.options.threads)
 
     def _call(self, stage: str, first: int, last: int) -> None:
         self.launches += self._stages.call(first, last)

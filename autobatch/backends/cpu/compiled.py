@@ -8,6 +8,7 @@ another plan ran last, the memory of the run if that grew, and the values that p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -15,17 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.cpu.memory import CpuMemory
-from autobatch.backends.cpu.stage_values import StageRun
+from autobatch.backends.cpu.stage_values import CpuStageRun
 from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
-from autobatch.backends.cpu.steps import BoundStep, Sizes, make_calls
+from autobatch.backends.cpu.steps import ADDRESSES, BoundStep, Sizes, make_calls
 from autobatch.backends.cpu.team import Sweeps
-from autobatch.backends.gradient_slots import slots_of
-from autobatch.backends.pieces import Calls, most_rows
-from autobatch.backends.preparing import N_DESTINATIONS, WORD, Prepared, PreparedTypes, place_of
+from autobatch.backends.stages import slots_of
+from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanTables, place_of
+from autobatch.backends.tiles import CallList, most_rows
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.threads import threads_now
-from autobatch.compiler.piece_table import WEIGHTS
+from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
+from autobatch.devices.store import HOST
 from autobatch.jit.addresses import address_of
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.randomness import Randomness
@@ -37,7 +39,7 @@ BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
 
 
-class CompiledTypes(PreparedTypes[CompiledCell]):
+class BoundTypes(CompiledTypes[CompiledCell]):
     """The cells of all types, compiled with the same options, and their stages as they were bound last."""
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any]) -> None:
@@ -50,7 +52,7 @@ class CompiledTypes(PreparedTypes[CompiledCell]):
         found = self._bound.pop(key, None)
         if found is None:
             stages = [self.cells[kind].stage(name) for kind in kinds]
-            found = BoundStages(kinds, stages, n_threads, self.widths.block_ptr)
+            found = BoundStages(kinds, stages, n_threads, self.arrays.block_ptr)
             if len(self._bound) == MOST_BOUND:
                 del self._bound[next(iter(self._bound))]
         self._bound[key] = found
@@ -61,14 +63,14 @@ class BoundRun(NamedTuple):
     """What a run binds stages to.
 
     Attributes:
-        prepared: of the plan, and of no other one.
+        tables: of the plan, and of no other one.
         name: of the stage.
         chooser: chooses the library for each product.
-        gradients, interpret: see `StageRun`.
+        gradients, interpret: see `CpuStageRun`.
     """
 
     plan: Plan
-    prepared: Prepared
+    tables: PlanTables
     name: str
     chooser: Chooser
     memory: CpuMemory
@@ -83,7 +85,7 @@ class BoundStages:
     Args:
         kinds: the numbers of the types.
         stages: of each of them.
-        n_threads: how many threads share the pieces; each has its own scratch memory.
+        n_threads: how many threads share the tiles; each has its own scratch memory.
         block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
     """
 
@@ -97,11 +99,11 @@ class BoundStages:
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
         self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
-        self._addresses = np.empty((n_threads, sum(n_steps), 3), np.int64)
-        self._addresses[:, :, 1] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
+        self._addresses = np.empty((n_threads, sum(n_steps)), ADDRESSES)
+        self._addresses["memory"] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
         self._of_one_thread = self._addresses[0]
         self._steps: list[BoundStep] = []
-        self._prepared: Prepared | None = None
+        self._tables: PlanTables | None = None
         self._chosen_for: tuple[Any, ...] = ()
         self._parameters = list({id(p): p for stage in stages for p in stage.shared.parameters}.values())
         self._seen: list[int] = []  # the versions of parameters with which stages were refreshed
@@ -113,14 +115,15 @@ class BoundStages:
         self._gradient_slots = [
             (stage.keys[parameter], first + slot)
             for stage, first in zip(stages, self._first.tolist(), strict=True)
-            for parameter, slot in stage.gradients.first.items()
+            for parameter, slot in stage.gradients.items()
         ]
-        self._is_compiled = self._calls_library = True
-        self._calls: Calls
+        self._calls_library = True
+        self._in_python: list[int] = []  # the stages, by position, with steps that Python runs
+        self._calls: CallList
         self._sweeps = Sweeps()
 
     def _slots_of_plans(self, n_types: int, n_blocks: int) -> tuple[LongArray, LongArray]:
-        """The slots for arrays of plans, and where in `Prepared.addresses` the addresses for them are."""
+        """The slots for arrays of plans, and where in `PlanTables.addresses` the addresses for them are."""
         pairs = []
         for stage, kind, blocks, first in zip(self._stages, self._kinds, self._blocks, self._first, strict=True):
             pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
@@ -131,12 +134,12 @@ class BoundStages:
 
     def may_call_library(self, run: BoundRun) -> bool:
         """Whether a run may call a library, as far as is known before it is bound."""
-        return self._calls_library or self._prepared is None or _choice_of(run) != self._chosen_for
+        return self._calls_library or self._tables is None or _choice_of(run) != self._chosen_for
 
     def bind(self, run: BoundRun) -> None:
         """Store what has changed since the last run."""
-        prepared, before = run.prepared, self._prepared
-        self._prepared = None  # until all of it is stored, as compiling may be interrupted
+        tables, before = run.tables, self._tables
+        self._tables = None  # until all of it is stored, as compiling may be interrupted
         seen = [parameter.version for parameter in self._parameters]
         if before is None or seen != self._seen:
             for stage in self._stages:
@@ -155,28 +158,29 @@ class BoundStages:
             self._versions = versions
         if not is_chosen or run.memory.addresses != self._memory_at:
             self._take_memory(*run.memory.addresses)
-        if before is not prepared:
-            self._memory[:, self._slots] = prepared.addresses[self._places]
+        if before is not tables:
+            self._memory[:, self._slots] = tables.addresses[self._places]
         if run.gradients:
             self._take_gradients(run.gradients)
-        self._prepared, self._calls = prepared, prepared.calls[run.name]
-        if not self._is_compiled:
+        self._tables, self._calls = tables, tables.calls[run.name]
+        if self._in_python:
             self._enter(run)
 
     def release(self) -> None:
         """Drop the arrays of the run."""
-        if not self._is_compiled:
-            for stage in self._stages:
-                stage.leave()
+        for number in self._in_python:
+            stage = self._stages[number]
+            stage.arrays = []
+            vars(stage).pop("run", None)
 
     def call(self, first: int, last: int) -> int:
-        """Make the calls of parts first:last and return their number; part 0 is the prologue, see `Calls`."""
-        calls, piece_ptr, ptr, _ = self._calls
-        pieces, end_piece = ptr[first], ptr[last]
-        start, end = int(piece_ptr[pieces]), int(piece_ptr[end_piece])
-        if len(self._addresses) == 1 or end_piece - pieces <= last - first:
+        """Make the calls of parts first:last and return their number; part 0 is the prologue, see `CallList`."""
+        calls, tile_ptr, ptr, _ = self._calls
+        tile, end_tile = ptr[first], ptr[last]
+        start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
+        if len(self._addresses) == 1 or end_tile - tile <= last - first:
             make_calls(self._of_one_thread, self._steps, calls, start, end)
-        elif self._is_compiled or all(self._steps[step].function for step in set(calls[start:end, 0].tolist())):
+        elif all(self._steps[step].function for step in set(calls["step"][start:end].tolist())):
             self._sweeps.run(self._addresses, self._calls, first, last)
         elif last - first > 1:
             return sum(self.call(part, part + 1) for part in range(first, last))
@@ -186,21 +190,25 @@ class BoundStages:
 
     def _choose_steps(self, place: str, run: BoundRun) -> None:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
-        self._steps, prepared = [], run.prepared
+        self._steps, tables = [], run.tables
         for stage, blocks in zip(self._stages, self._blocks, strict=True):
-            rows = prepared.mean_rows[blocks], run.plan.block_rows[blocks]
+            rows = tables.mean_rows[blocks], run.plan.block_rows[blocks]
             sizes = Sizes(place, *rows, len(self._addresses), run.chooser)
             self._steps += [step.bind(sizes) for step in stage.steps]
         self._calls_library = any(step.calls_library for step in self._steps) or any(
             stage.shared.multiplies for stage in self._stages
         )
-        self._has_kept = [bool(prepared.mean_rows[blocks.start, 1]) for blocks in self._blocks]
+        self._has_kept = [bool(tables.mean_rows[blocks.start, 1]) for blocks in self._blocks]
 
     def _take_steps(self) -> None:
         """Store the addresses of steps, which are known when they have read the parameters."""
-        self._addresses[:, :, 0] = [step.function for step in self._steps]
-        self._addresses[:, :, 2] = [step.own_address for step in self._steps]
-        self._is_compiled = all(step.function for step in self._steps)
+        self._addresses["function"] = [step.function for step in self._steps]
+        self._addresses["own"] = [step.own_address for step in self._steps]
+        steps, self._in_python = iter(self._steps), []
+        for number, stage in enumerate(self._stages):
+            own = list(islice(steps, len(stage.steps)))
+            if not all(step.function for step in own):
+                self._in_python.append(number)
 
     def _take_parameters(self) -> None:
         """Let steps read the parameters anew, and store the addresses of those that moved."""
@@ -232,16 +240,21 @@ class BoundStages:
         self._gradients = found
 
     def _enter(self, run: BoundRun) -> None:
-        """Give the stages the arrays of a run, for steps that Python runs."""
+        """Give stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
-        for stage, kind, has_kept in zip(self._stages, self._kinds, self._has_kept, strict=True):
-            kept, table = memory.kept[0] if has_kept else scratch, run.prepared.tables[kind]
-            of_weights = run.gradients, run.interpret
-            stage.enter(StageRun(run.plan, kind, memory.buffer, scratch, kept, table, run.randomness, *of_weights))
+        for number in self._in_python:
+            stage, kind, block = self._stages[number], self._kinds[number], self._blocks[number].start
+            kept = memory.kept[0] if self._has_kept[number] else scratch
+            stage.run = CpuStageRun(
+                stage, HOST, run.plan, kind, block, run.tables.tiles[kind], run.randomness, run.interpret,
+                memory.buffer, scratch, kept, run.gradients,
+            )  # fmt: skip
+            if not stage.jitted:
+                stage.take_arrays()
 
 
 def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:
-    """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of pieces."""
+    """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of tiles."""
     place = "int64" if run.plan.dest.itemsize == WORD else "int32"
-    classes = run.prepared.row_classes if run.name == WEIGHTS else run.prepared.size_classes
+    classes = run.tables.row_classes if run.name == WEIGHTS else run.tables.size_classes
     return place, threads_now(), run.chooser.name, classes

@@ -1,26 +1,43 @@
-"""The memory of a run on the CPU: the buffer, and scratch memory of pieces and of whole types."""
+"""The memory of a run on the CPU: the buffer, and scratch memory of tiles and of whole types."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.memory import Memory
-from autobatch.backends.preparing import Prepared
 from autobatch.devices.store import HOST
 from autobatch.jit.addresses import address_of, aligned
 
 Array = NDArray[Any]
 
 
+class Needed(NamedTuple):
+    """The memory that a plan needs.
+
+    Attributes:
+        size: elements of the buffer.
+        scratch, kept: elements of scratch memory per thread, and of persistent scratch.
+        max_bytes: upper bound on all of it, as in `Options`.
+    """
+
+    size: int
+    scratch: int
+    kept: int
+    dtype: np.dtype[Any]
+    n_threads: int
+    max_bytes: int | None
+
+
 class CpuMemory(Memory):
     """The memory of one run.
 
     Attributes:
-        scratch: [threads, size] scratch memory that pieces use one after the other.
+        scratch: [threads, size] scratch memory that tiles use one after the other.
         kept: [1, size] persistent scratch: values that steps of all rows leave for steps of batches.
+        reserved_for: what there is room for.
         addresses: of the buffer, of scratch memory, bytes from one row of it to the next, of persistent scratch.
     """
 
@@ -28,32 +45,23 @@ class CpuMemory(Memory):
         super().__init__(HOST)
         self.scratch = self.kept = np.empty((1, 0), np.float32)
         self.addresses = (0, 0, 0, 0)
-        self._reserved_for: tuple[Any, ...] = ()
+        self.reserved_for: Needed | None = None
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes held."""
-        return super().n_bytes + int(self.scratch.nbytes + self.kept.nbytes)
-
-    def reserve_all(
-        self, size: int, prepared: Prepared, dtype: np.dtype[Any], n_threads: int, max_bytes: int | None
-    ) -> None:
-        """Make room for `size` elements and for the scratch memory of a prepared plan, all within the limit."""
-        reserved_for = size, prepared.scratch_size, prepared.kept_size, dtype, n_threads, max_bytes
-        if reserved_for == self._reserved_for:
-            return
-        self._reserved_for = ()  # until all of it is there: memory may run out
+    def reserve_all(self, needed: Needed) -> None:
+        """Make room for the elements of a plan and for its scratch memory, all within the limit."""
+        self.reserved_for = None  # until all of it is there: memory may run out
+        dtype, n_threads, max_bytes = needed.dtype, needed.n_threads, needed.max_bytes
         limit = None if max_bytes is None else max_bytes // dtype.itemsize
-        turns, kept = n_threads * prepared.scratch_size, prepared.kept_size
-        if limit is not None and size + max(self.scratch.size, turns) + max(self.kept.size, kept) > limit:
+        turns = n_threads * needed.scratch
+        if limit is not None and needed.size + max(self.scratch.size, turns) + max(self.kept.size, needed.kept) > limit:
             self.scratch = self.kept = np.empty((1, 0), dtype)  # free the memory of a larger mini-batch first
-        needed = max(self.scratch.size, turns) + max(self.kept.size, kept)
-        self.reserve(size, dtype, None if limit is None else (limit - needed) * dtype.itemsize)
-        self.scratch = self._rows(self.scratch, n_threads, prepared.scratch_size, dtype)
-        self.kept = self._rows(self.kept, 1, prepared.kept_size, dtype)
+        others = max(self.scratch.size, turns) + max(self.kept.size, needed.kept)
+        self.reserve(needed.size, dtype, None if limit is None else (limit - others) * dtype.itemsize)
+        self.scratch = self._rows(self.scratch, n_threads, needed.scratch, dtype)
+        self.kept = self._rows(self.kept, 1, needed.kept, dtype)
         scratch = address_of(self.scratch), self.scratch.strides[0]
         self.addresses = (address_of(self.buffer), *scratch, address_of(self.kept))
-        self._reserved_for = reserved_for
+        self.scratch_bytes, self.reserved_for = self.scratch.nbytes + self.kept.nbytes, needed
 
     def poison(self) -> None:
         """Fill all memory with NaN."""

@@ -18,7 +18,7 @@ from autobatch.backends.cpu.steps import (
     B_FLIPPED,
     B_STEP,
     BETA,
-    COLUMNS,
+    FIELDS,
     INNER,
     ITEMSIZE,
     OUT,
@@ -97,7 +97,7 @@ class BoundRounded(BoundProduct):
 def multiply_rounded(memory: int, own: int, k: int) -> None:
     """Multiply the rows of a batch by a packed matrix, both rounded."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     multiply_bf16(
         row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
         numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
@@ -109,7 +109,7 @@ def multiply_rounded(memory: int, own: int, k: int) -> None:
 def multiply_in_float32(memory: int, own: int, k: int) -> None:
     """Multiply the rows of a batch, rounded, by a rounded matrix: by a library, or packed."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     source, target = address_in(arrays, numbers, row, A), address_in(arrays, numbers, row, OUT)
     scratch, inner = arrays[MEMORY] + numbers[SCRATCH], numbers[INNER]
     for first in range(0, row[numbers[ROWS]], ROWS_AT_ONCE):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.gradient_slots import GradientSlots
-from autobatch.backends.places import DATA, Place, StagePlaces
-from autobatch.backends.shared_values import SharedValues
-from autobatch.backends.values import RowRange
+from autobatch.backends.stages import Stage, StageRun
+from autobatch.backends.values import DATA, RowLocation
 from autobatch.blas.product import readable
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.sources import StageSources
@@ -19,71 +18,65 @@ from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
 from autobatch.devices.store import HOST
+from autobatch.ir.program import NODE
 from autobatch.jit.addresses import LINE
-from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
-from autobatch.plan.plan import Batch, Plan
+from autobatch.plan.plan import Plan
 
 Array = NDArray[Any]
 
 
-class StageRun(NamedTuple):
-    """The arrays and numbers of a run that the steps of a stage read where Python runs them.
+@dataclass(eq=False)
+class CpuStageRun(StageRun):
+    """A stage of a type in a run, for steps that Python runs.
 
     Attributes:
-        buffer, scratch, kept: the memory of the run; `kept` is the scratch memory of pieces if no steps run for all
+        buffer, scratch, kept: the memory of the run; `kept` is the scratch memory of tiles if no steps run for all
             rows of the type.
-        table: see `autobatch.compiler.piece_table`.
-        randomness: the randomness of the mini-batch.
         gradients: in the weight stage, by `id` of the parameter or stack.
-        interpret: computes gradients of parameters of a type, given by the numbers of their values.
     """
 
-    plan: Plan
-    kind: int
     buffer: Array
     scratch: Array
     kept: Array
-    table: Array
-    randomness: Randomness
     gradients: Mapping[int, Gradient]
-    interpret: Callable[[int, tuple[int, ...]], None]
 
-    def rows(self, k: int, n_column: int) -> RowRange:
-        """The rows of a piece."""
-        start = int(self.table[k, 0])
-        return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()), HOST)
+    def _array(self, location: RowLocation) -> Array:
+        area = location.area
+        if area in DATA:
+            data = self.plan.int_data if area is Area.INTS else self.plan.float_data
+            return data[self.block + location.domain - NODE].reshape(-1)
+        if area is Area.PERSISTENT:
+            return self.kept
+        return self.buffer if ARRAYS[area] == "buffer" else self.scratch
+
+    def _strided(self, array: Array, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        size = array.itemsize
+        return np.ndarray(shape, array.dtype, array, first * size, [stride * size for stride in strides])
 
 
-class StageValues:
+class StageValues(Stage[Any]):
     """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
 
     Attributes:
         plan_slots: the slots for arrays of plans, by name.
-        gradients: the slots of the gradients that steps write.
-        keys: by what runs know a parameter, by its number.
         version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
         run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
-        turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
-            steps.
+        turn_width: for a row in kernels; more for steps that need more.
     """
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
-        self.dtype, self.jitted, self.precision, self.source, stage = dtype, jitted, precision, sources, sources.stage
-        self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
-        self.slots = sources.slots
+        super().__init__(sources.stage, sources.slots, HOST, dtype, precision)
+        self.source, self.jitted = sources, jitted
         used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
         own = sorted(used - {*COMMON})
         self.plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
         self._shared_slots = {name: self.slots[name] for name in own if not _is_of_plan(name)}
         self.version, self.n_moved, self._is_fresh = 0, 0, False
         self.arrays: list[Array | int] = []
-        self.run: StageRun
+        self.run: CpuStageRun
         self.packed = np.zeros(self.storage.shared_width, dtype)
-        self.shared, self.places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
-        self.gradients = GradientSlots(self.slots)
-        self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
         self._matrices: dict[tuple[int, bool], Array] = {}
         self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
@@ -144,29 +137,10 @@ class StageValues:
         return self._matrices[value, transposed]
 
     def place(self, view: View) -> tuple[int, int, int, int]:
-        """The slot of a view's array, the table column where rows begin, the bytes from there, and elements per row."""
-        place = self.places.place(view)
-        return self.slots[ARRAYS[place.area]], place.column, place.offset * self.dtype.itemsize, max(place.width, 1)
-
-    def view(self, view: View, k: int) -> Array:
-        """The elements of a view in all rows of a piece: `(rows, *shape)`."""
-        place, table = self.places.place(view), self.run.table
-        array, width, n_rows = self._array(place), place.width, int(table[k, place.rows])
-        size, first = array.itemsize, int(table[k, place.column])
-        if place.area in DATA:
-            first = self.run.rows(k, self.columns.index("rows_n")).of(place.domain)[0] * width
-        offset = (first + place.offset) * size if n_rows and all(place.shape) else 0
-        strides = (width * size, *(stride * size for stride in place.strides))
-        found: Array = np.ndarray((n_rows, *place.shape), array.dtype, array, offset, strides)
-        return found
-
-    def _array(self, place: Place) -> Array:
-        plan, area = self.run.plan, place.area
-        if area in DATA:
-            return plan.data(self.run.kind, place.domain)[area is Area.FLOATS].reshape(-1)
-        if area is Area.PERSISTENT:
-            return self.run.kept
-        return self.run.buffer if ARRAYS[area] == "buffer" else self.run.scratch
+        """The slot of a view's array, the field where its rows begin, the bytes from there, and elements per row."""
+        at = self.locate(view)
+        slot, first = self.slots[ARRAYS[at.area]], self.fields.index(at.first)
+        return slot, first, at.offset * self.dtype.itemsize, max(at.width, 1)
 
 
 def _is_of_plan(name: str) -> bool:

@@ -1,6 +1,6 @@
 """The steps of a compiled stage, and the compiled loop that calls them.
 
-A step runs for piece k of the batches of a type. A plan binds it (`autobatch.backends.cpu.compiled`): a compiled step
+A step runs for tile k of the batches of a type. A plan binds it (`autobatch.backends.cpu.compiled`): a compiled step
 then has three addresses, of its function, of the memory of its stage (the addresses of the arrays of a run), and of its
 own numbers. Any other step is a Python function. Plans with batches of about the same size share bound steps.
 """
@@ -24,25 +24,24 @@ from autobatch.blas.provider import Provider
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
-from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Interpreted, Product
+from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import SLOTS
-from autobatch.ir.precision import rounded_args
-from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
+from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, aligned, array_at, call_at
-from autobatch.jit.bits import rounded
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
-from autobatch.ops.define import run_kernel
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
 
+ADDRESSES = np.dtype([("function", np.int64), ("memory", np.int64), ("own", np.int64)])
+"""The addresses of a step: of its function, of the memory of its stage, of its own numbers."""
 TABLE = list(SLOTS).index("table")
-ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
+ROUTINE, BETA, FIELDS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
 B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
-"""The own numbers of a product. A and OUT each have four: the slot of the array, the column of the table that holds
+"""The own numbers of a product. A and OUT each have four: the slot of the array, the field of a tile that holds
 where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH is the place of rounded rows
 in scratch memory, see `autobatch.backends.cpu.rounding`."""
 
@@ -51,10 +50,10 @@ in scratch memory, see `autobatch.backends.cpu.rounding`."""
 def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
     """Make the calls from `at` on; return the first call of a step that has no address, or `end`."""
     while at < end:
-        step = calls[at, 0]
-        if addresses[step, 0] == 0:
+        step = addresses[calls[at]["step"]]
+        if step["function"] == 0:
             return at
-        call_at(addresses[step, 0], addresses[step, 1], addresses[step, 2], calls[at, 1])
+        call_at(step["function"], step["memory"], step["own"], calls[at]["tile"])
         at += 1
     return at
 
@@ -64,8 +63,8 @@ def make_calls(addresses: Array, steps: Sequence[BoundStep], calls: Array, at: i
     while at < end:
         at = call_steps(addresses, calls, at, end)
         if at < end:
-            step, k = calls[at]
-            steps[step](int(k))
+            step, k = calls[at].tolist()
+            steps[step](k)
             at += 1
 
 
@@ -74,9 +73,9 @@ class Sizes(NamedTuple):
 
     Attributes:
         place: the name of the type of destinations.
-        mean_rows: mean rows of pieces, per domain; see `autobatch.backends.piece_table`.
+        mean_rows: mean rows of tiles, per domain; see `autobatch.backends.tiles.Tiles`.
         n_rows: rows of the type, per domain.
-        n_threads: that share pieces.
+        n_threads: that share tiles.
         chooser: chooses the library for each product.
     """
 
@@ -104,7 +103,7 @@ class BoundStep(Protocol):
         """Take the parameters as the stage has them now, if they changed."""
 
     def __call__(self, k: int) -> None:
-        """Run for piece k in Python."""
+        """Run for tile k in Python."""
 
 
 class KernelStep:
@@ -161,8 +160,8 @@ class ProductStep:
         self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
         self.own = np.zeros(SIZE, np.int64)
         self.own[BETA], self.own[ITEMSIZE] = self.accumulate, stage.dtype.itemsize
-        self.domain, self.own[COLUMNS] = product.domain, len(stage.columns)
-        self.own[ROWS] = stage.columns.index(f"rows_{letter_of(product.domain)}")
+        self.domain, self.own[FIELDS] = product.domain, len(stage.fields)
+        self.own[ROWS] = stage.fields.index(f"rows_{letter_of(product.domain)}")
         self.own[A : A + 4] = stage.place(self.term.rows)
         self.own[OUT : OUT + 4] = stage.place(self.out)
         shape = stage.lowered.vars[self.term.weight].shape
@@ -172,8 +171,8 @@ class ProductStep:
 
     def bind(self, sizes: Sizes) -> BoundProduct:
         """Choose the library by the mean number of rows."""
-        of_piece, of_whole = sizes.mean_rows[self.domain - NODE].tolist()
-        n_rows = (self.once and of_whole) or of_piece
+        of_tile, of_whole = sizes.mean_rows[self.domain - NODE].tolist()
+        n_rows = (self.once and of_whole) or of_tile
         chosen_for = n_rows.bit_length(), threads_now(), sizes.chooser.name
         if chosen_for not in self._chosen:
             provider, *way = self._choose(max(n_rows, 1), sizes.chooser)
@@ -253,11 +252,12 @@ class BoundProduct:
         return packing
 
     def _rows(self, k: int) -> Array:
-        return self.step.stage.view(self.step.term.rows, k)
+        rows: Array = self.step.stage.run.view(self.step.term.rows, k)
+        return rows
 
     def __call__(self, k: int) -> None:
         """Multiply by the library's Python function."""
-        left, out = self._rows(k), self.step.stage.view(self.step.out, k)
+        left, out = self._rows(k), self.step.stage.run.view(self.step.out, k)
         assert self._weight is not None, "steps are refreshed before they run"
         if left.size:
             self.provider.multiply(left, self._weight, out, accumulate=self.step.accumulate)
@@ -268,8 +268,8 @@ class BoundProduct:
 class InterpretedStep:
     """An instruction that runs as in the reference backend; see `BoundStep`."""
 
-    def __init__(self, stage: StageValues, alone: Interpreted) -> None:
-        self.stage, self.alone, self.function, self.own_address = stage, alone, 0, 0
+    def __init__(self, stage: StageValues, interpreted: Interpreted) -> None:
+        self.stage, self.interpreted, self.function, self.own_address = stage, interpreted, 0, 0
         self.calls_library = True  # NumPy's
 
     def bind(self, sizes: Sizes) -> InterpretedStep:
@@ -281,34 +281,14 @@ class InterpretedStep:
 
     def __call__(self, k: int) -> None:
         """Run."""
-        lowered, run = self.stage.lowered, self.stage.run
-        var = lowered.vars[self.alone.target]
-        assert isinstance(var.source, Instruction)
-        rows = run.rows(k, self.stage.columns.index("rows_n"))
-        static = rows.static(lowered.vars, self.alone.target, run.randomness, self.stage.cell.type.owner)
-        args = [self._argument(arg, k) for arg in self.alone.args]
-        if self.stage.precision == "bf16":
-            for at in rounded_args(lowered.vars, self.alone.target):
-                args[at] = rounded(args[at])
-        run_kernel(var.source.op, np, args, self.stage.view(lowered.views[self.alone.target], k), static)
-
-    def _argument(self, arg: int, k: int) -> Any:
-        lowered = self.stage.lowered
-        if lowered.domains[arg] == SHARED:
-            return self.stage.shared.arrays[arg]
-        array = self.stage.view(lowered.views[arg], k)
-        source = lowered.vars[lowered.views[arg].value].source
-        return array.astype(self.stage.dtype) if isinstance(source, Attribute) and source.is_float else array
-
-
-Step = KernelStep | ProductStep | InterpretedStep
+        self.stage.run.run_interpreted(self.interpreted, k)
 
 
 @by_address
 def multiply(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a piece by a matrix, with a library."""
+    """Multiply the rows of a tile by a matrix, with a library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     if row[numbers[ROWS]] > 0:
         call_product(
             numbers[ITEMSIZE], numbers[ROUTINE],
@@ -323,9 +303,9 @@ def multiply(memory: int, own: int, k: int) -> None:
 
 @by_address
 def multiply_packed(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a piece by a packed matrix."""
+    """Multiply the rows of a tile by a packed matrix."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     if row[numbers[ROWS]] > 0:
         multiply_rows(
             row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),

@@ -1,8 +1,8 @@
-"""Threads that make the calls of a stage together: the pieces of a batch side by side, batch after batch.
+"""Threads that make the calls of a stage together: the tiles of a batch side by side, batch after batch.
 
-The thread that asks for it works through all batches; others join it when they come, and take pieces that nobody has
-taken yet. It waits for nobody who has not begun a piece, so where another process has their cores it does the work
-alone; for a piece that is begun it waits, however long the core is somebody else's.
+The thread that asks for it works through all batches; others join it when they come, and take tiles that nobody has
+taken yet. It waits for nobody who has not begun a tile, so where another process has their cores it does the work
+alone; for a tile that is begun it waits, however long the core is somebody else's.
 
 A sweep has an int64 of its own, the gate: the number of the sweep, how many threads are inside besides the one that
 opened it, and whether it is open. A thread that wakes up late finds it closed, or the gate of another sweep, and goes
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autobatch.backends.cpu.atomic import exchange_if, fetch_add, load, store, yield_address
 from autobatch.backends.cpu.steps import call_steps
-from autobatch.backends.pieces import Calls
+from autobatch.backends.tiles import CallList
 from autobatch.jit.addresses import address_of, call_at
 from autobatch.jit.loops import compiled
 
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 OPEN, MEMBER, SWEEP = 1, 2, 1 << 16
 """What being open, each thread inside, and each sweep add to the gate, which is the first word of what is shared."""
 FIRST, WORDS = 8, 16
-"""Where the counters of parts begin, pieces taken and done, and how far apart they are: not in one cache line."""
+"""Where the counters of parts begin, tiles taken and done, and how far apart they are: not in one cache line."""
 PATIENCE = 2000
 """How often to look before letting other threads have the core: some microseconds."""
 
@@ -41,12 +41,12 @@ class Sweeps:
         self._state = np.zeros(FIRST, np.int64)
         self._number = 0
 
-    def run(self, addresses: Array, calls: Calls, first: int, last: int) -> None:
+    def run(self, addresses: Array, calls: CallList, first: int, last: int) -> None:
         """Make the calls of some parts with as many threads as there are addresses for.
 
         Args:
-            addresses: [threads, steps, 3] of each step; all are compiled.
-            calls: see `autobatch.backends.pieces`.
+            addresses: [threads, steps] `ADDRESSES` of each step; all are compiled.
+            calls: see `autobatch.backends.tiles.CallList`.
             first, last: the first part, and the one behind the last.
         """
         needed = FIRST + WORDS * len(calls.ptr)
@@ -125,7 +125,7 @@ def close_gate(state: int, rest: int) -> None:
 
 
 @compiled
-def join(addresses: Array, calls: Calls, first: int, last: int, state: int, rest: int, gate: int) -> None:
+def join(addresses: Array, calls: CallList, first: int, last: int, state: int, rest: int, gate: int) -> None:
     """Go in if the gate of this sweep is open, and work until there is nothing left."""
     while True:
         seen = load(state)
@@ -138,18 +138,18 @@ def join(addresses: Array, calls: Calls, first: int, last: int, state: int, rest
 
 
 @compiled
-def work(addresses: Array, calls: Calls, first: int, last: int, state: int, rest: int, leads: bool) -> None:
-    """Take pieces of one part after the other; a part begins when the one before is done, or never if all is over."""
-    listed, piece_ptr, ptr, alone = calls.calls, calls.piece_ptr, calls.ptr, calls.alone
+def work(addresses: Array, calls: CallList, first: int, last: int, state: int, rest: int, leads: bool) -> None:
+    """Take tiles of one part after the other; a part begins when the one before is done, or never if all is over."""
+    listed, tile_ptr, ptr, is_serial = calls.calls, calls.tile_ptr, calls.ptr, calls.is_serial
     for part in range(first, last):
         begin, n = ptr[part], ptr[part + 1] - ptr[part]
         taken, done = part_at(state, part), part_at(state, part) + 8
-        by_one = n == 1 or (0 < part <= alone.size and alone[part - 1])
+        by_one = n == 1 or (0 < part <= is_serial.size and is_serial[part - 1])
         while leads or not by_one:
-            piece = fetch_add(taken, 1)
-            if piece >= n:
+            tile = fetch_add(taken, 1)
+            if tile >= n:
                 break
-            call_steps(addresses, listed, piece_ptr[begin + piece], piece_ptr[begin + piece + 1])
+            call_steps(addresses, listed, tile_ptr[begin + tile], tile_ptr[begin + tile + 1])
             fetch_add(done, 1)
         looks = 0
         while load(done) < n:

@@ -2,7 +2,7 @@
 
 A call is for all rows of a type, and for a strip of the gradient: with several threads, each computes some rows of a
 product, or some columns of a sum, completely, so that gradients do not depend on the number of threads. The gradient of
-a parameter has three slots in the memory of the stage, see `autobatch.backends.gradient_slots`.
+a parameter has three slots in the memory of the stage, see `autobatch.backends.stages.Stage`.
 
 With precision "bf16", both factors of a product are rounded some hundred rows at a time, for autobatch's own product of
 packed bf16 numbers or for a float32 library, whichever is faster for the size.
@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.cpu.stage_values import StageValues
-from autobatch.backends.cpu.steps import COLUMNS, ITEMSIZE, ROUTINE, ROWS, TABLE, A, N, Sizes, address_in
-from autobatch.backends.gradient_slots import as_matrix, dense
+from autobatch.backends.cpu.steps import FIELDS, ITEMSIZE, ROUTINE, ROWS, TABLE, A, N, Sizes, address_in
+from autobatch.backends.stages import as_matrix, dense
 from autobatch.blas.calling import call_product
 from autobatch.blas.own.packed import add_outer_bf16, outer_words, round_to_float32
 from autobatch.blas.own.tiles import WORD
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
+from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import SLOTS
 from autobatch.ir.program import NODE
@@ -55,7 +55,7 @@ class OuterStep:
         self.stage, self.outer = stage, outer
         self.own = numbers_of(stage, outer.domain, GRADIENT + 1, outer.left, outer.right)
         self.own[[M, N]] = prod(outer.left.shape), prod(outer.right.shape)
-        self.own[GRADIENT] = stage.gradients.of(outer.parameter)
+        self.own[GRADIENT] = stage.gradient_slot(outer.parameter)
         self._bound: dict[tuple[Any, ...], BoundOuter] = {}
         if stage.precision == "bf16":
             m, n = self.own[[M, N]].tolist()
@@ -96,14 +96,14 @@ class BoundOuter:
 
     def __call__(self, k: int) -> None:
         """Multiply by the library's Python function, for all strips at the first."""
-        stage, outer = self._step.stage, self._step.outer
-        if stage.run.table[k, -1]:
+        stage, outer, run = self._step.stage, self._step.outer, self._step.stage.run
+        if run.tiles[k]["strip"]:
             return
-        n_rows = int(stage.run.table[k, self.own[ROWS]])
-        left, right = (stage.view(view, k).reshape(n_rows, view.size) for view in (outer.left, outer.right))
-        target = as_matrix(dense(stage.run.gradients[stage.keys[outer.parameter]]))
+        left, right = (run.view(view, k) for view in (outer.left, outer.right))
+        left, right = left.reshape(len(left), outer.left.size), right.reshape(len(right), outer.right.size)
         if stage.precision == "bf16":
             left, right = rounded(left), rounded(right)
+        target = as_matrix(dense(run.gradients[stage.keys[outer.parameter]]))
         self._provider.multiply(left.T, right, target, accumulate=True)
 
 
@@ -118,7 +118,7 @@ class RowSumStep:
         self.own[M] = shape[0] if len(shape) > 1 else 1
         self.own[N] = prod(total.rows.shape) // max(self.own[M], 1)
         self.own[ROUTINE] = len(total.parameters)
-        self.own[GRADIENT:] = [stage.gradients.of(parameter) for parameter in total.parameters]
+        self.own[GRADIENT:] = [stage.gradient_slot(parameter) for parameter in total.parameters]
         stage.turn_width = max(stage.turn_width, prod(total.rows.shape))
 
     def bind(self, sizes: Sizes) -> BoundRowSum:
@@ -143,11 +143,11 @@ class BoundRowSum:
 
     def __call__(self, k: int) -> None:
         """Add the sum by NumPy, for all strips at the first."""
-        stage, total = self._step.stage, self._step.total
-        if stage.run.table[k, -1] == 0:
-            found = stage.view(total.rows, k).sum(axis=0)
+        stage, total, run = self._step.stage, self._step.total, self._step.stage.run
+        if run.tiles[k]["strip"] == 0:
+            found = run.view(total.rows, k).sum(axis=0)
             for parameter in total.parameters:
-                target = dense(stage.run.gradients[stage.keys[parameter]])
+                target = dense(run.gradients[stage.keys[parameter]])
                 target += found.reshape(target.shape)
 
 
@@ -158,7 +158,7 @@ class ScatterStep:
 
     def __init__(self, stage: StageValues, scatter: Scatter) -> None:
         self.stage, self.scatter, self._key = stage, scatter, stage.keys[scatter.parameter]
-        self._place, self._of_ids = stage.places.place(scatter.rows), stage.places.place(scatter.ids)
+        self._rows, self._ids = stage.locate(scatter.rows), stage.locate(scatter.ids)
 
     def bind(self, sizes: Sizes) -> ScatterStep:
         """Return itself: it runs alike in all plans."""
@@ -169,16 +169,17 @@ class ScatterStep:
 
     def __call__(self, k: int) -> None:
         """Add the rows."""
-        stage, run, place = self.stage, self.stage.run, self._of_ids
-        if place.area is Area.INTS:
-            ids = run.plan.data(run.kind, place.domain)[0][:, place.offset]
+        run = self.stage.run
+        if self._ids.area is Area.INTS:
+            ids = run.plan.int_data[run.block + self._ids.domain - NODE][:, self._ids.offset]
         else:
-            ids = to_ids(stage.view(self.scatter.ids, k))
+            ids = to_ids(run.view(self.scatter.ids, k))
         gradient = run.gradients[self._key]
         if isinstance(gradient, Rows):
-            gradient.add(ids, run.buffer, int(run.table[k, self._place.column]) + self._place.offset, self._place.width)
+            first = int(run.tiles[k][self._rows.first]) + self._rows.offset
+            gradient.add(ids, run.buffer, first, self._rows.width)
         else:
-            values = stage.view(self.scatter.rows, k).reshape(len(ids), *gradient.shape[1:])
+            values = run.view(self.scatter.rows, k).reshape(len(ids), *gradient.shape[1:])
             Rows.summed(ids, values, gradient.shape).add_to(gradient)
 
 
@@ -206,8 +207,8 @@ class RemainderStep:
 def numbers_of(stage: StageValues, domain: int, size: int, a: View, b: View) -> LongArray:
     """The own numbers of a step that reads two groups of columns."""
     own = np.zeros(size, np.int64)
-    own[[COLUMNS, ITEMSIZE, SCRATCH]] = len(stage.columns), stage.dtype.itemsize, 0
-    own[ROWS] = stage.columns.index(f"rows_{letter_of(domain)}")
+    own[[FIELDS, ITEMSIZE, SCRATCH]] = len(stage.fields), stage.dtype.itemsize, 0
+    own[ROWS] = stage.fields.index(f"rows_{letter_of(domain)}")
     own[A : A + 4], own[B : B + 4] = stage.place(a), stage.place(b)
     return own
 
@@ -216,7 +217,7 @@ def numbers_of(stage: StageValues, domain: int, size: int, a: View, b: View) -> 
 def add_outer(memory: int, own: int, k: int) -> None:
     """Add a strip of a' @ b to a gradient, with a library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
     if m > 0 and row[numbers[ROWS]] > 0:
         product = 1, 0, m, n, row[numbers[ROWS]], a, a_step, b, b_step, out, out_step
@@ -227,7 +228,7 @@ def add_outer(memory: int, own: int, k: int) -> None:
 def add_bf16_outer(memory: int, own: int, k: int) -> None:
     """Add a strip of a' @ b, both rounded to bf16, to a gradient, by our own product."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
     if m > 0:
         scratch = arrays[MEMORY] + numbers[SCRATCH]
@@ -238,7 +239,7 @@ def add_bf16_outer(memory: int, own: int, k: int) -> None:
 def add_rounded_outer(memory: int, own: int, k: int) -> None:
     """Add a strip of a' @ b, both rounded to bf16, to a gradient, with a float32 library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
     scratch, n_rows = arrays[MEMORY] + numbers[SCRATCH], row[numbers[ROWS]]
     right = scratch + WORD * ROUNDED_ROWS * m
@@ -252,7 +253,7 @@ def add_rounded_outer(memory: int, own: int, k: int) -> None:
 @compiled
 def operands_of(arrays: LongArray, numbers: LongArray, row: LongArray) -> tuple[int, int, int, int, int, int, int, int]:
     """The rows m and columns n of a strip of a gradient, and the addresses and steps of a, b and the strip."""
-    slot, size, strip = numbers[GRADIENT], numbers[ITEMSIZE], row[numbers[COLUMNS] - 1]
+    slot, size, strip = numbers[GRADIENT], numbers[ITEMSIZE], row[numbers[FIELDS] - 1]
     a, a_step = address_in(arrays, numbers, row, A), numbers[A + 3]
     b, b_step = address_in(arrays, numbers, row, B), numbers[B + 3]
     m, n, out_step = numbers[M], numbers[N], arrays[slot + 1]
@@ -273,7 +274,7 @@ def strip_of(size: int, strip: int, n_strips: int) -> tuple[int, int]:
 def add_row_sum(memory: int, own: int, k: int) -> None:
     """Add a strip of a sum of rows to gradients."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
     if numbers[ITEMSIZE] == 4:
         add_sum(arrays, numbers, row, np.float32)
     else:
@@ -283,7 +284,7 @@ def add_row_sum(memory: int, own: int, k: int) -> None:
 @compiled
 def add_sum(arrays: LongArray, numbers: LongArray, row: LongArray, dtype: Any) -> None:
     """Sum a strip of rows of a dtype, and add it to gradients."""
-    first, end = strip_of(numbers[M] * numbers[N], row[numbers[COLUMNS] - 1], numbers[N_STRIPS])
+    first, end = strip_of(numbers[M] * numbers[N], row[numbers[FIELDS] - 1], numbers[N_STRIPS])
     total = array_at(arrays[MEMORY] + numbers[SCRATCH], dtype)[first:end]
     sum_rows(array_at(address_in(arrays, numbers, row, A), dtype), first, numbers[A + 3], row[numbers[ROWS]], total)
     for number in range(numbers[ROUTINE]):
@@ -319,6 +320,3 @@ def sum_rows(buffer: Array, first: int, step: int, n_rows: int, total: Array) ->
     for row in range(done, n_rows):
         for i in range(total.size):
             total[i] += buffer[unsigned(first + row * step + i)]
-
-
-WeightSteps = OuterStep | RowSumStep | ScatterStep | RemainderStep

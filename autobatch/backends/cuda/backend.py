@@ -21,18 +21,19 @@ from autobatch.backends.base import Counts, Timer
 from autobatch.backends.cuda.launching import Launcher
 from autobatch.backends.cuda.memory import DeviceMemory
 from autobatch.backends.cuda.packing import Packing
-from autobatch.backends.cuda.stages import DeviceCell, StageRun
+from autobatch.backends.cuda.stages import DeviceCell, DeviceStageRun
 from autobatch.backends.cuda.sums import find_sums
-from autobatch.backends.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
-from autobatch.backends.driver import PlanRun, PreparedPlan
-from autobatch.backends.gradient_slots import slots_of
+from autobatch.backends.cuda.sweeps import NOTE, STEP, PlannedStage, Sweep
+from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.preparing import PreparedTypes
+from autobatch.backends.stages import slots_of
+from autobatch.backends.tables import CompiledTypes
+from autobatch.backends.tiles import WHOLE
 from autobatch.compiler.cuda.support import module_text
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.piece_table import STAGES, WEIGHTS
+from autobatch.compiler.tiles import STAGES, WEIGHTS
 from autobatch.compiler.writer import data_name
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
@@ -45,7 +46,6 @@ from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
-NO_LIMIT = 1 << 40  # rows of a piece: a batch is one piece
 SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
 
 
@@ -65,7 +65,7 @@ class Cuda:
         self.poison, self.device, self.blocks = poison, find_device() if device is None else device, blocks
         self.n_blocks = self.device.n_processors * blocks
         self.pool = MemoryPool(lambda: DeviceMemory(self.device))
-        self._types: WeakKeyDictionary[PlannedTypes, dict[Any, PreparedTypes[DeviceCell]]] = WeakKeyDictionary()
+        self._types: WeakKeyDictionary[PlannedTypes, dict[Any, CompiledTypes[DeviceCell]]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[Any, DeviceCell] = WeakValueDictionary()
         self._modules: dict[tuple[Any, ...], Any] = {}
 
@@ -78,11 +78,11 @@ class Cuda:
         options.check_store(self.name, HOST, self.device)
         return DevicePlan(self, plan, cells, options)
 
-    def prepared_types(self, cells: PlannedTypes, options: Options) -> PreparedTypes[DeviceCell]:
+    def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes[DeviceCell]:
         """The compiled types that all plans of these types share."""
         found, way = self._types.setdefault(cells, {}), (options.dtype, options.precision)
         if way not in found:
-            found[way] = PreparedTypes(cells, options.dtype, lambda row_bytes: NO_LIMIT)
+            found[way] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
         return found[way]
 
     def device_cell(self, cells: PlannedTypes, options: Options, kind: int) -> DeviceCell:
@@ -106,7 +106,7 @@ class Cuda:
         return self._modules[key]
 
 
-class DevicePlan(PreparedPlan):
+class DevicePlan(PlanExecutable):
     """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
@@ -126,9 +126,9 @@ class DevicePlan(PreparedPlan):
     def __init__(self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: Options) -> None:
         super().__init__(plan, cells, options)
         self.backend = backend
-        self.types = backend.prepared_types(cells, options)
+        self.types = backend.compiled_types(cells, options)
         self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
-        self.tables = self.types.prepare(plan, partial(backend.device_cell, cells, options), 1)
+        self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1)
         self.sums = find_sums(plan, cells)
         self.packing = Packing()
         self.places: dict[tuple[int, str], int] = {}
@@ -140,12 +140,12 @@ class DevicePlan(PreparedPlan):
             self.kernels[WEIGHTS] = self.kernels["backward"]  # it has none of its own
         self.sweeps = {name: self._sweep(name) for name in self.stages}
         self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
-        stages = [self.types.cells[kind].stage(name) for name in self.stages for kind in self.tables.tables]
+        stages = [self.types.cells[kind].stage(name) for name in self.stages for kind in self.tables.kinds]
         rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
         self.n_ints = self.packing.n_bytes
-        read = {id(p): p for kind in self.tables.tables for p in parameters_of(cells.cells[kind])}
+        read = {id(p): p for kind in self.tables.kinds for p in parameters_of(cells.cells[kind])}
         self.parameters = list(read.values())
         self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
 
@@ -166,8 +166,8 @@ class DevicePlan(PreparedPlan):
         for name, array in (("sums", sums.table), ("parts", sums.parts), ("sum_ptr", sums.ptr)):
             places[-1, name] = packing.add(array)
         self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
-        for kind, table in self.tables.tables.items():
-            places[kind, "table"] = packing.add(table)
+        for kind, tiles in self.tables.tiles.items():
+            places[kind, "table"] = packing.add(tiles)
             for domain in range(NODE, NODE + len(self.cells.cells[kind].layout.input_width)):
                 ints, floats = plan.data(kind, domain)
                 places[kind, data_name(Area.INTS, domain)] = packing.add(ints)
@@ -189,8 +189,8 @@ class DevicePlan(PreparedPlan):
     def _sweep(self, name: str) -> Sweep:
         calls = self.tables.calls[name]
         stages = [
-            PlannedStage(self.types.cells[kind].stage(name), self.slots[name, kind], table)
-            for kind, table in self.tables.tables.items()
+            PlannedStage(self.types.cells[kind].stage(name), self.slots[name, kind], tiles)
+            for kind, tiles in self.tables.tiles.items()
         ]
         numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
         sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
@@ -200,12 +200,12 @@ class DevicePlan(PreparedPlan):
 class DeviceRun(PlanRun[DeviceMemory]):
     """A run on a device."""
 
-    prepared: DevicePlan
+    executable: DevicePlan
 
     def _reserve(self) -> None:
-        prepared, options = self.prepared, self.options
-        self.memory.reserve_all(prepared.sizes, prepared.packing.n_bytes, options.dtype, options.max_bytes)
-        if prepared.backend.poison:
+        executable, options = self.executable, self.options
+        self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
+        if executable.backend.poison:
             self.memory.poison()
 
     @cached_property
@@ -216,7 +216,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
     @contextmanager
     def _silent(self) -> Iterator[None]:
         """Raise a BackendError with the bytes of the plan where the device has no room."""
-        device = self.prepared.backend.device
+        device = self.executable.backend.device
         try:
             with super()._silent():
                 yield
@@ -224,7 +224,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
             limit = self.options.max_bytes
             allowed = "max_bytes is not set" if limit is None else f"max_bytes is {limit}"
             raise BackendError(
-                f"{device.name} has no room for a mini-batch whose plan takes {self.prepared.n_bytes} bytes, "
+                f"{device.name} has no room for a mini-batch whose plan takes {self.executable.n_bytes} bytes, "
                 f"and {allowed}: give ab.batched a lower max_bytes, which runs it in parts, or smaller "
                 f"mini-batches ({error})."
             ) from error
@@ -258,7 +258,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         if self.timer is not None:
-            self.prepared.backend.device.synchronize()
+            self.executable.backend.device.synchronize()
             super()._lap(stage, batch, end)
 
     def counts(self) -> Counts:
@@ -276,7 +276,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _upload(self) -> dict[str, Launcher]:
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
-        executable, device, memory = self.prepared, self.prepared.backend.device, self.memory
+        executable, device, memory = self.executable, self.executable.backend.device, self.memory
         packing, places = executable.packing, executable.places
         self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
         for parameter, first in executable.uploaded:
@@ -289,15 +289,16 @@ class DeviceRun(PlanRun[DeviceMemory]):
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
         memory.staging.send(executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
-        arrays = {kind: common | self._flat_data(kind) for kind in executable.tables.tables}
+        arrays = {kind: common | self._flat_data(kind) for kind in executable.tables.kinds}
         launchers = {}
         for name in executable.stages:
             runs = []
-            for kind, table in executable.tables.tables.items():
+            for kind, tiles in executable.tables.tiles.items():
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                run = StageRun(stage, self.plan, kind, arrays[kind], table, self.randomness, self.interpret_gradients)
+                about = self.plan, kind, self.plan.first_block(kind), tiles, self.randomness, self.interpret_gradients
+                run = DeviceStageRun(stage, device, *about, arrays[kind])
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
@@ -305,16 +306,14 @@ class DeviceRun(PlanRun[DeviceMemory]):
                     at = places.get((kind, slot), places.get((-1, slot)))
                     slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
             first, sweep = executable.steps[name], executable.sweeps[name]
-            ours, theirs = (
-                packed[first : first + sweep.steps.nbytes].view(np.int64).reshape(sweep.steps.shape)
-                for packed in (pinned, memory.staging.held)
-            )
-            ours[...] = sweep.steps
-            ours[:, MEMORY] += base
+            ours, theirs = (packed[first : first + sweep.steps.nbytes] for packed in (pinned, memory.staging.held))
+            steps, listed = ours.view(STEP), theirs.view(np.int64).reshape(len(sweep.steps), -1)
+            steps[...] = sweep.steps
+            steps["memory"] += base
             if self.timer is not None:
-                ours[sweep.ends, THEN] |= NOTE
+                steps["then"][sweep.ends] |= NOTE
             make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
-            launchers[name] = Launcher(device, sweep, theirs, runs, make_kernel, n_blocks)
+            launchers[name] = Launcher(device, sweep, listed, runs, make_kernel, n_blocks)
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
@@ -324,28 +323,28 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _upload_targets(self) -> None:
         """Copy the addresses of the gradients to the device."""
-        prepared, staging, device = self.prepared, self.memory.staging, self.prepared.backend.device
-        for kind in prepared.tables.tables:
-            stage, first = prepared.types.cells[kind].stage(WEIGHTS), prepared.slots[WEIGHTS, kind]
+        executable, staging, device = self.executable, self.memory.staging, self.executable.backend.device
+        for kind in executable.tables.kinds:
+            stage, first = executable.types.cells[kind].stage(WEIGHTS), executable.slots[WEIGHTS, kind]
             slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
-            for parameter, slot in stage.gradients.first.items():
+            for parameter, slot in stage.gradients.items():
                 slots[slot : slot + 3] = slots_of(self.targets[stage.keys[parameter]], device.address)
-        staging.send(0, prepared.n_late)
+        staging.send(0, executable.n_late)
 
-    def _slot(self, run: StageRun, name: str) -> int:
+    def _slot(self, run: DeviceStageRun, name: str) -> int:
         if name == "rows":
-            return self.prepared.backend.device.address(self.memory.rows) if run.stage.rows_size else 0
+            return self.executable.backend.device.address(self.memory.rows) if run.stage.rows_size else 0
         return run.slot(name)
 
     def _data(self, kind: int, domain: int) -> tuple[Any, Any]:
         """The int and float data of the rows of a domain of a type, in the packed ints."""
-        ints, floats = self.prepared.plan.data(kind, domain)
+        ints, floats = self.executable.plan.data(kind, domain)
         names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
         return self._packed(kind, names[0], ints), self._packed(kind, names[1], floats)
 
     def _flat_data(self, kind: int) -> dict[str, Any]:
         """The data of all domains of a type, by the names that steps know."""
-        domains = range(NODE, NODE + len(self.prepared.cells.cells[kind].layout.input_width))
+        domains = range(NODE, NODE + len(self.executable.cells.cells[kind].layout.input_width))
         return {
             data_name(area, domain): data.reshape(-1)
             for domain in domains
@@ -354,7 +353,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
         """An array that was packed, on the device."""
-        first = self.prepared.places[kind, name]
+        first = self.executable.places[kind, name]
         return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.backends.cuda.stages import THREADS, KernelStep, OuterStep, RowSumStep, StageRun
-from autobatch.backends.cuda.sweeps import ENDED, Sweep
+from autobatch.backends.cuda.stages import THREADS, DeviceStageRun, KernelStep, OuterStep, RowSumStep
+from autobatch.backends.cuda.sweeps import FIELDS, Sweep
 from autobatch.devices.device import Device, Launch
 
 PER_SECOND = 1e9  # what the clock counts
@@ -19,8 +19,8 @@ class Launcher:
     """Launches the steps of a stage of a run.
 
     Args:
-        sweep: the steps, in parts; see `autobatch.backends.pieces.Calls`.
-        listed: where they are on the device: [1 + n, WORDS].
+        sweep: the steps, in parts; see `autobatch.backends.tiles.CallList`.
+        listed: where they are on the device: [1 + n, FIELDS] ints.
         runs: the stage of each type, for steps that the host runs.
         make_kernel: gives the compiled kernel that goes through steps.
         n_blocks: that the device can run at the same time.
@@ -34,7 +34,7 @@ class Launcher:
         device: Device,
         sweep: Sweep,
         listed: Any,
-        runs: Sequence[StageRun],
+        runs: Sequence[DeviceStageRun],
         make_kernel: Callable[[], Any],
         n_blocks: int,
     ) -> None:
@@ -59,7 +59,7 @@ class Launcher:
     def ends(self) -> list[float]:
         """Wait, and give the second of `time.perf_counter` at which each part was done, once all ran timed."""
         self._device.synchronize()
-        now, noted = perf_counter(), self._device.get(self._listed[:, ENDED])
+        now, noted = perf_counter(), self._device.get(self._listed[:, FIELDS.index("ended")])
         ended = np.maximum.accumulate(noted)[self._sweep.ends]
         ends: list[float] = (now - (ended[-1] - ended) / PER_SECOND).tolist()
         return ends

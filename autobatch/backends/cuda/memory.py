@@ -26,12 +26,6 @@ class DeviceMemory(Memory):
         self.scratch = self.kept = self.rows = self.buffer
         self.staging = Staging(device)
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes held on the device."""
-        arrays = self.scratch, self.kept, self.rows
-        return super().n_bytes + self.staging.n_bytes + sum(int(array.nbytes) for array in arrays)
-
     def reserve_all(
         self, sizes: tuple[int, int, int, int], n_packed: int, dtype: np.dtype[Any], max_bytes: int | None
     ) -> None:
@@ -41,6 +35,9 @@ class DeviceMemory(Memory):
         for name, size in zip(("scratch", "kept", "rows"), sizes[1:], strict=True):
             setattr(self, name, self._reserved(getattr(self, name), size, dtype))
         self.allocations += self.staging.turn(n_packed)
+        self.scratch_bytes = self.staging.n_bytes + sum(
+            int(array.nbytes) for array in (self.scratch, self.kept, self.rows)
+        )
 
     def poison(self) -> None:
         """Fill all memory with NaN."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
@@ -10,23 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.gradient_slots import GradientSlots
-from autobatch.backends.places import DATA, Place, StagePlaces
-from autobatch.backends.shared_values import SharedValues
-from autobatch.backends.values import RowRange
+from autobatch.backends.stages import CellStages, Stage, StageRun
+from autobatch.backends.values import DATA, RowLocation
 from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
-from autobatch.compiler.stages import COMPILE
+from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, data_name, is_step
 from autobatch.devices.device import Device, DeviceGemm
-from autobatch.ir.precision import rounded_args
-from autobatch.ir.program import SHARED, Attribute, Instruction
-from autobatch.jit.bits import rounded
-from autobatch.jit.compiling import compiling
-from autobatch.ops.define import run_kernel
-from autobatch.ops.randomness import Randomness
-from autobatch.plan.plan import Batch, Plan, PlannedCell
+from autobatch.plan.plan import PlannedCell
 
 THREADS, WARP = 256, 32  # of a block and a warp, as in `support.cuh`
 SPARE = 32  # elements of shared memory before the rows of teams
@@ -35,65 +28,41 @@ SUMMED = 8  # columns of rows that a block sums, see `sweep.cuh`
 TILE_BYTES = 64 << 10  # shared memory of the largest ones
 
 
-class DeviceCell:
-    """The stages of a planned cell for one device, float type and precision, each compiled when first needed."""
+class DeviceCell(CellStages["DeviceStage"]):
+    """The stages of a planned cell for one device, float type and precision."""
 
     def __init__(
         self, cell: PlannedCell, device: Device, dtype: np.dtype[Any], precision: str, most_shared_bytes: int
     ) -> None:
-        self.cell, self._device, self._dtype, self._precision = cell, device, dtype, precision
-        self._most_shared_bytes = most_shared_bytes
-        self._stages: dict[str, DeviceStage] = {}
+        super().__init__(cell)
+        self._options = device, dtype, precision, most_shared_bytes
 
-    def stage(self, name: str) -> DeviceStage:
-        """The stage "forward", "backward" or "weights"."""
-        if name not in self._stages:
-            with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
-                source = print_stage(COMPILE[name](self.cell))
-            about = self._dtype, self._precision, self._most_shared_bytes
-            self._stages[name] = DeviceStage(source, self._device, *about)
-        return self._stages[name]
+    def _make(self, program: StageProgram) -> DeviceStage:
+        return DeviceStage(print_stage(program), *self._options)
 
 
-class DeviceStage:
-    """A stage with its steps; see `autobatch.backends.preparing.StageSteps`.
+class DeviceStage(Stage["DeviceStep"]):
+    """A stage with its steps.
 
     Attributes:
         most_shared_bytes: shared memory that a block may have.
-        slots: the numbers of the slots, by name.
-        gradients: the slots of the gradients that steps write.
-        keys: by what runs know a parameter, by its number.
         waits: for each step, whether the next one may read what other blocks wrote.
     """
-
-    turn_width = 0
 
     def __init__(
         self, source: CudaSource, device: Device, dtype: np.dtype[Any], precision: str, most_shared_bytes: int
     ) -> None:
-        self.source, self.device, self.dtype, self.precision = source, device, dtype, precision
-        self.most_shared_bytes = most_shared_bytes
-        stage = source.stage
-        self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
-        self.places, self.shared = StagePlaces(stage), SharedValues(stage, device, dtype)
-        self.slots = dict(source.slots)
+        super().__init__(source.stage, dict(source.slots), device, dtype, precision)
+        self.source, self.device, self.most_shared_bytes = source, device, most_shared_bytes
         self.used_slots = {
             "table",
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
-        self.gradients = GradientSlots(self.slots)
         self._remainder: RemainderStep | None = None
-        self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
-        self.steps: list[Step] = []
-        self.waits: list[bool] = []
-        counts = []
-        last = len(stage.steps) - stage.n_after
-        for part in (range(stage.n_before), range(stage.n_before, last), range(last, len(stage.steps))):
-            steps = [step for number in part for step in self._make_steps(number)]
-            self.steps += steps
-            self.waits += _find_waits(steps)
-            counts.append(len(steps))
-        self.n_before, self.n_per_batch, self.n_after = counts
+        self._add_steps()
+        n_batched = self.n_before + self.n_per_batch
+        parts = self.steps[: self.n_before], self.steps[self.n_before : n_batched], self.steps[n_batched:]
+        self.waits = [wait for part in parts for wait in _find_waits(part)]
 
     @property
     def rows_size(self) -> int:
@@ -105,7 +74,11 @@ class DeviceStage:
         self.used_slots.add(name)
         return self.slots.setdefault(name, len(self.slots))
 
-    def _on_host(self, step: Outer | Scatter | Remainder) -> list[Step]:
+    def place(self, location: RowLocation) -> tuple[int, int, int]:
+        """The field where the rows of a value begin, the elements from there, and those from one row to the next."""
+        return self.fields.index(location.first), location.offset, location.width
+
+    def _on_host(self, step: Outer | Scatter | Remainder) -> list[DeviceStep]:
         """The one step that adds to all gradients that the interpreter computes; none if there is one already."""
         parameters = step.parameters if isinstance(step, Remainder) else (step.parameter,)
         made = self._remainder is None
@@ -113,8 +86,8 @@ class DeviceStage:
         self._remainder.parameters |= dict.fromkeys(parameters)
         return [self._remainder] if made else []
 
-    def _make_steps(self, number: int) -> list[Step]:
-        step, kernel = self.source.stage.steps[number], self.source.kernels[number]
+    def _make_steps(self, number: int) -> Sequence[DeviceStep]:
+        step, kernel = self.program.steps[number], self.source.kernels[number]
         match step:
             case Product():
                 return [ProductStep(self, step, at) for at in range(len(step.terms))]
@@ -130,22 +103,17 @@ class DeviceStage:
         return [KernelStep(self, kernel)]
 
 
-class StageRun:
-    """A stage of a type in a run: the memory that its steps read and write.
+@dataclass(eq=False)
+class DeviceStageRun(StageRun):
+    """A stage of a type in a run on a device.
 
     Attributes:
         arrays: the arrays of areas, by name.
-        table: the rows of the table of pieces, on the host.
-        interpret: computes gradients of parameters of a type, given by the numbers of their values.
     """
 
-    def __init__(
-        self, stage: DeviceStage, plan: Plan, kind: int, arrays: dict[str, Any], table: NDArray[np.int64],
-        randomness: Randomness, interpret: Callable[[int, tuple[int, ...]], None],
-    ) -> None:  # fmt: skip
-        self.stage, self.plan, self.kind, self.arrays, self.table = stage, plan, kind, arrays, table
-        self.randomness, self.interpret = randomness, interpret
-        self._read: dict[str, Any] = {}  # kept alive
+    stage: DeviceStage
+    arrays: dict[str, Any]
+    _read: dict[str, Any] = field(default_factory=dict)  # kept alive
 
     def slot(self, name: str) -> int:
         """What a slot of no plan array holds: an address, or elements from row to row."""
@@ -171,31 +139,18 @@ class StageRun:
             self._read[name] = matrix if _pitch(matrix) is not None else self.stage.device.xp.ascontiguousarray(matrix)
         return self._read[name]
 
-    def rows(self, k: int) -> RowRange:
-        """The rows of a piece."""
-        start = int(self.table[k, 0])
-        n_rows = int(self.table[k, self.stage.columns.index("rows_n")])
-        return RowRange(self.plan, Batch(self.kind, start, start + n_rows, ()), self.stage.device)
+    def _array(self, location: RowLocation) -> Any:
+        is_data = location.area in DATA
+        return self.arrays[data_name(location.area, location.domain) if is_data else ARRAYS[location.area]]
 
-    def view(self, view: View, k: int) -> Any:
-        """The elements of a view in all rows of a piece: `(rows, *shape)`."""
-        place = self.stage.places.place(view)
-        first, width, name = int(self.table[k, place.column]), place.width, ARRAYS[place.area]
-        if place.area in DATA:
-            first, name = self.rows(k).of(place.domain)[0] * width, data_name(place.area, place.domain)
-        array = self.arrays[name]
-        n_rows, size = int(self.table[k, place.rows]), array.itemsize
-        shape = (n_rows, *place.shape)
-        if not all(shape):
-            return self.stage.device.xp.empty(shape, array.dtype)
-        strides = (width * size, *(stride * size for stride in place.strides))
-        return self.stage.device.xp.lib.stride_tricks.as_strided(array[first + place.offset :], shape, strides)
+    def _strided(self, array: Any, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        steps = [stride * array.itemsize for stride in strides]
+        return self.stage.device.xp.lib.stride_tricks.as_strided(array[first:], shape, steps)
 
-    def address(self, place: Place, k: int) -> int:
-        """The address where a value begins in the rows of a piece."""
-        array = self.arrays[ARRAYS[place.area]]
-        first = int(self.table[k, place.column]) + place.offset
-        return self.stage.device.address(array) + first * self.stage.dtype.itemsize
+    def address(self, location: RowLocation, k: int) -> int:
+        """The address where a value begins in the rows of a tile."""
+        first = int(self.tiles[k][location.first]) + location.offset
+        return self.stage.device.address(self._array(location)) + first * self.stage.dtype.itemsize
 
 
 class Own:
@@ -218,14 +173,15 @@ class KernelStep:
 
     def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
         self.name, self._own = kernel.name, Own(stage.device, kernel.own)
-        self.own, self._n_rows = self._own.address, stage.columns.index(kernel.n_rows)
+        self.own, self._rows = self._own.address, kernel.n_rows
         self.team, self.shared_bytes, self.rows_size = fit_rows(
             kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes
         )
 
-    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many blocks have work, for each piece."""
-        return -(-table[:, self._n_rows] * self.team // THREADS)
+    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
+        """How many blocks have work, for each tile."""
+        found: NDArray[np.int64] = -(-tiles[self._rows] * self.team // THREADS)
+        return found
 
 
 class ProductStep:
@@ -237,21 +193,21 @@ class ProductStep:
         term, self.accumulate = product.terms[number], product.adds or number > 0
         target = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
         self.weight, self.transposed = term.weight, term.transposed
-        self.a, self.out = stage.places.place(term.rows), stage.places.place(target)
+        self.a, self.out = stage.locate(term.rows), stage.locate(target)
         slots = [stage.slot(name) for name in ("table", ARRAYS[self.a.area], f"matrix_{self.weight}")]
         numbers = (
-            *slots, stage.slot(ARRAYS[self.out.area]), self.a.rows, self.a.column, self.a.offset, self.a.width,
-            self.out.column, self.out.offset, self.out.width, stage.slot(f"pitch_{self.weight}"),
-            self.out.shape[0], self.a.shape[0], self.transposed + 2 * self.accumulate, len(stage.columns),
+            *slots, stage.slot(ARRAYS[self.out.area]), stage.fields.index(self.a.rows), *stage.place(self.a),
+            *stage.place(self.out), stage.slot(f"pitch_{self.weight}"), self.out.shape[0], self.a.shape[0],
+            self.transposed + 2 * self.accumulate, len(stage.fields),
         )  # fmt: skip
         self._own = Own(stage.device, np.array(numbers, np.int64))
         self.own = self._own.address
         self.shared_bytes = TILE_BYTES
 
-    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many blocks have work, for each piece."""
-        n_tiles: NDArray[np.int64] = count_tiles(table[:, self.a.rows], self.out.shape[0])
-        return n_tiles
+    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
+        """How many blocks have work, for each tile."""
+        found: NDArray[np.int64] = count_tiles(tiles[self.a.rows], self.out.shape[0])
+        return found
 
     def meets(self, other: ProductStep) -> bool:
         """Whether one writes what the other reads or writes, other than sums of the same tiles."""
@@ -259,10 +215,10 @@ class ProductStep:
             return overlap(self.out, other.a) or overlap(other.out, self.a)
         return overlap(self.out, other.a) or overlap(other.out, self.a) or overlap(self.out, other.out)
 
-    def run(self, run: StageRun, k: int) -> None:
-        """Multiply the rows of a piece by a library."""
+    def run(self, run: DeviceStageRun, k: int) -> None:
+        """Multiply the rows of a tile by a library."""
         stage = run.stage
-        n_rows = int(run.table[k, self.a.rows])
+        n_rows = int(run.tiles[k][self.a.rows])
         if n_rows and self.out.shape[0]:
             pitch = run.slot(f"pitch_{self.weight}")
             product = DeviceGemm(
@@ -278,33 +234,16 @@ class InterpretedStep:
 
     own = team = shared_bytes = 0
 
-    def __init__(self, alone: Interpreted) -> None:
-        self.alone = alone
+    def __init__(self, interpreted: Interpreted) -> None:
+        self.interpreted = interpreted
 
-    def run(self, run: StageRun, k: int) -> None:
-        """Run it for a piece."""
-        stage, target = run.stage, self.alone.target
-        lowered, xp = stage.lowered, stage.device.xp
-        source = lowered.vars[target].source
-        assert isinstance(source, Instruction)
-        static = run.rows(k).static(lowered.vars, target, run.randomness, stage.cell.type.owner)
-        args = [self._argument(run, arg, k) for arg in self.alone.args]
-        if stage.precision == "bf16":
-            for at in rounded_args(lowered.vars, target):
-                args[at] = rounded(args[at], xp)
-        run_kernel(source.op, xp, args, run.view(lowered.views[target], k), static)
+    def run(self, run: DeviceStageRun, k: int) -> None:
+        """Run it for a tile."""
+        run.run_interpreted(self.interpreted, k)
 
-    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
         """None: no kernel runs."""
-        return np.zeros(len(table), np.int64)
-
-    def _argument(self, run: StageRun, arg: int, k: int) -> Any:
-        lowered = run.stage.lowered
-        if lowered.domains[arg] == SHARED:
-            return run.stage.shared.arrays[arg]
-        array = run.view(lowered.views[arg], k)
-        source = lowered.vars[lowered.views[arg].value].source
-        return array.astype(run.stage.dtype) if isinstance(source, Attribute) and source.is_float else array
+        return np.zeros(len(tiles), np.int64)
 
 
 class OuterStep:
@@ -313,19 +252,19 @@ class OuterStep:
     team = THREADS
 
     def __init__(self, stage: DeviceStage, outer: Outer) -> None:
-        left, right = stage.places.place(outer.left), stage.places.place(outer.right)
+        left, right = stage.locate(outer.left), stage.locate(outer.right)
         slots = [stage.slot(name) for name in ("table", ARRAYS[left.area], ARRAYS[right.area])]
         self._shape = prod(outer.left.shape), prod(outer.right.shape)
-        of_left, of_right = ((one.column, one.offset, one.width) for one in (left, right))
-        about = stage.gradients.of(outer.parameter), *self._shape, len(stage.columns)
-        self._own = Own(stage.device, np.array([*slots, left.rows, *of_left, *of_right, *about], np.int64))
+        places = stage.fields.index(left.rows), *stage.place(left), *stage.place(right)
+        about = stage.gradient_slot(outer.parameter), *self._shape, len(stage.fields)
+        self._own = Own(stage.device, np.array([*slots, *places, *about], np.int64))
         self.own = self._own.address
         self.shared_bytes = TILE_BYTES
 
-    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many blocks have work, for each piece."""
+    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
+        """How many blocks have work, for each tile."""
         m, n = self._shape
-        return np.full(len(table), max(count_tiles(m, n), count_tiles(n, m)))  # it may be stored as the transpose
+        return np.full(len(tiles), max(count_tiles(m, n), count_tiles(n, m)))  # it may be stored as the transpose
 
 
 class RowSumStep:
@@ -334,20 +273,20 @@ class RowSumStep:
     team = THREADS
 
     def __init__(self, stage: DeviceStage, total: RowSum) -> None:
-        rows, self._size = stage.places.place(total.rows), prod(total.rows.shape)
+        rows, self._size = stage.locate(total.rows), prod(total.rows.shape)
         slots = stage.slot("table"), stage.slot(ARRAYS[rows.area])
         shape = stage.lowered.vars[total.parameters[0]].shape
         n = self._size // max(shape[0], 1) if len(shape) > 1 else self._size
-        place = rows.rows, rows.column, rows.offset, rows.width, self._size
-        of_gradients = [stage.gradients.of(parameter) for parameter in total.parameters]
-        numbers = (*slots, *place, max(n, 1), len(of_gradients), len(stage.columns), *of_gradients)
+        place = stage.fields.index(rows.rows), *stage.place(rows), self._size
+        of_gradients = [stage.gradient_slot(parameter) for parameter in total.parameters]
+        numbers = (*slots, *place, max(n, 1), len(of_gradients), len(stage.fields), *of_gradients)
         self._own = Own(stage.device, np.array(numbers, np.int64))
         self.own = self._own.address
         self.shared_bytes = THREADS // SUMMED * (SUMMED + 1) * stage.dtype.itemsize
 
-    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many blocks have work, for each piece."""
-        return np.full(len(table), -(-self._size // SUMMED))
+    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
+        """How many blocks have work, for each tile."""
+        return np.full(len(tiles), -(-self._size // SUMMED))
 
 
 class RemainderStep:
@@ -358,16 +297,16 @@ class RemainderStep:
     def __init__(self) -> None:
         self.parameters: dict[int, None] = {}
 
-    def run(self, run: StageRun, k: int) -> None:
+    def run(self, run: DeviceStageRun, k: int) -> None:
         """Run the interpreter."""
         run.interpret(run.kind, tuple(self.parameters))
 
-    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
         """None: no kernel runs."""
-        return np.zeros(len(table), np.int64)
+        return np.zeros(len(tiles), np.int64)
 
 
-Step = KernelStep | ProductStep | InterpretedStep | OuterStep | RowSumStep | RemainderStep
+DeviceStep = KernelStep | ProductStep | InterpretedStep | OuterStep | RowSumStep | RemainderStep
 
 
 class Fit(NamedTuple):
@@ -413,9 +352,9 @@ def team_of(width: int) -> int:
     return min(1 << (width // 4 - 1).bit_length(), THREADS)
 
 
-def overlap(one: Place, other: Place) -> bool:
+def overlap(one: RowLocation, other: RowLocation) -> bool:
     """Whether two contiguous places have elements in common."""
-    if (one.area, one.column) != (other.area, other.column):
+    if (one.area, one.first) != (other.area, other.first):
         return False
     return one.offset < other.offset + other.shape[0] and other.offset < one.offset + one.shape[0]
 
@@ -433,7 +372,7 @@ def _pitch(matrix: Any) -> int | None:
     return None
 
 
-def _find_waits(steps: list[Step]) -> list[bool]:
+def _find_waits(steps: list[DeviceStep]) -> list[bool]:
     """For each step, whether all blocks wait after it: not between products that have nothing to do with each other."""
     waits: list[bool] = []
     since: list[ProductStep] = []

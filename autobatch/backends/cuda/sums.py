@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.pieces import BatchList, OutputRows, rows_of_output
+from autobatch.backends.tiles import PlanArrays, arrays_of, rows_of_output
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedTypes
 
@@ -38,39 +38,30 @@ class Sums(NamedTuple):
 
 def find_sums(plan: Plan, cells: PlannedTypes) -> Sums:
     """Find the sums of a plan. Cost: O(destinations log(destinations of a batch))."""
-    batches = BatchList(plan.schedule.batch_type, plan.schedule.batch_ptr)
     if not plan.adds_up:
         none = np.zeros(0, np.int64)
-        return Sums(plan.dest, np.zeros((0, 4), np.int64), none, np.zeros(batches.type.size + 1, np.int64), 0)
+        return Sums(plan.dest, np.zeros((0, 4), np.int64), none, np.zeros(len(plan.batches) + 1, np.int64), 0)
     widths = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
-    outputs = OutputRows(
-        plan.tables.out_ptr, plan.tables.out_block, plan.dest_base, plan.tables.block_ptr, plan.segments,
-        plan.segment_base,
-    )  # fmt: skip
-    return _find(
-        batches, outputs, plan.dest_ptr, plan.dest.astype(np.int64), plan.adds, np.array(widths, np.int64), plan.size
-    )
+    return _find(arrays_of(plan), plan.dest.astype(np.int64), np.array(widths, np.int64), plan.size)
 
 
 @compiled
-def _find(
-    batches: BatchList, outputs: OutputRows, dest_ptr: LongArray, dest: LongArray, adds: NDArray[np.bool_],
-    width: LongArray, first: int,
-) -> Sums:  # fmt: skip
+def _find(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> Sums:
+    batch_type, batch_ptr, dest_ptr, adds = plan.batch_type, plan.batch_ptr, plan.dest_ptr, plan.adds
     to, n_adds = dest.copy(), adds.sum()
     table, parts, ptr = (
         np.empty((n_adds, 4), np.int64),
         np.empty(n_adds, np.int64),
-        np.zeros(batches.type.size + 1, np.int64),
+        np.zeros(batch_type.size + 1, np.int64),
     )
-    done = np.zeros(outputs.out_ptr.size - 1, np.int64)
+    done = np.zeros(plan.out_ptr.size - 1, np.int64)
     n_sums = n_parts = size = 0
     place, wide, own = np.empty(n_adds, np.int64), np.empty(n_adds, np.int64), np.empty(n_adds, np.int64)
-    for batch in range(batches.type.size):
-        kind, n_rows = batches.type[batch], batches.ptr[batch + 1] - batches.ptr[batch]
+    for batch in range(batch_type.size):
+        kind, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
         found = behind = 0
-        for output in range(outputs.out_ptr[kind], outputs.out_ptr[kind + 1]):
-            row, end = rows_of_output(outputs, kind, output, done[kind], done[kind] + n_rows)
+        for output in range(plan.out_ptr[kind], plan.out_ptr[kind + 1]):
+            row, end = rows_of_output(plan, kind, output, done[kind], done[kind] + n_rows)
             for entry in range(dest_ptr[row], dest_ptr[end]):
                 if adds[entry]:
                     place[found], wide[found], own[found] = dest[entry], width[output], first + behind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +12,22 @@ from autobatch.backends.cuda.stages import (
     THREADS,
     WARP,
     DeviceStage,
+    DeviceStep,
     KernelStep,
     OuterStep,
     ProductStep,
     RowSumStep,
-    Step,
 )
 from autobatch.backends.cuda.sums import Sums
-from autobatch.backends.pieces import Calls
+from autobatch.backends.tiles import CallList
 from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, ADD_UP, FIRST_KERNEL, MULTIPLY
 
 LongArray = NDArray[np.int64]
 
-WORDS = 8  # of `Step` in `sweep.cuh`
-FUNCTION, MEMORY, THEN, ENDED = 0, 1, 5, 7
-WAIT, NOTE = 1, 2  # of THEN
+FIELDS = "function", "memory", "own", "tile", "team", "then", "arrived", "ended"
+STEP = np.dtype([(name, np.int64) for name in FIELDS])
+"""`Step` in `sweep.cuh`."""
+WAIT, NOTE = 1, 2  # of "then"
 ON_HOST = -1  # no function of the device
 
 
@@ -35,12 +36,11 @@ class PlannedStage(NamedTuple):
 
     Attributes:
         slots: the byte of the packed ints at which its slots begin.
-        table: the table of pieces.
     """
 
     stage: DeviceStage
     slots: int
-    table: LongArray
+    tiles: NDArray[Any]
 
 
 class Launched(NamedTuple):
@@ -48,7 +48,7 @@ class Launched(NamedTuple):
 
     Attributes:
         blocks: how many have work.
-        host: the number of the step among those of all types, and the piece; none if the device runs it.
+        host: the number of the step among those of all types, and the tile; none if the device runs it.
     """
 
     first: int
@@ -61,9 +61,9 @@ class Sweep:
     """The steps of a stage of a plan.
 
     Attributes:
-        steps: [1 + n, WORDS] see `Step` in `sweep.cuh`; addresses of slots count from the beginning of the packed ints.
+        steps: [1 + n] `STEP`; addresses of slots count from the beginning of the packed ints.
             The first does nothing: a run whose batches are timed begins with it, to note when it began.
-        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.pieces.Calls`.
+        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tiles.CallList`.
         ends: [parts] the last step of each part, or of those before if it has none.
         shared_bytes: shared memory per block.
 
@@ -74,7 +74,7 @@ class Sweep:
     """
 
     def __init__(
-        self, calls: Calls, stages: Sequence[PlannedStage], kernels: Mapping[str, int], libraries: bool,
+        self, calls: CallList, stages: Sequence[PlannedStage], kernels: Mapping[str, int], libraries: bool,
         sums: tuple[Sums, int] | None,
     ) -> None:  # fmt: skip
         own = [(step, planned) for planned in stages for step in planned.stage.steps]
@@ -84,18 +84,18 @@ class Sweep:
             (_function(step, kernels, libraries), planned.slots, step.own, 0, step.team, wait, 0, 0)
             for (step, planned), wait in zip(own, waits, strict=True)
         ]
-        blocks = [step.blocks(planned.table) for step, planned in own]
+        blocks = [step.blocks(planned.tiles) for step, planned in own]
         first = np.cumsum([0, *(array.size for array in blocks)])
-        number, piece = calls.calls.T
-        self.steps = np.array(known, np.int64).reshape(-1, WORDS)[number]
-        self.steps[:, 3] = piece
-        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + piece]
+        number, tile = calls.calls["step"], calls.calls["tile"]
+        self.steps = np.array(known, STEP)[number]
+        self.steps["tile"] = tile
+        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + tile]
         self._numbers = number
-        self.ptr = calls.piece_ptr[calls.ptr]
+        self.ptr = calls.tile_ptr[calls.ptr]
         if sums is not None:
             self._insert(*sums)
-        self._on_host = 1 + np.flatnonzero(self.steps[:, FUNCTION] == ON_HOST)
-        self.steps = np.insert(self.steps, 0, (ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), axis=0)
+        self._on_host = 1 + np.flatnonzero(self.steps["function"] == ON_HOST)
+        self.steps = np.insert(self.steps, 0, np.array((ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), STEP))
         self._blocks, self._numbers = np.insert(self._blocks, 0, 1), np.insert(self._numbers, 0, ON_HOST)
         self.ptr = self.ptr + 1
         self.ends = self.ptr[1:] - 1
@@ -106,7 +106,7 @@ class Sweep:
         for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
             if at < host:
                 yield Launched(at, host, int(self._blocks[at:host].max()), None)
-            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host, 3])))
+            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host]["tile"])))
             at = host + 1
         if at < end:
             yield Launched(at, end, int(self._blocks[at:end].max()), None)
@@ -115,17 +115,15 @@ class Sweep:
         """Add up values after the batches that left some."""
         counts = np.diff(sums.ptr)
         batches = np.flatnonzero(counts)
-        added = np.zeros((batches.size, WORDS), np.int64)
-        added[:, :6] = ADD_UP, slots, 0, 0, WARP, 1
-        added[:, 3] = batches
+        added = np.array([(ADD_UP, slots, 0, batch, WARP, WAIT, 0, 0) for batch in batches], STEP)
         places = self.ptr[batches + 2]  # the end of part batch + 1
-        self.steps = np.insert(self.steps, places, added, axis=0)
+        self.steps = np.insert(self.steps, places, added)
         self._blocks = np.insert(self._blocks, places, -(-counts[batches] * WARP // THREADS))
         self._numbers = np.insert(self._numbers, places, ON_HOST)
         self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
 
 
-def _function(step: Step, kernels: Mapping[str, int], libraries: bool) -> int:
+def _function(step: DeviceStep, kernels: Mapping[str, int], libraries: bool) -> int:
     """The number of the function that runs a step."""
     match step:
         case KernelStep():

@@ -8,7 +8,7 @@
         team.sync();                                         // only where a thread reads what another one wrote
 
 A kernel is a function that all blocks of a launch call together (`sweep.cuh`). It takes the address of the slots of its
-stage's memory, the address of its own sizes and numbers, the row of the table of pieces that describes the batch, and
+stage's memory, the address of its own sizes and numbers, the number of the tile that describes the batch, and
 how many threads work on a row. Sizes, columns and widths are own numbers, so that one source serves every width of a
 model, and the name is a digest of the text: equal kernels are compiled once.
 """
@@ -31,9 +31,9 @@ from autobatch.compiler.cuda.writer import CUDA_SLOTS, CudaWriter, slot_type
 from autobatch.compiler.fusion import Block, Kernel
 from autobatch.compiler.listing import list_steps
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Loop
+from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import Common, add, is_step
 from autobatch.ir.program import NODE
@@ -96,7 +96,7 @@ class CudaSource:
 def print_stage(stage: StageProgram) -> CudaSource:
     """Print the kernels of a stage."""
     program, slots = stage.cell.program, {name: number for number, name in enumerate(CUDA_SLOTS)}
-    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, program.words, slots)
+    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.fields, program.words, slots)
     kernels = [
         _KernelWriter(common, k, step).write() if isinstance(step, Kernel) else None
         for k, step in enumerate(stage.steps)
@@ -258,7 +258,7 @@ class _KernelWriter(CudaWriter):
             row_width: elements of the row that the kernel needs; "" for none.
         """
         for group in self.groups:
-            self.column("start")
+            self.field("start")
             self.arguments[f"segments_{group}"] = None
         row = [f"const int64 {name} = {text};" for name, text in self.tops.items()]
         for group in self.walked:
@@ -278,9 +278,9 @@ class _KernelWriter(CudaWriter):
             )
         top += ["const int64 *sizes = (const int64 *)own_;"] if self.sizes else []
         top += [f"const int {name} = (int)sizes[{k}];" for k, (name, _) in enumerate(self.sizes.values())]
-        top.append(f"table += k * {len(self.columns)};")
+        top.append(f"table += k * {len(self.fields)};")
         top += [
-            f"const int64 {name} = table[{self.columns.index(name)}];"
+            f"const int64 {name} = table[{self.fields.index(name)}];"
             for name in dict.fromkeys((*self.used, self.n_rows))
         ]
         top += [f"const real {name} = (real){_literal(literal)};" for literal, name in self.literals.items()]

@@ -1,7 +1,7 @@
 // The calls of a stage, one after the other, in one launch: every block takes part in every call, and blocks wait for
 // each other where a call reads what others wrote.
 
-// A call: the function, the slots of its stage, its own numbers, a row of the table of pieces, the threads that work on
+// A call: the function, the slots of its stage, its own numbers, the number of a tile, the threads that work on
 // a row, and what follows: whether the next call waits for all blocks (WAIT), and whether to note when the last block was
 // done (NOTE); then the count of blocks that arrived there, and that time.
 const int WAIT = 1, NOTE = 2;
@@ -11,10 +11,10 @@ struct Step {
     unsigned long long arrived, ended;
 };
 
-// The rows of a piece times a matrix. Own numbers: the slots of a, b and out; the column of the table that holds
-// the rows, and for a and out the column of their first element, an offset and the elements from row to row; then the
-// slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the columns
-// of the table.
+// The rows of a tile times a matrix. Own numbers: the slots of a, b and out; the field of a tile that holds
+// the rows, and for a and out the field of their first element, an offset and the elements from row to row; then the
+// slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the fields
+// of a tile.
 __device__ inline Matrices rows_by_matrix(const Step &step) {
     const int64 *slots = (const int64 *)step.memory, *own = (const int64 *)step.own, k = step.k;
     const int64 *table = (const int64 *)slots[own[0]] + k * own[15];
@@ -38,9 +38,9 @@ struct Gradient {
         : first((real *)slots[slot]), row(slots[slot + 1]), column(slots[slot + 2]) {}
 };
 
-// What adds a' @ b, over all rows of a type, to a gradient. Own numbers: the slots of the table, a and b; the column of the
-// table that holds the rows, and for a and b the column of their first element, an offset and the elements from row to
-// row; then the slot of the gradient, its rows and its columns, and the columns of the table.
+// What adds a' @ b, over all rows of a type, to a gradient. Own numbers: the slots of the table, a and b; the field of a
+// tile that holds the rows, and for a and b the field of their first element, an offset and the elements from row to
+// row; then the slot of the gradient, its rows and its columns, and the fields of a tile.
 __device__ inline Matrices rows_by_rows(const Step &step) {
     const int64 *slots = (const int64 *)step.memory, *own = (const int64 *)step.own, k = step.k;
     const int64 *table = (const int64 *)slots[own[0]] + k * own[13];
@@ -57,8 +57,8 @@ __device__ inline Matrices rows_by_rows(const Step &step) {
 }
 
 // Add the sum of all rows of a type to gradients. The threads of a block share 8 columns. Own numbers: the slots of the table and
-// of the rows; the column of the table that holds the number of rows, and that of their first element, an offset, the
-// elements from row to row and those of a row; the columns of a gradient, how many there are, the columns of the table,
+// of the rows; the field of a tile that holds the number of rows, and that of their first element, an offset, the
+// elements from row to row and those of a row; the columns of a gradient, how many there are, the fields of a tile,
 // and the slot of each gradient.
 __device__ void add_row_sum(const Worker &worker, int64 memory_, int64 own_, int64 k) {
     const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;

@@ -53,9 +53,9 @@ class CudaWriter(Writer):
     def need_window(self, area: Area, number: int) -> None:
         """Note what the choice of the place of an output, or of its gradient, needs."""
         self.arguments.update(dict.fromkeys(("buffer", "ptr", "dest" if area is Area.GATHER else "to")))
-        self.column(f"output_{number}")
+        self.field(f"output_{number}")
         if area is Area.GATHER:
-            self.column("shift")
+            self.field("shift")
 
     def region(self, view: View) -> tuple[Hashable, int]:
         """The region of memory that holds a view, and where the view begins in it; None for what is never written."""

@@ -24,8 +24,8 @@ from autobatch.compiler.assignment import Spot, is_number
 from autobatch.compiler.fusion import Block, Kernel
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.nest import NumbaNest
-from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Loop
+from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import Common, Writer
 from autobatch.ir.program import NODE
@@ -159,7 +159,7 @@ class _KernelWriter(Writer):
             place = self.size(column, Area.ROW, NODE, column)
             windows += _window_lines(area, number, place, self.size(size, area, number))
         for group in self.groups:
-            self.column("start")
+            self.field("start")
             self.arguments[f"segments_{group}"] = None
         row: list[str] = [f"        {name} = {text}" for name, text in self.tops.items()]
         for group in self.walked:
@@ -169,9 +169,9 @@ class _KernelWriter(Writer):
             ]
         row += windows
         top = [f"    {name} = sizes[{k}]" for k, (name, _) in enumerate(self.sizes.values())]
-        top.append(f"    at = k * {len(self.columns)}")
+        top.append(f"    at = k * {len(self.fields)}")
         top += [
-            f"    {name} = table[at + {self.columns.index(name)}]" for name in dict.fromkeys((*self.used, self.n_rows))
+            f"    {name} = table[at + {self.fields.index(name)}]" for name in dict.fromkeys((*self.used, self.n_rows))
         ]
         top += [f"    {name} = real({_literal(literal)})" for literal, name in self.literals.items()]
         names = [f"c{k}" for k in range(len(self.numbers))]

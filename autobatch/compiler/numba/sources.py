@@ -31,7 +31,7 @@ class StageSources:
 def write_sources(stage: StageProgram) -> StageSources:
     """Print the kernels of a stage."""
     slots = {name: number for number, name in enumerate(SLOTS)}
-    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, stage.cell.program.words, slots)
+    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.fields, stage.cell.program.words, slots)
     kernels = [
         write_kernel(common, k, step) if isinstance(step, Kernel) else None for k, step in enumerate(stage.steps)
     ]

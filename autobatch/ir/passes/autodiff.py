@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.derivative import Derivative, Scatter
+from autobatch.ir.derivative import Derivative, ScatteredRows
 from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Var, Weight
 from autobatch.ir.program_check import check_values
 from autobatch.ops.define import Op, Shape
@@ -73,7 +73,7 @@ def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[i
         ports=tuple(None if g is None else number[g] for g in derivative.ports),
         parameters=tuple((i, number[g]) for i, g in derivative.parameters),
         tables=tuple(
-            (i, tuple(Scatter(number[values], number[ids]) for values, ids in scatters))
+            (i, tuple(ScatteredRows(number[values], number[ids]) for values, ids in scatters))
             for i, scatters in derivative.tables
         ),
     )
@@ -106,7 +106,7 @@ def _divide(derivative: Derivative) -> Derivative:
     )
 
 
-def _scatters(vars: Sequence[Var], index: int) -> tuple[Scatter, ...]:
+def _scatters(vars: Sequence[Var], index: int) -> tuple[ScatteredRows, ...]:
     """The scattered rows that add up to a gradient; none if it has other terms."""
     source = vars[index].source
     if not isinstance(source, Instruction):
@@ -114,7 +114,7 @@ def _scatters(vars: Sequence[Var], index: int) -> tuple[Scatter, ...]:
     if source.op is add:
         left, right = (_scatters(vars, arg) for arg in source.args)
         return left + right if left and right else ()
-    return (Scatter(*source.args),) if source.op in (scatter, _row_sum_of(scatter)) else ()
+    return (ScatteredRows(*source.args),) if source.op in (scatter, _row_sum_of(scatter)) else ()
 
 
 class _Reverse:

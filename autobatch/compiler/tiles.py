@@ -1,7 +1,8 @@
-"""The columns of the table of pieces, which has a row of ints for each piece (tile) of a batch: where its values begin.
+"""The fields of a tile: some rows of a type that go through all steps together, and where their values begin.
 
-A domain is the nodes of a type, or the edges of one of its variadic groups; each has its own rows. Backends fill the
-table in, compiled steps read it, and tests check it; all of them take the meaning of its columns from here.
+A domain is the nodes of a type, or the edges of one of its variadic groups; each has its own rows. A tile is a record
+of int64 numbers. Backends fill tiles in, compiled steps read them, and tests check them; all of them take the meaning
+of the fields from here.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ STAGES = ("forward", "backward")  # each has its own scratch memory
 WEIGHTS = "weights"  # the stage after these
 
 
-class Columns(NamedTuple):
-    """The numbers of the columns of a row; of a quantity with a column per domain, the first of them.
+class Fields(NamedTuple):
+    """The positions of the fields in a tile; of a quantity with a field per domain, that of the first of them.
 
     Attributes:
-        start: number of the first node of the piece, among the nodes of the type.
+        start: number of the first node of the tile, among the nodes of the type.
         shift: elements from a place in the buffer to the place of its gradient.
-        rows: per domain, the number of rows of the piece.
+        rows: per domain, the number of rows of the tile.
         inputs, mirror, saved: per domain, the element of the buffer where the first row of inputs, of their gradients
             and of residuals begins.
         forward, backward: per domain, the element of the stage's scratch memory where the first row begins.
         kept: the element of persistent scratch where the first row begins.
         outputs: per output, the number of its first node's pointer into the destinations; behind them, in the last
-            column, is the number of the strip of gradients that a call for all rows computes.
+            field, is the number of the strip of gradients that a call for all rows computes.
     """
 
     start: int
@@ -47,33 +48,27 @@ PER_DOMAIN = ("rows", "inputs", "mirror", "saved", *STAGES)
 
 
 @compiled
-def columns_of(n_domains: int) -> Columns:
-    """Number the columns of the table of a type with this many domains."""
+def fields_of(n_domains: int) -> Fields:
+    """Number the fields of the tiles of a type with this many domains."""
     first, n = 2, n_domains
-    return Columns(
+    return Fields(
         0, 1, first, first + n, first + 2 * n, first + 3 * n, first + 4 * n, first + 5 * n, first + 6 * n,
         first + 6 * n + 1,
     )  # fmt: skip
 
 
-def name_columns(n_domains: int, n_outputs: int) -> tuple[str, ...]:
-    """Name all columns of the table of a type, in order.
+def name_fields(n_domains: int, n_outputs: int) -> tuple[str, ...]:
+    """Name all fields of the tiles of a type, in order.
 
-    >>> name_columns(2, 1)[:6]
+    >>> name_fields(2, 1)[:6]
     ('start', 'shift', 'rows_n', 'rows_0', 'inputs_n', 'inputs_0')
     """
-    columns = columns_of.python(n_domains)
-    names = {columns.start: "start", columns.shift: "shift", columns.kept: "kept_n"}
-    for area in PER_DOMAIN:
-        for domain in range(n_domains):
-            names[getattr(columns, area) + domain] = f"{area}_{letter_of(NODE + domain)}"
-    names |= {columns.outputs + number: f"output_{number}" for number in range(n_outputs)}
-    names[len(names)] = "strip"
-    return tuple(names[column] for column in range(len(names)))
+    per_domain = (f"{quantity}_{letter_of(NODE + domain)}" for quantity in PER_DOMAIN for domain in range(n_domains))
+    return "start", "shift", *per_domain, "kept_n", *(f"output_{number}" for number in range(n_outputs)), "strip"
 
 
-def column_of(location: Location, stage: str) -> str:
-    """Name the column that holds where the rows of an area begin."""
+def field_of(location: Location, stage: str) -> str:
+    """Name the field that holds where the rows of an area begin."""
     names = {Area.BATCH: stage, Area.PERSISTENT: "kept"}
     return f"{names.get(location.area, location.area)}_{letter_of(location.domain)}"
 

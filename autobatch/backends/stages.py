@@ -1,0 +1,191 @@
+"""The compiled stages of a cell, for every backend that compiles: what lies where, and the steps in their order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.backends.values import DATA, Array, RowLocation, RowRange, SharedValues, locate
+from autobatch.blas.product import find_step
+from autobatch.compiler.stage import StageProgram
+from autobatch.compiler.stages import COMPILE
+from autobatch.compiler.statement import Interpreted
+from autobatch.compiler.view import View
+from autobatch.devices.store import Store
+from autobatch.ir.precision import rounded_args
+from autobatch.ir.program import SHARED, Attribute, Instruction
+from autobatch.jit.bits import rounded
+from autobatch.jit.compiling import compiling
+from autobatch.ops.define import run_kernel
+from autobatch.ops.randomness import Randomness
+from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.plan.plan import Batch, Plan, PlannedCell
+
+S = TypeVar("S", bound="Stage[Any]")
+T = TypeVar("T")
+
+
+class CellStages(ABC, Generic[S]):
+    """The stages of a planned cell, each compiled when first needed."""
+
+    def __init__(self, cell: PlannedCell) -> None:
+        self.cell = cell
+        self._stages: dict[str, S] = {}
+
+    def stage(self, name: str) -> S:
+        """The stage "forward", "backward" or "weights"."""
+        if name not in self._stages:
+            with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
+                program = COMPILE[name](self.cell)
+            self._stages[name] = self._make(program)
+        return self._stages[name]
+
+    @abstractmethod
+    def _make(self, program: StageProgram) -> S:
+        """Make the stage of a backend."""
+
+
+class Stage(ABC, Generic[T]):
+    """A compiled stage of a cell, in a number of steps.
+
+    Attributes:
+        program: the stage for any target; `cell`, `lowered`, `storage` and `fields` are its own.
+        shared: the values that all rows share.
+        slots: the numbers of the slots of the stage's memory, by name.
+        gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
+        keys: by what runs know a parameter, by its number.
+        turn_width: elements of scratch memory per tile that do not depend on its rows.
+        n_before, n_per_batch, n_after: how many steps run once before all batches, per batch, and once after them; of
+            the weight stage how many are compiled, none, and how many Python runs.
+    """
+
+    turn_width = 0
+    steps: list[T]
+
+    def __init__(
+        self, program: StageProgram, slots: dict[str, int], store: Store, dtype: np.dtype[Any], precision: str
+    ) -> None:
+        self.program, self.slots, self.dtype, self.precision = program, slots, dtype, precision
+        self.cell, self.lowered, self.storage = program.cell, program.lowered, program.storage
+        self.fields, self.shared = program.fields, SharedValues(program, store, dtype)
+        self.gradients: dict[int, int] = {}
+        self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
+
+    def _add_steps(self) -> None:
+        """Make the steps of the parts of the stage."""
+        self.steps, counts, first = [], [], 0
+        n_steps, n_after = len(self.program.steps), self.program.n_after
+        for end in (self.program.n_before, n_steps - n_after, n_steps):
+            n_before = len(self.steps)
+            for number in range(first, end):
+                self.steps += self._make_steps(number)
+            counts.append(len(self.steps) - n_before)
+            first = end
+        self.n_before, self.n_per_batch, self.n_after = counts
+
+    @abstractmethod
+    def _make_steps(self, number: int) -> Sequence[T]:
+        """Make what runs a step of the program."""
+
+    def locate(self, view: View) -> RowLocation:
+        """Find where a view of a value lies."""
+        return locate(self.program, view)
+
+    def gradient_slot(self, parameter: int) -> int:
+        """The first of the three slots of the gradient of a parameter, which are reserved when first asked for."""
+        if parameter not in self.gradients:
+            self.gradients[parameter] = first = len(self.slots)
+            self.slots |= {f"gradient_{parameter}_{part}": first + part for part in range(3)}
+        return self.gradients[parameter]
+
+
+@dataclass(eq=False)
+class StageRun(ABC):
+    """A stage of a type in a run: the memory that those of its steps read and write that Python runs.
+
+    Attributes:
+        kind, block: the number of the type, and that of its block of nodes.
+        tiles: the tiles of the type.
+        randomness: the randomness of the mini-batch.
+        interpret: computes gradients of parameters of a type, given by the numbers of their values.
+    """
+
+    stage: Stage[Any]
+    store: Store
+    plan: Plan
+    kind: int
+    block: int
+    tiles: NDArray[Any]
+    randomness: Randomness
+    interpret: Callable[[int, tuple[int, ...]], None]
+
+    @abstractmethod
+    def _array(self, location: RowLocation) -> Array:
+        """The flat array that an area is in."""
+
+    @abstractmethod
+    def _strided(self, array: Array, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        """Elements of a flat array from `first` on; strides are in elements."""
+
+    def rows(self, k: int) -> RowRange:
+        """The rows of a tile."""
+        tile = self.tiles[k]
+        start = int(tile["start"])
+        return RowRange(self.plan, Batch(self.kind, start, start + int(tile["rows_n"]), ()), self.store)
+
+    def view(self, view: View, k: int) -> Array:
+        """The elements of a view in all rows of a tile: `(rows, *shape)`."""
+        at, tile = self.stage.locate(view), self.tiles[k]
+        array, shape = self._array(at), (int(tile[at.rows]), *at.shape)
+        if not all(shape):
+            return self.store.empty(0, array.dtype).reshape(shape)
+        first = self.rows(k).of(at.domain)[0] * at.width if at.area in DATA else int(tile[at.first])
+        return self._strided(array, first + at.offset, shape, (at.width, *at.strides))
+
+    def run_interpreted(self, step: Interpreted, k: int) -> None:
+        """Run an instruction for a tile as in the reference backend."""
+        stage, vars, xp = self.stage, self.stage.lowered.vars, self.store.xp
+        source = vars[step.target].source
+        assert isinstance(source, Instruction)
+        static = self.rows(k).static(vars, step.target, self.randomness, stage.cell.type.owner)
+        args = [self._argument(arg, k) for arg in step.args]
+        if stage.precision == "bf16":
+            for at in rounded_args(vars, step.target):
+                args[at] = rounded(args[at], xp)
+        run_kernel(source.op, xp, args, self.view(stage.lowered.views[step.target], k), static)
+
+    def _argument(self, arg: int, k: int) -> Any:
+        stage, lowered = self.stage, self.stage.lowered
+        if lowered.domains[arg] == SHARED:
+            return stage.shared.arrays[arg]
+        array = self.view(lowered.views[arg], k)
+        source = lowered.vars[lowered.views[arg].value].source
+        return array.astype(stage.dtype) if isinstance(source, Attribute) and source.is_float else array
+
+
+def dense(gradient: Gradient) -> Any:
+    """A gradient that must be an array, because its parameter is not read by lookup alone."""
+    assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
+    return gradient
+
+
+def as_matrix(gradient: Any) -> Any:
+    """A gradient as a matrix whose rows are its first axis."""
+    return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), prod(gradient.shape[1:]))
+
+
+def slots_of(gradient: Gradient, address_of: Callable[[Any], int]) -> tuple[int, int, int]:
+    """The address of a gradient, and the elements from row to row and from column to column; one of these is 1.
+
+    Raises:
+        ShapeError: neither its rows nor its columns are contiguous.
+    """
+    matrix = as_matrix(dense(gradient))
+    is_flipped, step = find_step("the gradient of a matrix", matrix)
+    return (address_of(matrix), 1, step) if is_flipped else (address_of(matrix), step, 1)
