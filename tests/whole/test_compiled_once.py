@@ -124,7 +124,5 @@ def signatures() -> set[tuple[str, str]]:
     """The loops that are compiled or loaded in this process, and the types of their arguments."""
     loops = [one for one in gc.get_objects() if issubclass(type(one), Compiled) and "called" in vars(one)]
     return {
-        (f"{loop.python.__module__}.{loop.__name__}", str(types))
-        for loop in loops
-        for types in loop.called.signatures
+        (f"{loop.python.__module__}.{loop.__name__}", str(types)) for loop in loops for types in loop.called.signatures
     }
