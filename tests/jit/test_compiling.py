@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.cpu.steps import call_steps
+from autobatch.backends.cpu.steps import ADDRESSES, call_steps
+from autobatch.backends.tiles import CALL
 from autobatch.cli import progress
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.jit import progress as notices
@@ -195,5 +196,5 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
     assert loop(4) == 64
     with pytest.warns(UserWarning, match="going on without"):
         address = by_address(store_cube).address
-    call_steps(np.array([[address, address_of(place), 5]]), np.zeros((1, 2), np.int64), 0, 1)
+    call_steps(np.array([(address, address_of(place), 5)], ADDRESSES), np.zeros(1, CALL), 0, 1)
     assert place[0] == 125
