@@ -80,11 +80,10 @@ class _NoEnvironments:
 
 def keep(dispatcher: Any) -> Any:
     """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function."""
-    if hasattr(dispatcher, "py_func"):  # with NUMBA_DISABLE_JIT it is the plain function
-        try:
-            dispatcher._cache = _make_cache()(dispatcher.py_func)
-        except RuntimeError as error:  # Numba found no folder that can be written
-            warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
+    try:
+        dispatcher._cache = _make_cache()(dispatcher.py_func)
+    except RuntimeError as error:  # Numba found no folder that can be written
+        warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
     return dispatcher
 
 
