@@ -26,7 +26,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from numpy import generic
 
 from autobatch.jit.compiling import compiling
-from autobatch.jit.internals import compile_callback, inlined_options, keep, make_tally
+from autobatch.jit.internals import compile_callback, keep, make_options, make_tally
 from autobatch.jit.patience import ALWAYS, MODE, Tally, is_spent, run_in_python
 from autobatch.jit.progress import tell_of_compilation
 
@@ -71,12 +71,13 @@ class Compiled(Generic[P, R]):
         """Numba's function that Python calls; its method `compile` compiles it for types, into the cache."""
         import numba
 
-        return self.python if numba.config.DISABLE_JIT else keep(self._decorate())
+        config: Any = numba.config
+        return self.python if config.DISABLE_JIT else keep(self._decorate(**make_options().called))
 
     @cached_property
     def inlined(self) -> Any:
         """Numba's function that other compiled code inlines."""
-        return self.called if self.is_kept else self._decorate(**inlined_options())
+        return self.called if self.is_kept else self._decorate(**make_options().inlined)
 
     @cached_property
     def _tally(self) -> Tally:
