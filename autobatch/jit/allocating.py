@@ -60,8 +60,4 @@ def _make_allocation(is_cleared: bool) -> Any:
 
         return made(shape, dtype), emit
 
-    @numba.njit(forceinline=True)
-    def allocated(shape: Any, dtype: Any) -> Any:
-        return allocate(shape, dtype)
-
-    return allocated
+    return allocate

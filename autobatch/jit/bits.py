@@ -25,11 +25,7 @@ def make_count_ones() -> Any:
 
         return types.int64(types.uint64), emit
 
-    @numba.njit(forceinline=True)
-    def ones(word: Any) -> Any:
-        return count(word)
-
-    return ones
+    return count
 
 
 @replaced_by(make_count_ones)

@@ -9,7 +9,8 @@ its callers, where it is optimised again; this takes 1.4 times as long. See docs
   are its steps that are left out; `_finalize_dynamic_globals` and `_finalized` are what others need of the second.
 - `JITCodeLibrary.codegen`: Numba writes Python objects that code reads to its address, and here there is none.
 - `state.library`, of the documented `Compiler.define_pipelines`: the place of that class.
-- `no_cpython_wrapper` and `no_cfunc_wrapper`, options of `njit`: without them, wrappers for calls are compiled.
+- `no_cpython_wrapper` and `no_cfunc_wrapper`, options of `njit`: without them, wrappers for calls are compiled, and of
+  Numba's own functions too, which have the options of their callers; `state.flags` asks for the one that Python calls.
 
 Files of machine code are checked. Numba does not check its files: one that a crash cut short raises `EOFError` at every
 later start, and zeros in one are executed. And two processes that compile one loop for two types at once may write an
@@ -30,7 +31,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autobatch.jit.patience import Tally
 from autobatch.system.files import write_whole
@@ -39,9 +40,21 @@ SUFFIX = ".kept"
 DIGEST_BYTES = sha256().digest_size
 
 
+class Options(NamedTuple):
+    """Options of `njit`.
+
+    Attributes:
+        called: for a function that Python calls.
+        inlined: for a function that is only inlined: lowered, and optimised where it is inlined.
+    """
+
+    called: Mapping[str, Any]
+    inlined: Mapping[str, Any]
+
+
 @cache
-def inlined_options() -> Mapping[str, Any]:
-    """Options of `njit` for a function that is only inlined: lowered, and optimised where it is inlined."""
+def make_options() -> Options:
+    """Make the options of our functions. Loads Numba."""
     from numba.core import codegen, compiler
 
     Compiler: Any = compiler.Compiler
@@ -68,7 +81,15 @@ def inlined_options() -> Mapping[str, Any]:
             self.state.library = Lowered(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
             return super().define_pipelines()
 
-    return {"pipeline_class": Inlined, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    class Called(Compiler):  # type: ignore[misc]
+        """Compiles a function that Python can call, although its options forbid the wrapper for that."""
+
+        def define_pipelines(self) -> Any:
+            self.state.flags.no_cpython_wrapper = False  # callees have their own copy of the flags
+            return super().define_pipelines()
+
+    without_wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return Options({"pipeline_class": Called, **without_wrappers}, {"pipeline_class": Inlined, **without_wrappers})
 
 
 class _NoEnvironments:
@@ -80,11 +101,10 @@ class _NoEnvironments:
 
 def keep(dispatcher: Any) -> Any:
     """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function."""
-    if hasattr(dispatcher, "py_func"):  # with NUMBA_DISABLE_JIT it is the plain function
-        try:
-            dispatcher._cache = _make_cache()(dispatcher.py_func)
-        except RuntimeError as error:  # Numba found no folder that can be written
-            warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
+    try:
+        dispatcher._cache = _make_cache()(dispatcher.py_func)
+    except RuntimeError as error:  # Numba found no folder that can be written
+        warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
     return dispatcher
 
 

@@ -26,7 +26,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from numpy import generic
 
 from autobatch.jit.compiling import compiling
-from autobatch.jit.internals import compile_callback, inlined_options, keep, make_tally
+from autobatch.jit.internals import compile_callback, keep, make_options, make_tally
 from autobatch.jit.patience import ALWAYS, MODE, Tally, is_spent, run_in_python
 from autobatch.jit.progress import tell_of_compilation
 
@@ -69,12 +69,15 @@ class Compiled(Generic[P, R]):
     @cached_property
     def called(self) -> Any:
         """Numba's function that Python calls; its method `compile` compiles it for types, into the cache."""
-        return keep(self._decorate())
+        import numba
+
+        config: Any = numba.config
+        return self.python if config.DISABLE_JIT else keep(self._decorate(**make_options().called))
 
     @cached_property
     def inlined(self) -> Any:
         """Numba's function that other compiled code inlines."""
-        return self.called if self.is_kept else self._decorate(**inlined_options())
+        return self.called if self.is_kept else self._decorate(**make_options().inlined)
 
     @cached_property
     def _tally(self) -> Tally:
@@ -88,8 +91,10 @@ class Compiled(Generic[P, R]):
         return numba.njit(**options)(self._named())
 
     def _named(self) -> FunctionType:
-        """The plain function, renamed to the name under which it is cached."""
-        named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
+        """The plain function for Numba: with the name under which it is cached, and with functions that are built."""
+        names, code = self.python.__globals__, self.python.__code__
+        built = {name: names[name].inlined for name in code.co_names if isinstance(names.get(name), Built)}
+        named = FunctionType(code, {**names, **built}, self.python.__name__)
         named.__module__ = self.python.__module__
         named.__qualname__ = f"{self.python.__qualname__}_{self.digest()}"
         return named
@@ -109,7 +114,9 @@ class Compiled(Generic[P, R]):
         return sha256(b"".join(parts)).hexdigest()[:12]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if (MODE.in_python and self.effort < ALWAYS) or (MODE.may_wait and self._waits(args)):
+        if MODE.in_python and self.effort < ALWAYS:
+            return self.python(*args, **kwargs)
+        if MODE.may_wait and self._waits(args):
             return run_in_python(self.python, *args, **kwargs)
         result: R = self.called(*args, **kwargs)
         return result
