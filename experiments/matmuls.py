@@ -251,8 +251,8 @@ class _Lister:
             yield Matmul(Part("weights", kind), x.T, y, target, True, provider)
 
     def _steps(self, part: Part, stage: StageProgram, rows: RowRange, first: int, last: int) -> Iterator[Matmul]:
-        cell, all_rows = self.cells.cells[rows.kind], self._all_rows(rows.kind)
-        of_nodes = self._mean_rows[rows.kind, 1 if part.kind == ONCE else 0] / all_rows.count(NODE)
+        cell, all_rows = self.cells.cells[rows.type_id], self._all_rows(rows.type_id)
+        of_nodes = self._mean_rows[rows.type_id, 1 if part.kind == ONCE else 0] / all_rows.count(NODE)
         for step in stage.steps[first:last]:
             if not isinstance(step, Product):
                 continue
@@ -311,7 +311,7 @@ class _Lister:
                 start = int(self.plan.saved_base[rows.block + number]) + first_row * step
             case Location(Area.PERSISTENT, _, column) if stage is not None:
                 step = stage.storage.persistent_width
-                memory = self.memory.take((rows.kind, Area.PERSISTENT), (first_row + n_rows) * step)
+                memory = self.memory.take((rows.type_id, Area.PERSISTENT), (first_row + n_rows) * step)
                 start = first_row * step
             case Location(Area.BATCH, _, column) if stage is not None:
                 step = stage.storage.batch_width[domain]

@@ -237,7 +237,7 @@ def split_call(call: Call) -> dict[Part, float]:
     """Divide the stages of a call into parts: seconds."""
     found: defaultdict[Part, float] = defaultdict(float)
     for batch in call.batches:
-        found[Part(batch.stage, batch.kind)] += batch.end - batch.start
+        found[Part(batch.stage, batch.type_id)] += batch.end - batch.start
     for span in call.stages:
         if span.stage not in RUNNING:
             found[PLANNING] += span.end - span.start

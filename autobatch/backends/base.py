@@ -80,7 +80,7 @@ class Run(Protocol):
             BackendError: the run is closed, or was differentiated before.
         """
 
-    def gradients(self, kind: int) -> Any:
+    def gradients(self, type_id: int) -> Any:
         """The gradients of the first output of all nodes of a type, once it was differentiated: [N_type, size], by row.
 
         Zero where the loss does not depend on the node. They cost only the reading.

@@ -139,9 +139,9 @@ class PlanRun(ABC, Generic[M]):
         """What runs instructions that have no step."""
         return Interpreter(self.values, self.options, self.randomness)
 
-    def interpret_gradients(self, kind: int, parameters: tuple[int, ...]) -> None:
+    def interpret_gradients(self, type_id: int, parameters: tuple[int, ...]) -> None:
         """Add to the gradients of parameters of a type, given by the numbers of their values."""
-        self.interpreter.weight_gradients(kind, self.targets, only=parameters)
+        self.interpreter.weight_gradients(type_id, self.targets, only=parameters)
 
     # Running.
 
@@ -194,7 +194,9 @@ class PlanRun(ABC, Generic[M]):
         if activity.is_whole and self.timer is None:
             self._call(WEIGHTS, 0, 2 * len(bases))
             return
-        types = [Batch(kind, 0, ends[kind + 1] - ends[kind], bases[kind]) for kind in range(len(ends) - 1)]
+        types = [
+            Batch(type_id, 0, ends[type_id + 1] - ends[type_id], bases[type_id]) for type_id in range(len(ends) - 1)
+        ]
         types = [of_type for of_type in types if activity.rows(*of_type[:3]).any()]
         if activity.is_whole:
             self._call_timed(WEIGHTS, types)
@@ -237,11 +239,11 @@ class PlanRun(ABC, Generic[M]):
         """The values of a slot on the device; see `Run`."""
         return self.values.slot(slot)
 
-    def gradients(self, kind: int) -> Any:
+    def gradients(self, type_id: int) -> Any:
         """The gradients of the first output of all nodes of a type; see `Run`."""
         if self._ended != "differentiated":
             raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
-        return self.values.output_gradients(kind, self.executable.activity(self._seeded))
+        return self.values.output_gradients(type_id, self.executable.activity(self._seeded))
 
     def counts(self) -> Counts:
         """The work of the run so far."""

@@ -101,7 +101,7 @@ class Interpreter:
 
     def weight_gradients(
         self,
-        kind: int,
+        type_id: int,
         gradients: Mapping[int, Any],
         active: Array | None = None,
         only: tuple[int, ...] | None = None,
@@ -113,14 +113,14 @@ class Interpreter:
             active: bool, for all rows of the type; None if all are active.
             only: the numbers of the parameters that are wanted; None for all.
         """
-        derivative = self.cells.cells[kind].derivative
+        derivative = self.cells.cells[type_id].derivative
         assert derivative is not None, "backward follows a forward run in training"
         parameters = [(p, g) for p, g in derivative.parameters if only is None or p in only]
         tables = [(p, scatters) for p, scatters in derivative.tables if only is None or p in only]
         if not parameters and not tables:
             return
-        n_rows = int(self.plan.type_ptr[kind + 1] - self.plan.type_ptr[kind])
-        batch = Batch(kind, 0, n_rows, self.plan.type_bases[kind])
+        n_rows = int(self.plan.type_ptr[type_id + 1] - self.plan.type_ptr[type_id])
+        batch = Batch(type_id, 0, n_rows, self.plan.type_bases[type_id])
         frame = self._frame(batch, derivative.vars, backward=True)
         if active is not None:
             domains = {i: derivative.vars[i].domain for i in frame.env}
@@ -145,7 +145,7 @@ class Interpreter:
             return np.asarray(var.source.data)[None]
         if not isinstance(var.source, Attribute):
             return self.store.get(to_ids(frame.env[index]))
-        data, _ = self.plan.data(frame.rows.kind, var.domain)
+        data, _ = self.plan.data(frame.rows.type_id, var.domain)
         ids = data[:, var.source.column : var.source.column + var.size].reshape(len(data), *var.shape)
         return ids if active is None else ids[self.store.get(frame.rows.select(active, var.domain))]
 
@@ -181,7 +181,7 @@ class Interpreter:
                 case Port(number=number):
                     env[index] = self.values.inputs(rows, cell.layout.inputs[number], var)
                 case Attribute(is_float=is_float, column=column):
-                    data, (first, end) = self._data(rows.kind, var.domain)[is_float], rows.of(var.domain)
+                    data, (first, end) = self._data(rows.type_id, var.domain)[is_float], rows.of(var.domain)
                     part = data[first:end, column : column + var.size].reshape(end - first, *var.shape)
                     env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
                 case Weight(parameter=parameter):
@@ -207,7 +207,7 @@ class Interpreter:
             if index in frame.layout.joins:
                 self._join(frame.layout.joins[index], args, out)
                 continue
-            owner = self.cells.cells[frame.rows.kind].type.owner
+            owner = self.cells.cells[frame.rows.type_id].type.owner
             static = frame.rows.static(frame.vars, index, self.randomness, owner)
             if self.options.precision == "bf16":
                 for at in rounded_args(frame.vars, index):

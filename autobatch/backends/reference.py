@@ -68,9 +68,9 @@ class InterpretedRun(PlanRun[Memory]):
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter
         if stage == "weights":
-            for kind in range(first, min(last, len(self.plan.type_bases))):
-                if self.plan.type_ptr[kind] < self.plan.type_ptr[kind + 1]:
-                    run.weight_gradients(kind, self.targets)
+            for type_id in range(first, min(last, len(self.plan.type_bases))):
+                if self.plan.type_ptr[type_id] < self.plan.type_ptr[type_id + 1]:
+                    run.weight_gradients(type_id, self.targets)
             return
         for part in range(max(first, 1), min(last, len(batches) + 1)):
             if stage == "forward":

@@ -110,7 +110,7 @@ class StageRun(ABC):
     """A stage of a type in a run: the memory that those of its steps read and write that Python runs.
 
     Attributes:
-        kind, block: the number of the type, and that of its block of nodes.
+        type_id, block: the number of the type, and that of its block of nodes.
         tiles: the tiles of the type.
         randomness: the randomness of the mini-batch.
         interpret: computes gradients of parameters of a type, given by the numbers of their values.
@@ -119,7 +119,7 @@ class StageRun(ABC):
     stage: Stage[Any]
     store: Store
     plan: Plan
-    kind: int
+    type_id: int
     block: int
     tiles: NDArray[Any]
     randomness: Randomness
@@ -137,7 +137,7 @@ class StageRun(ABC):
         """The rows of a tile."""
         tile = self.tiles[k]
         start = int(tile["start"])
-        return RowRange(self.plan, Batch(self.kind, start, start + int(tile["rows_n"]), ()), self.store)
+        return RowRange(self.plan, Batch(self.type_id, start, start + int(tile["rows_n"]), ()), self.store)
 
     def view(self, view: View, k: int) -> Array:
         """The elements of a view in all rows of a tile: `(rows, *shape)`."""

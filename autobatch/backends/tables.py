@@ -2,7 +2,7 @@
 
     plan.batches ──cut──▶ tiles of each type ──list──▶ calls of each stage: (step, tile), (step, tile), ...
 
-Both are NumPy arrays of records: `tables.tiles[kind][k]["rows_n"]` is the number of rows of tile k of a type
+Both are NumPy arrays of records: `tables.tiles[type_id][k]["rows_n"]` is the number of rows of tile k of a type
 (`autobatch.compiler.tiles` has the other fields), and `tables.calls["forward"].calls["step"]` are the numbers of the
 steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The loops that
 fill them are in `autobatch.backends.tiles`.
@@ -48,7 +48,7 @@ class PlanTables:
     """The tables of a plan, for a number of threads.
 
     Attributes:
-        kinds: the numbers of the plan's types.
+        type_ids: the numbers of the plan's types.
         records: the type of the tiles of each type.
         made: all tiles.
         calls: of each stage, by name; none in inference but those of forward.
@@ -59,7 +59,7 @@ class PlanTables:
         mean_rows, kept_size, scratch_size: see `Tiles`.
     """
 
-    kinds: tuple[int, ...]
+    type_ids: tuple[int, ...]
     records: dict[int, np.dtype[Any]]
     made: Tiles
     calls: dict[str, CallList]
@@ -74,7 +74,9 @@ class PlanTables:
     def tiles(self) -> dict[int, NDArray[Any]]:
         """The tiles of each type."""
         words, first = self.made.words, self.made.ptr.tolist()
-        return {kind: words[first[kind] : first[kind + 1]].view(self.records[kind]) for kind in self.kinds}
+        return {
+            type_id: words[first[type_id] : first[type_id + 1]].view(self.records[type_id]) for type_id in self.type_ids
+        }
 
 
 class CompiledTypes(Generic[C]):
@@ -103,35 +105,35 @@ class CompiledTypes(Generic[C]):
         Cost: O(tiles), some ten microseconds.
         """
         ends = plan.type_ptr.tolist()
-        kinds = tuple([kind for kind in range(len(ends) - 1) if ends[kind] < ends[kind + 1]])
-        for kind in kinds:
-            if kind not in self.cells:
-                self._add(kind, compile_cell(kind))
+        type_ids = tuple([type_id for type_id in range(len(ends) - 1) if ends[type_id] < ends[type_id + 1]])
+        for type_id in type_ids:
+            if type_id not in self.cells:
+                self._add(type_id, compile_cell(type_id))
         made, *calls, addresses, classes = make_tables(arrays_of(plan), self._sizes, n_threads)
         of_stages = dict(zip((*STAGES, WEIGHTS), calls, strict=True))
         of_sizes, of_rows = classes[:2].tobytes(), classes[2].tobytes()
-        return PlanTables(kinds, self._records, made, of_stages, addresses, of_sizes, of_rows)
+        return PlanTables(type_ids, self._records, made, of_stages, addresses, of_sizes, of_rows)
 
-    def _add(self, kind: int, cell: C) -> None:
+    def _add(self, type_id: int, cell: C) -> None:
         """Add a type."""
-        sizes, first = self._sizes, int(self.arrays.block_ptr[kind])
+        sizes, first = self._sizes, int(self.arrays.block_ptr[type_id])
         stages = [cell.stage(name) for name in self.stages]
-        sizes.fields[kind], sizes.kept[kind] = len(stages[0].fields), stages[0].storage.persistent_width
+        sizes.fields[type_id], sizes.kept[type_id] = len(stages[0].fields), stages[0].storage.persistent_width
         width = np.array(cell.cell.layout.input_width) + cell.cell.layout.saved_width
         for number, stage in enumerate(stages):
             for block in range(width.size):
                 sizes.scratch[number, first + block] = stage.storage.batch_width[NODE + block]
         stages += [cell.stage(WEIGHTS)] if len(stages) > 1 else []
         for number, stage in enumerate(stages):
-            sizes.steps[number, kind] = stage.n_before, stage.n_per_batch, stage.n_after
-        sizes.own[kind] = max(stage.turn_width for stage in stages)
+            sizes.steps[number, type_id] = stage.n_before, stage.n_per_batch, stage.n_after
+        sizes.own[type_id] = max(stage.turn_width for stage in stages)
         width += sizes.scratch[:, first : first + width.size].max(0)
-        row_bytes = (int(width.sum()) + int(sizes.kept[kind])) * self.dtype.itemsize
+        row_bytes = (int(width.sum()) + int(sizes.kept[type_id])) * self.dtype.itemsize
         sources = [var.source for var in cell.cell.program.vars]
         is_whole = any(isinstance(source, Instruction) and source.op.whole for source in sources)
-        sizes.most_rows[kind] = WHOLE if is_whole else self._most_rows(row_bytes)
-        self._records[kind] = np.dtype([(name, np.int64) for name in stages[0].fields])
-        self.cells[kind] = cell  # last, as compiling may be interrupted: only complete types are listed
+        sizes.most_rows[type_id] = WHOLE if is_whole else self._most_rows(row_bytes)
+        self._records[type_id] = np.dtype([(name, np.int64) for name in stages[0].fields])
+        self.cells[type_id] = cell  # last, as compiling may be interrupted: only complete types are listed
 
 
 @compiled
@@ -151,8 +153,8 @@ def make_tables(
     addresses[0], addresses[1] = plan.dest_ptr.ctypes.data, plan.dest.ctypes.data
     addresses[2] = plan.adds.ctypes.data
     ints, floats = plan.ints.ctypes.data, plan.floats.ctypes.data
-    for kind in range(n_types):
-        addresses[N_DESTINATIONS + kind] = made.words.ctypes.data + WORD * made.ptr[kind]
+    for type_id in range(n_types):
+        addresses[N_DESTINATIONS + type_id] = made.words.ctypes.data + WORD * made.ptr[type_id]
     classes = np.zeros((3, n_blocks), np.uint8)
     for block in range(n_blocks):
         own = addresses[N_DESTINATIONS + n_types + block :: n_blocks]
@@ -168,13 +170,13 @@ def make_tables(
     return made, forward, backward, weights, addresses, classes
 
 
-def place_of(name: str, kind: int, block: int, n_types: int, n_blocks: int) -> int:
+def place_of(name: str, type_id: int, block: int, n_types: int, n_blocks: int) -> int:
     """The position among the addresses of what kernels call "table", "ints", "floats_0" or "segments_0" and so on.
 
     Args:
         block: the number of the type's block of nodes.
     """
     if name == "table":
-        return N_DESTINATIONS + kind
+        return N_DESTINATIONS + type_id
     what, group = split_name(name)
     return N_DESTINATIONS + n_types + ("ints", "floats", "segments").index(what) * n_blocks + block + group - NODE

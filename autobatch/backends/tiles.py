@@ -165,33 +165,33 @@ def make_tiles(plan: PlanArrays, sizes: CellSizes, n_threads: int) -> Tiles:
     n_batches, n_rows = np.zeros(n_types, np.int64), np.zeros(n_types, np.int64)
     counts = np.zeros((n_types, 2), np.int64)
     for batch in range(batch_type.size):
-        kind, rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
-        n_batches[kind] += 1
-        n_rows[kind] += rows
-        counts[kind, 0] += count_tiles(rows, most[kind], n_threads)
+        type_id, rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
+        n_batches[type_id] += 1
+        n_rows[type_id] += rows
+        counts[type_id, 0] += count_tiles(rows, most[type_id], n_threads)
     ptr = np.zeros(n_types + 1, np.int64)
-    for kind in range(n_types):
-        if 0 < n_rows[kind] < n_batches[kind] * most[kind]:
-            counts[kind, 1] = count_tiles(n_rows[kind], most[kind], n_threads)
-        n_strips = n_threads if n_rows[kind] and sizes.scratch.shape[0] > 1 else 0
-        ptr[kind + 1] = ptr[kind] + (counts[kind].sum() + n_strips) * fields[kind]
+    for type_id in range(n_types):
+        if 0 < n_rows[type_id] < n_batches[type_id] * most[type_id]:
+            counts[type_id, 1] = count_tiles(n_rows[type_id], most[type_id], n_threads)
+        n_strips = n_threads if n_rows[type_id] and sizes.scratch.shape[0] > 1 else 0
+        ptr[type_id + 1] = ptr[type_id] + (counts[type_id].sum() + n_strips) * fields[type_id]
     words, mean_rows = np.empty(ptr[n_types], np.int64), np.zeros((plan.block_rows.size, 2), np.int64)
     kept_size = scratch_size = 0
-    for kind in range(n_types):
-        if n_batches[kind]:
-            table = words[ptr[kind] : ptr[kind + 1]].reshape((-1, fields[kind]))
-            needed = fill_tiles(table, kind, plan, sizes, kept_size, counts[kind, 1], n_threads)
+    for type_id in range(n_types):
+        if n_batches[type_id]:
+            table = words[ptr[type_id] : ptr[type_id + 1]].reshape((-1, fields[type_id]))
+            needed = fill_tiles(table, type_id, plan, sizes, kept_size, counts[type_id, 1], n_threads)
             scratch_size = max(scratch_size, needed)
-            for block in range(block_ptr[kind], block_ptr[kind + 1]):
-                mean_rows[block] = plan.block_rows[block] // np.maximum(counts[kind], 1)
-                mean_rows[block, 1] *= counts[kind, 1] > 0
-            kept_size += n_rows[kind] * kept_width[kind] if counts[kind, 1] else 0
+            for block in range(block_ptr[type_id], block_ptr[type_id + 1]):
+                mean_rows[block] = plan.block_rows[block] // np.maximum(counts[type_id], 1)
+                mean_rows[block, 1] *= counts[type_id, 1] > 0
+            kept_size += n_rows[type_id] * kept_width[type_id] if counts[type_id, 1] else 0
     return Tiles(words, ptr, counts, mean_rows, kept_size, scratch_size)
 
 
 @compiled
 def fill_tiles(
-    table: LongArray, kind: int, plan: PlanArrays, sizes: CellSizes, kept_base: int, n_whole: int, n_threads: int
+    table: LongArray, type_id: int, plan: PlanArrays, sizes: CellSizes, kept_base: int, n_whole: int, n_threads: int
 ) -> int:
     """Fill in the tiles of a type; return the elements of scratch memory that its tiles use in turn.
 
@@ -200,10 +200,14 @@ def fill_tiles(
         kept_base: the first element of the type's persistent scratch.
         n_whole: the number of tiles that all rows are cut into; 0 if hoisted steps run with the tiles of batches.
     """
-    first_block, end_block = plan.block_ptr[kind], plan.block_ptr[kind + 1]
-    first_output, end_output = plan.out_ptr[kind], plan.out_ptr[kind + 1]
+    first_block, end_block = plan.block_ptr[type_id], plan.block_ptr[type_id + 1]
+    first_output, end_output = plan.out_ptr[type_id], plan.out_ptr[type_id + 1]
     input_width, saved_width = plan.block_width[first_block:end_block], sizes.saved[first_block:end_block]
-    scratch_width, kept_width, saved_base = sizes.scratch[:, first_block:end_block], sizes.kept[kind], plan.saved_base
+    scratch_width, kept_width, saved_base = (
+        sizes.scratch[:, first_block:end_block],
+        sizes.kept[type_id],
+        plan.saved_base,
+    )
     segments, segment_base = plan.segments, plan.segment_base[first_block:end_block]
     dest_base, out_block = plan.dest_base[first_output:end_output], plan.out_block[first_output:end_output]
     batch_type, batch_ptr, mirror = plan.batch_type, plan.batch_ptr, plan.mirror
@@ -215,12 +219,12 @@ def fill_tiles(
     n_strips = n_threads if scratch_width.shape[0] > 1 else 0
     for number in range(batch_type.size + 1 + n_strips):
         is_batch, strip = number < batch_type.size, number - batch_type.size - 1
-        if (is_batch and batch_type[number] != kind) or (number == batch_type.size and not n_whole):
+        if (is_batch and batch_type[number] != type_id) or (number == batch_type.size and not n_whole):
             continue
         first = min(first, number)
         batch, begin = (number, start) if is_batch else (first, 0)
         end = begin + batch_ptr[number + 1] - batch_ptr[number] if is_batch else start
-        at_once = rows_of_tile(end - begin, sizes.most_rows[kind] if strip < 0 else WHOLE, n_threads)
+        at_once = rows_of_tile(end - begin, sizes.most_rows[type_id] if strip < 0 else WHOLE, n_threads)
         for start in range(begin, end, at_once):
             n_rows = min(at_once, end - start)
             row = table[k]
@@ -238,7 +242,7 @@ def fill_tiles(
                 if mirror:
                     row[at.saved + domain] += saved_base[first_block + domain]
             for stage in range(scratch_width.shape[0] if strip < 0 else 0):
-                free = sizes.own[kind]
+                free = sizes.own[type_id]
                 for domain in range(n_domains):
                     row[(at.backward if stage else at.forward) + domain] = free
                     free += row[at.rows + domain] * scratch_width[stage, domain]
@@ -272,17 +276,17 @@ def list_calls(
     batch_type, batch_ptr, most, steps = plan.batch_type, plan.batch_ptr, sizes.most_rows, sizes.steps[stage]
     n_types, n_batches = most.size, batch_type.size
     first, n_steps, n_calls, n_whole = np.zeros((n_types, 4), np.int64), 0, 0, 0
-    for kind in range(n_types):
-        if counts[kind, 0]:
-            before, inside, after = steps[kind]
-            if not counts[kind, 1]:
+    for type_id in range(n_types):
+        if counts[type_id, 0]:
+            before, inside, after = steps[type_id]
+            if not counts[type_id, 1]:
                 before, inside, after = 0, before + inside + after, 0
-            first[kind, 0] = n_steps
-            first[kind, 1] = first[kind, 0] + before
-            first[kind, 2] = first[kind, 1] + inside
-            first[kind, 3] = n_steps = first[kind, 2] + after
-            n_whole += counts[kind, 1] * ((before > 0) + (after > 0))
-            n_calls += counts[kind, 0] * inside + counts[kind, 1] * (before + after)
+            first[type_id, 0] = n_steps
+            first[type_id, 1] = first[type_id, 0] + before
+            first[type_id, 2] = first[type_id, 1] + inside
+            first[type_id, 3] = n_steps = first[type_id, 2] + after
+            n_whole += counts[type_id, 1] * ((before > 0) + (after > 0))
+            n_calls += counts[type_id, 0] * inside + counts[type_id, 1] * (before + after)
     calls, tile_ptr = np.empty(n_calls, CALL), np.zeros(counts[:, 0].sum() + n_whole + 1, np.int64)
     ptr, done = np.empty(n_batches + 3, np.int64), np.zeros(n_types, np.int64)
     at = tile = 0
@@ -290,20 +294,20 @@ def list_calls(
         ptr[part] = tile
         is_batch = 0 < part <= n_batches
         batch = (n_batches - part if stage else part - 1) if is_batch else 0
-        kinds = range(batch_type[batch], batch_type[batch] + 1) if is_batch else range(n_types)
+        type_ids = range(batch_type[batch], batch_type[batch] + 1) if is_batch else range(n_types)
         moment = 1 if is_batch else 0 if part == 0 else 2
-        for kind in kinds:
-            if first[kind, moment] == first[kind, moment + 1]:
+        for type_id in type_ids:
+            if first[type_id, moment] == first[type_id, moment + 1]:
                 continue
-            n = counts[kind, 1]
+            n = counts[type_id, 1]
             if is_batch:
-                n = count_tiles(batch_ptr[batch + 1] - batch_ptr[batch], most[kind], n_threads)
+                n = count_tiles(batch_ptr[batch + 1] - batch_ptr[batch], most[type_id], n_threads)
             for number in range(n):
-                k = counts[kind, 0] + number
+                k = counts[type_id, 0] + number
                 if is_batch:
-                    k = counts[kind, 0] - 1 - done[kind] if stage else done[kind]
-                    done[kind] += 1
-                for step in range(first[kind, moment], first[kind, moment + 1]):
+                    k = counts[type_id, 0] - 1 - done[type_id] if stage else done[type_id]
+                    done[type_id] += 1
+                for step in range(first[type_id, moment], first[type_id, moment + 1]):
                     calls[at]["step"], calls[at]["tile"] = step, k
                     at += 1
                 tile += 1
@@ -322,21 +326,21 @@ def list_weight_calls(sizes: CellSizes, counts: LongArray, n_threads: int) -> Ca
     steps = sizes.steps[-1]
     n_types, n_steps, n_calls = len(counts), 0, 0
     first = np.zeros((n_types, 3), np.int64)
-    for kind in range(n_types):
-        n_compiled, n_others = (steps[kind, 0], steps[kind, 2]) if counts[kind, 0] else (0, 0)
-        first[kind, 0], first[kind, 1] = n_steps, n_steps + n_compiled
-        first[kind, 2] = n_steps = n_steps + n_compiled + n_others
+    for type_id in range(n_types):
+        n_compiled, n_others = (steps[type_id, 0], steps[type_id, 2]) if counts[type_id, 0] else (0, 0)
+        first[type_id, 0], first[type_id, 1] = n_steps, n_steps + n_compiled
+        first[type_id, 2] = n_steps = n_steps + n_compiled + n_others
         n_calls += n_compiled * n_threads + n_others
     calls, tile_ptr = np.empty(n_calls, CALL), np.zeros(n_types * (n_threads + 1) + 1, np.int64)
     ptr = np.empty(2 * n_types + 1, np.int64)
     tile = at = 0
     for part in range(2 * n_types):
-        kind, moment = part % n_types, part // n_types
+        type_id, moment = part % n_types, part // n_types
         ptr[part] = tile
-        if first[kind, moment] < first[kind, moment + 1]:
+        if first[type_id, moment] < first[type_id, moment + 1]:
             for strip in range(1 if moment else n_threads):
-                for step in range(first[kind, moment], first[kind, moment + 1]):
-                    calls[at]["step"], calls[at]["tile"] = step, counts[kind].sum() + strip
+                for step in range(first[type_id, moment], first[type_id, moment + 1]):
+                    calls[at]["step"], calls[at]["tile"] = step, counts[type_id].sum() + strip
                     at += 1
                 tile += 1
                 tile_ptr[tile] = at
@@ -345,10 +349,10 @@ def list_weight_calls(sizes: CellSizes, counts: LongArray, n_threads: int) -> Ca
 
 
 @compiled
-def rows_of_output(plan: PlanArrays, kind: int, output: int, start: int, end: int) -> tuple[int, int]:
+def rows_of_output(plan: PlanArrays, type_id: int, output: int, start: int, end: int) -> tuple[int, int]:
     """The rows in `dest_ptr` of an output, numbered over all types, of the nodes start:end of a type."""
     if plan.out_block[output]:
-        of_nodes = plan.segments[plan.segment_base[plan.block_ptr[kind] + plan.out_block[output]] :]
+        of_nodes = plan.segments[plan.segment_base[plan.block_ptr[type_id] + plan.out_block[output]] :]
         start, end = of_nodes[start], of_nodes[end]
     return plan.dest_base[output] + start, plan.dest_base[output] + end
 
@@ -360,10 +364,10 @@ def find_serial(plan: PlanArrays) -> BoolArray:
     is_serial = np.zeros(batch_type.size, np.bool_)
     done = np.zeros(plan.out_ptr.size - 1, np.int64)
     for batch in range(batch_type.size):
-        kind, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
-        for output in range(plan.out_ptr[kind], plan.out_ptr[kind + 1]):
-            first, last = rows_of_output(plan, kind, output, done[kind], done[kind] + n_rows)
+        type_id, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
+        for output in range(plan.out_ptr[type_id], plan.out_ptr[type_id + 1]):
+            first, last = rows_of_output(plan, type_id, output, done[type_id], done[type_id] + n_rows)
             for entry in range(dest_ptr[first], dest_ptr[last]):
                 is_serial[batch] |= adds[entry]
-        done[kind] += n_rows
+        done[type_id] += n_rows
     return is_serial

@@ -49,11 +49,11 @@ class Activity:
         self.is_whole, self._type_ptr = marks.is_whole, plan.type_ptr
         self._active = np.zeros(0, bool) if marks.is_whole else marks.nodes[plan.node_at]
 
-    def rows(self, kind: int, start: int, end: int) -> NDArray[Any]:
+    def rows(self, type_id: int, start: int, end: int) -> NDArray[Any]:
         """Whether the loss depends on each of these rows of a type: bool[end - start]."""
         if self.is_whole:
             return np.ones(end - start, bool)
-        first = int(self._type_ptr[kind])
+        first = int(self._type_ptr[type_id])
         return self._active[first + start : first + end]
 
 
@@ -61,15 +61,15 @@ class RowRange:
     """The rows of a batch, or all rows of a type."""
 
     def __init__(self, plan: Plan, batch: Batch, store: Store) -> None:
-        self.plan, (self.kind, self.start, self.end, self.bases), self.store = plan, batch, store
+        self.plan, (self.type_id, self.start, self.end, self.bases), self.store = plan, batch, store
         self.n = self.end - self.start
-        self.block = plan.first_block(self.kind)
+        self.block = plan.first_block(self.type_id)
 
     def of(self, domain: int) -> tuple[int, int]:
         """First and end row in the block of a domain."""
         if domain == NODE:
             return self.start, self.end
-        ptr = self.plan.segments_of(self.kind, domain)
+        ptr = self.plan.segments_of(self.type_id, domain)
         return int(ptr[self.start]), int(ptr[self.end])
 
     def count(self, domain: int) -> int:
@@ -79,7 +79,7 @@ class RowRange:
 
     def segments(self, domain: int) -> Segments:
         """The edges of each node."""
-        ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
+        ptr = self.plan.segments_of(self.type_id, domain)[self.start : self.end + 1]
         return Segments(ptr - ptr[0], self.store.put)
 
     def _rows_of_argument(self, var: Var) -> Segments:
@@ -91,7 +91,7 @@ class RowRange:
     def select(self, per_node: Array, domain: int) -> Array:
         """The numbers of the rows of a domain whose nodes have `per_node` set."""
         if domain != NODE:
-            ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
+            ptr = self.plan.segments_of(self.type_id, domain)[self.start : self.end + 1]
             per_node = np.repeat(per_node, np.diff(ptr))
         return self.store.put(np.flatnonzero(per_node))
 
@@ -102,7 +102,7 @@ class RowRange:
             source: the randomness of the mini-batch.
             owner: the module whose mode turns dropout on or off; None to take it from `source`.
         """
-        first = self.plan.type_ptr[self.kind]
+        first = self.plan.type_ptr[self.type_id]
         nodes = self.plan.node_at[first + self.start : first + self.end]
         keys = np.broadcast_to(source.key, self.plan.graph.n_instances)[
             np.searchsorted(self.plan.graph.instance_ptr, nodes, side="right") - 1
@@ -133,7 +133,7 @@ class RowRange:
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
         """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
-        first, end = self.plan.output_rows(self.kind, number, self.start, self.end)
+        first, end = self.plan.output_rows(self.type_id, number, self.start, self.end)
         ptr = self.plan.dest_ptr[first : end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
 
@@ -178,31 +178,31 @@ class Values:
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
         """A value in the inputs, or (shifted) a gradient beside them: `(rows, *shape)`."""
         number = place.domain - NODE
-        width = self.cells.cells[rows.kind].layout.input_width[number]
+        width = self.cells.cells[rows.type_id].layout.input_width[number]
         return self._columns(rows.bases[number] + shift, rows.count(place.domain), width, place, var)
 
     def port_gradients(self, rows: RowRange) -> list[Array]:
         """The gradients of all ports, where they lie."""
-        cell = self.cells.cells[rows.kind]
+        cell = self.cells.cells[rows.type_id]
         values = [cell.program.vars[index] for index in cell.program.ports]
         return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
 
-    def output_gradients(self, kind: int, activity: Activity) -> Any:
+    def output_gradients(self, type_id: int, activity: Activity) -> Any:
         """The gradients of the first output of all nodes of a type, `[rows, size]`, added up on the host."""
-        program, n_rows = self.cells.cells[kind].program, int(np.diff(self.plan.type_ptr[kind : kind + 2])[0])
+        program, n_rows = self.cells.cells[type_id].program, int(np.diff(self.plan.type_ptr[type_id : type_id + 2])[0])
         var = program.vars[program.outputs[0]]
-        rows = RowRange(self.plan, Batch(kind, 0, n_rows, ()), self.store)
+        rows = RowRange(self.plan, Batch(type_id, 0, n_rows, ()), self.store)
         ptr, dest, _ = rows.destinations(0)
         found = np.zeros((ptr.size - 1, var.size), self.buffer.dtype)
         if dest.size:
             parts = self.store.get(self.window(var.size)[self.store.put(dest + self.plan.mirror)])
             np.add.at(found, np.repeat(np.arange(ptr.size - 1), np.diff(ptr)), parts)
-        found[self.store.get(rows.select(~activity.rows(kind, 0, n_rows), max(var.domain, NODE)))] = 0
+        found[self.store.get(rows.select(~activity.rows(type_id, 0, n_rows), max(var.domain, NODE)))] = 0
         return found
 
     def clear_inactive(self, rows: RowRange, active: Array) -> None:
         """Set the gradients of the ports to zero in rows that the loss does not depend on."""
-        layout = self.cells.cells[rows.kind].layout
+        layout = self.cells.cells[rows.type_id].layout
         for port, place in zip(self.port_gradients(rows), layout.inputs, strict=True):
             port[rows.select(~active, place.domain)] = 0
 

@@ -24,7 +24,7 @@ class Span(NamedTuple):
     start: float
     end: float
     n_bytes: int = 0
-    kind: int = -1
+    type_id: int = -1
     rows: int = 0
 
     @property

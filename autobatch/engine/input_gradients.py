@@ -29,11 +29,11 @@ class InputGradients:
 
     def add(self, plan: Plan, run: Run) -> None:
         """Add what a run of some of the instances contributes; it has been differentiated."""
-        for kind in self._inputs.source_types:
-            numbers = plan.data(kind)[0][:, 0].tolist()
+        for type_id in self._inputs.source_types:
+            numbers = plan.data(type_id)[0][:, 0].tolist()
             if numbers:
                 positions = np.concatenate([self._inputs.reads[number].ravel() for number in numbers])
-                np.add.at(self.flat, positions, run.gradients(kind).ravel())
+                np.add.at(self.flat, positions, run.gradients(type_id).ravel())
 
     def structures(self) -> list[Any]:
         """Per instance, its structure with gradients; see `Inputs.structures`."""

@@ -225,11 +225,11 @@ class Profile(AsText):
         Types that differ in nothing but shapes have a row in common.
         """
         spans, n, rows = [span for call in self.calls for span in call.batches], max(len(self.calls), 1), []
-        type_ids = sorted({span.kind for span in spans})
+        type_ids = sorted({span.type_id for span in spans})
         group_of = group_by_shape([self._types[type_id] for type_id in type_ids])
         for first in set(group_of.values()):
             group = [type_id for type_id in type_ids if group_of[type_id] == first]
-            own = [span for span in spans if group_of[span.kind] == first]
+            own = [span for span in spans if group_of[span.type_id] == first]
             ran = [span for span in own if span.stage == "forward"]
             ms = [sum(s.ms for s in own if s.stage == stage) / n for stage in RUNNING]
             counts = [len(ran) / n, sum(span.rows for span in ran) / n]
@@ -267,7 +267,7 @@ class Profile(AsText):
             for span in call.stages:
                 yield event(span.stage, "stage", span, {"bytes": span.n_bytes})
             for span in call.batches:
-                yield event(names[span.kind], span.stage, span, {"rows": span.rows, "bytes": span.n_bytes})
+                yield event(names[span.type_id], span.stage, span, {"rows": span.rows, "bytes": span.n_bytes})
 
 
 def _made(step: Step) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cuda.stages import THREADS, TILE_BYTES, count_tiles
+from autobatch.backends.cuda.stages import THREADS, TILE_BYTES, count_product_tiles
 from autobatch.backends.cuda.sweeps import STEP, WAIT
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch
@@ -78,7 +78,7 @@ class Product:
         slots, own = self.device.address(self._slots), self.device.address(self._own)
         steps = np.array([(MULTIPLY, slots, own, 0, THREADS, WAIT, 0, 0)] * times, STEP)
         n_rows, n, _ = self.sizes
-        return Sweeps(self.device, steps, min(count_tiles(n_rows, n), self.device.n_processors), launches)
+        return Sweeps(self.device, steps, min(count_product_tiles(n_rows, n), self.device.n_processors), launches)
 
     def ask_library(self) -> None:
         """Have the library compute it."""

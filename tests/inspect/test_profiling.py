@@ -68,7 +68,7 @@ def test_every_batch_has_its_rows_and_bytes() -> None:
     profile = loss.profile(WORDS, training=True)
     (call,) = profile.calls
     assert (call.instances, call.nodes, call.plan_hit) == (3, 9, None)
-    names = [(span.stage, loss.merged([]).types.names[span.kind], span.rows) for span in call.batches]
+    names = [(span.stage, loss.merged([]).types.names[span.type_id], span.rows) for span in call.batches]
     assert names == [
         ("forward", "read", 6), ("forward", "total", 3), ("backward", "total", 3), ("backward", "read", 6),
         ("weights", "read", 6), ("weights", "total", 3),
@@ -96,7 +96,7 @@ def test_rows_and_bytes_are_those_of_the_plan(seed: int, training: bool) -> None
     (call,) = loss.profile(instances, training=training).calls
     (plan,), cells = plans_of(loss, instances, training), loss.prepare(instances, training).cells
     batches = [(batch.type_id, batch.end - batch.start) for batch in plan.batches]
-    ran = {stage: [(s.kind, s.rows) for s in call.batches if s.stage == stage] for stage in STAGES}
+    ran = {stage: [(s.type_id, s.rows) for s in call.batches if s.stage == stage] for stage in STAGES}
     assert ran["forward"] == batches
     assert ran["backward"] == (batches[::-1] if training else [])
     inputs = np.array([width for cell in cells.cells for width in cell.layout.input_width])

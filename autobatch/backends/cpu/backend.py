@@ -65,12 +65,12 @@ class Cpu:
             found[way] = BoundTypes(cells, options.dtype)
         return found[way]
 
-    def compiled_cell(self, cells: PlannedTypes, options: Options, kind: int) -> CompiledCell:
+    def compiled_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> CompiledCell:
         """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
-        key = id(cells.cells[kind]), options.dtype, options.precision
+        key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
-            found = CompiledCell(cells.cells[kind], options.dtype, self.jitted, options.precision)
+            found = CompiledCell(cells.cells[type_id], options.dtype, self.jitted, options.precision)
             self._cells[key] = found
         return found
 
@@ -114,7 +114,7 @@ class CompiledRun(PlanRun[CpuMemory]):
     def _bound(self, stage: str) -> Iterator[None]:
         """Bind the steps of all types."""
         executable = self.executable
-        bound = self._stages = executable.types.bound(stage, executable.tables.kinds, executable.n_threads)
+        bound = self._stages = executable.types.bound(stage, executable.tables.type_ids, executable.n_threads)
         run = BoundRun(
             self.plan, executable.tables, stage, executable.backend.chooser, self.memory, self.randomness, self.targets,
             self.interpret_gradients,

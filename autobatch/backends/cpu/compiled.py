@@ -46,13 +46,13 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         super().__init__(types, dtype, most_rows)
         self._bound: dict[tuple[Any, ...], BoundStages] = {}
 
-    def bound(self, name: str, kinds: Sequence[int], n_threads: int) -> BoundStages:
+    def bound(self, name: str, type_ids: Sequence[int], n_threads: int) -> BoundStages:
         """The bound stages of some types, for some threads; the most recently used sets of types are cached."""
-        key = name, n_threads, *kinds
+        key = name, n_threads, *type_ids
         found = self._bound.pop(key, None)
         if found is None:
-            stages = [self.cells[kind].stage(name) for kind in kinds]
-            found = BoundStages(kinds, stages, n_threads, self.arrays.block_ptr)
+            stages = [self.cells[type_id].stage(name) for type_id in type_ids]
+            found = BoundStages(type_ids, stages, n_threads, self.arrays.block_ptr)
             if len(self._bound) == MOST_BOUND:
                 del self._bound[next(iter(self._bound))]
         self._bound[key] = found
@@ -83,17 +83,17 @@ class BoundStages:
     """A stage of several types, bound to one run at a time: the steps of all types, and their calls in order.
 
     Args:
-        kinds: the numbers of the types.
+        type_ids: the numbers of the types.
         stages: of each of them.
         n_threads: how many threads share the tiles; each has its own scratch memory.
         block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
     """
 
     def __init__(
-        self, kinds: Sequence[int], stages: Sequence[CompiledStage], n_threads: int, block_ptr: IntArray
+        self, type_ids: Sequence[int], stages: Sequence[CompiledStage], n_threads: int, block_ptr: IntArray
     ) -> None:
-        self._kinds, self._stages = list(kinds), list(stages)
-        self._blocks = [slice(int(block_ptr[kind]), int(block_ptr[kind + 1])) for kind in kinds]
+        self._type_ids, self._stages = list(type_ids), list(stages)
+        self._blocks = [slice(int(block_ptr[type_id]), int(block_ptr[type_id + 1])) for type_id in type_ids]
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
         self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # slot of each stage
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
@@ -125,10 +125,10 @@ class BoundStages:
     def _slots_of_plans(self, n_types: int, n_blocks: int) -> tuple[LongArray, LongArray]:
         """The slots for arrays of plans, and where in `PlanTables.addresses` the addresses for them are."""
         pairs = []
-        for stage, kind, blocks, first in zip(self._stages, self._kinds, self._blocks, self._first, strict=True):
+        for stage, type_id, blocks, first in zip(self._stages, self._type_ids, self._blocks, self._first, strict=True):
             pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
             for name, slot in stage.plan_slots.items():
-                pairs.append((first + slot, place_of(name, kind, blocks.start, n_types, n_blocks)))
+                pairs.append((first + slot, place_of(name, type_id, blocks.start, n_types, n_blocks)))
         slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
         return slots, places
 
@@ -243,10 +243,10 @@ class BoundStages:
         """Give stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
         for number in self._in_python:
-            stage, kind, block = self._stages[number], self._kinds[number], self._blocks[number].start
+            stage, type_id, block = self._stages[number], self._type_ids[number], self._blocks[number].start
             kept = memory.kept[0] if self._has_kept[number] else scratch
             stage.run = CpuStageRun(
-                stage, HOST, run.plan, kind, block, run.tables.tiles[kind], run.randomness, run.interpret,
+                stage, HOST, run.plan, type_id, block, run.tables.tiles[type_id], run.randomness, run.interpret,
                 memory.buffer, scratch, kept, run.gradients,
             )  # fmt: skip
             if not stage.jitted:

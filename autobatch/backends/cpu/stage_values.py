@@ -114,9 +114,9 @@ class StageValues(Stage[Any]):
         table: Array = self.shared.arrays[int(name.rsplit("_", 1)[1])]
         return table.strides[1] // table.itemsize if is_step(name) else table
 
-    def plan_arrays(self, plan: Plan, kind: int, table: Array) -> dict[int, Array]:
+    def plan_arrays(self, plan: Plan, type_id: int, table: Array) -> dict[int, Array]:
         """What the slots for a plan hold, of which this is the stage of a type."""
-        return {slot: _find_in(plan, kind, table, name) for name, slot in self.plan_slots.items()}
+        return {slot: _find_in(plan, type_id, table, name) for name, slot in self.plan_slots.items()}
 
     def matrix(self, value: int, transposed: bool) -> Array:
         """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
@@ -148,14 +148,14 @@ def _is_of_plan(name: str) -> bool:
     return name == "table" or name.partition("_")[0] in ("ints", "floats", "segments")
 
 
-def _find_in(plan: Plan, kind: int, table: Array, name: str) -> Array:
+def _find_in(plan: Plan, type_id: int, table: Array, name: str) -> Array:
     """The array of a plan that a slot is for."""
     if name == "table":
         return table
     what, domain = split_name(name)
     if what == "segments":
-        return plan.segments_of(kind, domain)
-    return plan.data(kind, domain)[what == "floats"]
+        return plan.segments_of(type_id, domain)
+    return plan.data(type_id, domain)[what == "floats"]
 
 
 def flat(array: Array) -> Array:

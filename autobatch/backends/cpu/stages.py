@@ -62,6 +62,6 @@ class CompiledStage(StageValues):
         run, plan = self.run, self.run.plan
         common = run.buffer, run.scratch, run.kept, plan.dest_ptr, plan.dest, plan.adds
         self.arrays = [*common, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
-        own = self.plan_arrays(plan, run.kind, run.tiles.view(np.int64)) | self.shared_arrays()
+        own = self.plan_arrays(plan, run.type_id, run.tiles.view(np.int64)) | self.shared_arrays()
         for slot, found in own.items():
             self.arrays[slot] = found if isinstance(found, int) else flat(found)

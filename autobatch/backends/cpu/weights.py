@@ -201,7 +201,7 @@ class RemainderStep:
     def __call__(self, k: int) -> None:
         """Run the interpreter."""
         run = self.stage.run
-        run.interpret(run.kind, self.remainder.parameters)
+        run.interpret(run.type_id, self.remainder.parameters)
 
 
 def numbers_of(stage: StageValues, domain: int, size: int, a: View, b: View) -> LongArray:

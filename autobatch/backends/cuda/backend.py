@@ -85,13 +85,13 @@ class Cuda:
             found[way] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
         return found[way]
 
-    def device_cell(self, cells: PlannedTypes, options: Options, kind: int) -> DeviceCell:
+    def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
         """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
-        key = id(cells.cells[kind]), options.dtype, options.precision
+        key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
             most_shared_bytes = self.device.most_shared_bytes // self.blocks - RESERVED * (self.blocks > 1)
-            found = DeviceCell(cells.cells[kind], self.device, options.dtype, options.precision, most_shared_bytes)
+            found = DeviceCell(cells.cells[type_id], self.device, options.dtype, options.precision, most_shared_bytes)
             self._cells[key] = found
         return found
 
@@ -140,12 +140,12 @@ class DevicePlan(PlanExecutable):
             self.kernels[WEIGHTS] = self.kernels["backward"]  # it has none of its own
         self.sweeps = {name: self._sweep(name) for name in self.stages}
         self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
-        stages = [self.types.cells[kind].stage(name) for name in self.stages for kind in self.tables.kinds]
+        stages = [self.types.cells[type_id].stage(name) for name in self.stages for type_id in self.tables.type_ids]
         rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
         self.n_ints = self.packing.n_bytes
-        read = {id(p): p for kind in self.tables.kinds for p in parameters_of(cells.cells[kind])}
+        read = {id(p): p for type_id in self.tables.type_ids for p in parameters_of(cells.cells[type_id])}
         self.parameters = list(read.values())
         self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
 
@@ -156,8 +156,8 @@ class DevicePlan(PlanExecutable):
     def _pack(self) -> None:
         plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
         for name in reversed(self.stages):  # first those of the weight stage, which are copied later
-            for kind in self.tables.kinds:
-                self.slots[name, kind] = packing.reserve(8 * len(self.types.cells[kind].stage(name).slots))
+            for type_id in self.tables.type_ids:
+                self.slots[name, type_id] = packing.reserve(8 * len(self.types.cells[type_id].stage(name).slots))
             if name == WEIGHTS:
                 self.n_late = packing.n_bytes
         for name, array in (("ptr", plan.dest_ptr), ("dest", plan.dest)):
@@ -166,14 +166,14 @@ class DevicePlan(PlanExecutable):
         for name, array in (("sums", sums.table), ("parts", sums.parts), ("sum_ptr", sums.ptr)):
             places[-1, name] = packing.add(array)
         self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
-        for kind, tiles in self.tables.tiles.items():
-            places[kind, "table"] = packing.add(tiles)
-            for domain in range(NODE, NODE + len(self.cells.cells[kind].layout.input_width)):
-                ints, floats = plan.data(kind, domain)
-                places[kind, data_name(Area.INTS, domain)] = packing.add(ints)
-                places[kind, data_name(Area.FLOATS, domain)] = packing.add(floats)
+        for type_id, tiles in self.tables.tiles.items():
+            places[type_id, "table"] = packing.add(tiles)
+            for domain in range(NODE, NODE + len(self.cells.cells[type_id].layout.input_width)):
+                ints, floats = plan.data(type_id, domain)
+                places[type_id, data_name(Area.INTS, domain)] = packing.add(ints)
+                places[type_id, data_name(Area.FLOATS, domain)] = packing.add(floats)
                 if domain != NODE:
-                    places[kind, f"segments_{domain}"] = packing.add(plan.segments_of(kind, domain))
+                    places[type_id, f"segments_{domain}"] = packing.add(plan.segments_of(type_id, domain))
 
     def _kernels(self, name: str) -> dict[str, str]:
         """The kernels of a stage of all cells met so far: those of a later plan are often among them."""
@@ -189,8 +189,8 @@ class DevicePlan(PlanExecutable):
     def _sweep(self, name: str) -> Sweep:
         calls = self.tables.calls[name]
         stages = [
-            PlannedStage(self.types.cells[kind].stage(name), self.slots[name, kind], tiles)
-            for kind, tiles in self.tables.tiles.items()
+            PlannedStage(self.types.cells[type_id].stage(name), self.slots[name, type_id], tiles)
+            for type_id, tiles in self.tables.tiles.items()
         ]
         numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
         sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
@@ -289,21 +289,28 @@ class DeviceRun(PlanRun[DeviceMemory]):
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
         memory.staging.send(executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
-        arrays = {kind: common | self._flat_data(kind) for kind in executable.tables.kinds}
+        arrays = {type_id: common | self._flat_data(type_id) for type_id in executable.tables.type_ids}
         launchers = {}
         for name in executable.stages:
             runs = []
-            for kind, tiles in executable.tables.tiles.items():
-                stage = executable.types.cells[kind].stage(name)
+            for type_id, tiles in executable.tables.tiles.items():
+                stage = executable.types.cells[type_id].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                about = self.plan, kind, self.plan.first_block(kind), tiles, self.randomness, self.interpret_gradients
-                run = DeviceStageRun(stage, device, *about, arrays[kind])
+                about = (
+                    self.plan,
+                    type_id,
+                    self.plan.first_block(type_id),
+                    tiles,
+                    self.randomness,
+                    self.interpret_gradients,
+                )
+                run = DeviceStageRun(stage, device, *about, arrays[type_id])
                 runs.append(run)
-                first = executable.slots[name, kind]
+                first = executable.slots[name, type_id]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
                 for slot in stage.used_slots:
-                    at = places.get((kind, slot), places.get((-1, slot)))
+                    at = places.get((type_id, slot), places.get((-1, slot)))
                     slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
             first, sweep = executable.steps[name], executable.sweeps[name]
             ours, theirs = (packed[first : first + sweep.steps.nbytes] for packed in (pinned, memory.staging.held))
@@ -324,8 +331,8 @@ class DeviceRun(PlanRun[DeviceMemory]):
     def _upload_targets(self) -> None:
         """Copy the addresses of the gradients to the device."""
         executable, staging, device = self.executable, self.memory.staging, self.executable.backend.device
-        for kind in executable.tables.kinds:
-            stage, first = executable.types.cells[kind].stage(WEIGHTS), executable.slots[WEIGHTS, kind]
+        for type_id in executable.tables.type_ids:
+            stage, first = executable.types.cells[type_id].stage(WEIGHTS), executable.slots[WEIGHTS, type_id]
             slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
             for parameter, slot in stage.gradients.items():
                 slots[slot : slot + 3] = slots_of(self.targets[stage.keys[parameter]], device.address)
@@ -336,24 +343,24 @@ class DeviceRun(PlanRun[DeviceMemory]):
             return self.executable.backend.device.address(self.memory.rows) if run.stage.rows_size else 0
         return run.slot(name)
 
-    def _data(self, kind: int, domain: int) -> tuple[Any, Any]:
+    def _data(self, type_id: int, domain: int) -> tuple[Any, Any]:
         """The int and float data of the rows of a domain of a type, in the packed ints."""
-        ints, floats = self.executable.plan.data(kind, domain)
+        ints, floats = self.executable.plan.data(type_id, domain)
         names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
-        return self._packed(kind, names[0], ints), self._packed(kind, names[1], floats)
+        return self._packed(type_id, names[0], ints), self._packed(type_id, names[1], floats)
 
-    def _flat_data(self, kind: int) -> dict[str, Any]:
+    def _flat_data(self, type_id: int) -> dict[str, Any]:
         """The data of all domains of a type, by the names that steps know."""
-        domains = range(NODE, NODE + len(self.executable.cells.cells[kind].layout.input_width))
+        domains = range(NODE, NODE + len(self.executable.cells.cells[type_id].layout.input_width))
         return {
             data_name(area, domain): data.reshape(-1)
             for domain in domains
-            for area, data in zip((Area.INTS, Area.FLOATS), self._data(kind, domain), strict=True)
+            for area, data in zip((Area.INTS, Area.FLOATS), self._data(type_id, domain), strict=True)
         }
 
-    def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
+    def _packed(self, type_id: int, name: str, array: NDArray[Any]) -> Any:
         """An array that was packed, on the device."""
-        first = self.executable.places[kind, name]
+        first = self.executable.places[type_id, name]
         return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
 
 

@@ -206,7 +206,7 @@ class ProductStep:
 
     def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
         """How many blocks have work, for each tile."""
-        found: NDArray[np.int64] = count_tiles(tiles[self.a.rows], self.out.shape[0])
+        found: NDArray[np.int64] = count_product_tiles(tiles[self.a.rows], self.out.shape[0])
         return found
 
     def meets(self, other: ProductStep) -> bool:
@@ -264,7 +264,9 @@ class OuterStep:
     def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
         """How many blocks have work, for each tile."""
         m, n = self._shape
-        return np.full(len(tiles), max(count_tiles(m, n), count_tiles(n, m)))  # it may be stored as the transpose
+        return np.full(
+            len(tiles), max(count_product_tiles(m, n), count_product_tiles(n, m))
+        )  # it may be stored as the transpose
 
 
 class RowSumStep:
@@ -299,7 +301,7 @@ class RemainderStep:
 
     def run(self, run: DeviceStageRun, k: int) -> None:
         """Run the interpreter."""
-        run.interpret(run.kind, tuple(self.parameters))
+        run.interpret(run.type_id, tuple(self.parameters))
 
     def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
         """None: no kernel runs."""
@@ -338,7 +340,7 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
     return Fit(team, (SPARE + in_rows) * itemsize, 0)
 
 
-def count_tiles(n_rows: Any, n_columns: int) -> Any:
+def count_product_tiles(n_rows: Any, n_columns: int) -> Any:
     """How many tiles a product has."""
     return -(-n_rows // TILE[0]) * -(-n_columns // TILE[1])
 

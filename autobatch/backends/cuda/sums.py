@@ -58,17 +58,17 @@ def _find(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> Su
     n_sums = n_parts = size = 0
     place, wide, own = np.empty(n_adds, np.int64), np.empty(n_adds, np.int64), np.empty(n_adds, np.int64)
     for batch in range(batch_type.size):
-        kind, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
+        type_id, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
         found = behind = 0
-        for output in range(plan.out_ptr[kind], plan.out_ptr[kind + 1]):
-            row, end = rows_of_output(plan, kind, output, done[kind], done[kind] + n_rows)
+        for output in range(plan.out_ptr[type_id], plan.out_ptr[type_id + 1]):
+            row, end = rows_of_output(plan, type_id, output, done[type_id], done[type_id] + n_rows)
             for entry in range(dest_ptr[row], dest_ptr[end]):
                 if adds[entry]:
                     place[found], wide[found], own[found] = dest[entry], width[output], first + behind
                     to[entry] = first + behind
                     behind += width[output]
                     found += 1
-        done[kind] += n_rows
+        done[type_id] += n_rows
         size = max(size, behind)
         order = np.argsort(place[:found], kind="mergesort")
         for at in range(found):

@@ -37,7 +37,7 @@ what is there; no others are read. Up to 6 rows, which are multiplied by up to 6
 Rows: TypeAlias = tuple[int, int, int, int]
 """Rows to prefetch: an address, words from row to row, the number of rows, and the words of each."""
 NO_ROWS = (0, 0, 0, 0)
-Place: TypeAlias = tuple[int, int]  # of a vector in a tile: its row, and its number in the row
+VectorIndex: TypeAlias = tuple[int, int]  # of a vector in a tile: its row, and its number in the row
 Block = Callable[..., None]
 """(size, a: Grid, panels: Panels, out: Strided, adds, next_rows: Rows, next_columns: Rows).
 
@@ -280,7 +280,7 @@ class _Writer:
         for (r, v), place in places.items():
             self._call("llvm.masked.store.v16f32.p0", None, ends[r, v], place, self._align(), masks[v])
 
-    def _starts(self, places: Mapping[Place, Any], masks: Sequence[Any], adds: Any) -> dict[Place, Any]:
+    def _starts(self, places: Mapping[VectorIndex, Any], masks: Sequence[Any], adds: Any) -> dict[VectorIndex, Any]:
         """Write the first values of the sums: zero, or the content of `out`, which is read only then."""
         builder, zero = self.builder, self.ir.Constant(self.reals, LANES * [0.0])
         before = builder.block

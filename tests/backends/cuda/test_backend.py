@@ -302,8 +302,8 @@ def test_profiles_time_every_batch_where_it_runs(precision: str) -> None:
     (part,) = loss.prepare(instances, training=True).parts
     batches = [(batch.type_id, batch.end - batch.start) for batch in part.plan.batches]
     ran = {stage: [span for span in call.batches if span.stage == stage] for stage in ("forward", "backward")}
-    assert [(span.kind, span.rows) for span in ran["forward"]] == batches
-    assert [(span.kind, span.rows) for span in ran["backward"]] == batches[::-1]
+    assert [(span.type_id, span.rows) for span in ran["forward"]] == batches
+    assert [(span.type_id, span.rows) for span in ran["backward"]] == batches[::-1]
     for stage, spans in ran.items():
         (whole,) = (span for span in call.stages if span.stage == stage)
         assert whole.start <= spans[0].start
