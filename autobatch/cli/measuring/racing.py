@@ -19,6 +19,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import Tally
 from autobatch.cli.workload import Workload, record
+from autobatch.jit.later import compiling_now
 from autobatch.schedule import Policy
 
 MODES = ("infer", "train")
@@ -75,6 +76,7 @@ def race(
     return [_summarise(runs[name][0], times[name], batch_size, tallies[name]) for name in named]
 
 
+@compiling_now()
 def take_turns(
     runs: Mapping[str, Callable[[int], object]],
     n_minibatches: int | Mapping[str, int],

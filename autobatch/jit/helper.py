@@ -1,0 +1,96 @@
+"""The process that compiles for another one: python -m autobatch.jit.helper; see `autobatch.jit.later`.
+
+It reads (number, task, seconds) from standard input, does the task with the most seconds first, and writes the number
+when that is done or has failed. It ends when it had nothing to do for some seconds, or when its parent ended. Only one
+such process compiles at a time, however many processes want something compiled in one cache: the others wait, and then
+find what it made. An interrupt from the keyboard is its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any, BinaryIO
+
+from autobatch.jit.later import Task
+from autobatch.jit.progress import untold
+from autobatch.system.cache import cache_folder
+
+IDLE_S = 5.0
+
+
+class Inbox:
+    """The tasks that were asked for and not begun; filled by a thread."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._tasks: dict[int, tuple[Task, float]] = {}
+        self._changed, self._is_closed = threading.Condition(), False
+        threading.Thread(target=self._fill, args=(pipe,), daemon=True).start()
+
+    def _fill(self, pipe: BinaryIO) -> None:
+        with suppress(EOFError):
+            while True:
+                number, task, seconds = pickle.load(pipe)
+                with self._changed:
+                    self._tasks[number] = task, seconds
+                    self._changed.notify()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def take(self) -> tuple[int, Task] | None:
+        """Take the task with the most seconds, of several the first; None if there is no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._tasks or self._is_closed, IDLE_S)
+            if self._is_closed or not self._tasks:
+                return None
+            number = max(self._tasks, key=lambda number: (self._tasks[number][1], -number))
+            return number, self._tasks.pop(number)[0]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let no other process compile for this cache in the block, where the system has locks of files."""
+    folder = cache_folder()
+    try:
+        import fcntl
+    except ImportError:
+        folder = None
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compiling.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def do(task: Task) -> None:
+    """Do a task; what it raises shows where its process does it again."""
+    with suppress(Exception), alone():
+        getattr(import_module(task.module), task.function)(*task.args)
+
+
+def main() -> None:
+    """Do what standard input asks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers: Any = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    sys.stdout = sys.stderr
+    inbox = Inbox(sys.stdin.buffer)
+    with untold():
+        while (taken := inbox.take()) is not None:
+            number, task = taken
+            do(task)
+            pickle.dump(number, answers)
+            answers.flush()
+    os._exit(0)  # a thread is reading standard input, which Python would wait for
+
+
+if __name__ == "__main__":
+    main()
