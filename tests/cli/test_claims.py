@@ -96,6 +96,7 @@ def two(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Claim[Sett
     return [*made.values()]
 
 
+@pytest.mark.slow
 def test_a_part_is_measured_once_for_the_same_settings_and_code(
     two: list[Claim[Settings]],
     measured: list[str],

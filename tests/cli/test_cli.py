@@ -254,6 +254,7 @@ def test_more_threads_than_cores_are_told(command: Command) -> None:
     assert re.match(r"autobatch: --threads 100000 is more than the (one core|\d+ cores) here, which makes nothing", err)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_auto_stays_on_the_processor_and_the_doctor_says_why(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

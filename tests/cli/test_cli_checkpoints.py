@@ -119,6 +119,7 @@ def test_resumed_training_needs_no_argument_again_and_appends_its_results(comman
     assert len(read_json("train.jsonl")) == 5
 
 
+@pytest.mark.slow
 def test_data_unlike_that_of_training_is_told(command: Command) -> None:
     assert command("train", "tree-lstm", "--data", "trees.txt", *RUN, "--checkpoint", "run")[0] == 0
     for name, words in (("other.txt", ("dull", "play", "film")), ("alike.txt", ("good", "long", "film"))):

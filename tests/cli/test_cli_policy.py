@@ -61,6 +61,7 @@ def test_learn_writes_a_policy_and_says_how_good_it_is(command: Command, tmp_pat
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "x.policy.json"
     status, _, _ = command(
@@ -76,6 +77,7 @@ def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> Non
     assert [int(policy.tables[way].n_states[0]) > 0 for way in WAYS] == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_learn_on_a_device(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.policy.json"
@@ -106,6 +108,7 @@ def test_learn_on_a_device(command: Command, tmp_path: Path, monkeypatch: pytest
         ),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_learn_by_other_algorithms(
     command: Command, tmp_path: Path, algorithm: str, options: tuple[object, ...], packages: tuple[str, ...], kind: str
 ) -> None:
@@ -182,6 +185,7 @@ def test_learn_names_the_file_after_the_model(
     assert status == 0
 
 
+@pytest.mark.slow
 def test_the_same_command_writes_the_same_file(command: Command, learned: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     command(*LEARN, again)
@@ -212,6 +216,7 @@ def test_show_prints_each_state_and_what_runs(command: Command, learned: Path) -
     assert "merge_other! > " in output
 
 
+@pytest.mark.slow
 def test_show_draws_the_machine(command: Command, learned: Path, tmp_path: Path) -> None:
     dot, png = tmp_path / "x.dot", tmp_path / "x.png"
     status, output, errors = command("policy", "show", learned, "tree-lstm-2type", *SMALL, "--plot", dot)

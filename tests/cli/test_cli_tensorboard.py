@@ -72,6 +72,7 @@ def test_a_resumed_run_appends(command: Command) -> None:
         assert without_speed(read_scalars("board", run)) == without_speed(read_scalars("whole", run))
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_step_twice(command: Command, tmp_path: Path) -> None:
     """The checkpoint is of an epoch; what was written after it, the kill notwithstanding, shows once."""
     options = ["--tensorboard", "board", "--checkpoint", "run", "--checkpoint-steps", "1000"]

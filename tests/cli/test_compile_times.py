@@ -22,6 +22,7 @@ open(os.path.join(folder, "kept"), "w").close()
 """
 
 
+@pytest.mark.slow
 def test_cold_and_cached_times_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes themselves are another test's: here they answer at once."""
     answers = [{"cell 'leaf' (forward)": 2.5, LAYOUTS: 0.5, CELLS: 3.0, LOOPS: 40.0, REST: 1.0},

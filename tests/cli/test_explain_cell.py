@@ -158,6 +158,7 @@ def test_the_command_shows_a_cell_and_why_kernels_stay_apart(
     assert "policy" not in out
 
 
+@pytest.mark.slow
 def test_the_kernels_of_the_cuda_backend_are_shown_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = "tree-lstm --dim 6 --batch-size 4 --cell merge --training --backend cuda --pass source"
     status, out, _ = explain(capsys, words)
@@ -174,6 +175,7 @@ def test_the_kernels_of_the_cuda_backend_are_shown_without_a_gpu(capsys: pytest.
     assert out.count("__device__") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="needs nvcc")
 def test_a_table_says_what_kernels_need_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     words = "tree-lstm --dim 6 --batch-size 4 --cell merge --training --backend cuda --pass resources"

@@ -96,6 +96,7 @@ def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
     assert len(ran) > 3
 
 
+@pytest.mark.slow
 def test_operations_are_those_counted_by_hand() -> None:
     """Tree-LSTM: 3H x H per leaf, 5H x 2H per inner node, C x H per node; gradients of rows and of weights alike."""
     loss, workload, trees = run_model("tree-lstm", "train")

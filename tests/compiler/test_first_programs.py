@@ -129,5 +129,6 @@ COMPILED = ("sum of a layer", "a column", "a tied table")
 @pytest.mark.parametrize(
     "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in BODIES if name not in COMPILED)]
 )
+@pytest.mark.slow
 def test_compiled(name: str) -> None:
     compare(BODIES[name], Cpu(poison=True, jitted=True), 64)

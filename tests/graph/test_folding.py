@@ -185,6 +185,7 @@ def test_another_limit_keeps_more_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     assert n_folded == 21
 
 
+@pytest.mark.slow
 def test_every_condition_decides_somewhere() -> None:
     graphs = [draw_graph(seed) for seed in range(120)]
     reasons = Counter(why_it_stays(graph, node) for graph in graphs for node in range(graph.n_nodes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from autobatch.graph import growth
 from autobatch.graph.graph import Graph
@@ -235,6 +236,7 @@ def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[i
     assert owners == sorted(owners)
 
 
+@pytest.mark.slow
 @each("seed", range(150))
 def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -141,6 +141,7 @@ def program(world):
 """
 
 
+@pytest.mark.slow
 def test_programs_whose_numbers_depend_on_rounding_are_told_apart() -> None:
     assert is_unsteady(UNSTEADY, ran(UNSTEADY), tolerance=1e-9)
     assert not is_unsteady(text_of(1), ran(text_of(1)), tolerance=1e-9)

@@ -102,6 +102,7 @@ def test_workers_record_what_stands_outside_of_cells(start: str, tmp_path: Path)
     assert done.stdout == "right\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", *STARTS])
 def test_a_cell_without_a_name_is_an_error_of_the_worker(start: str, tmp_path: Path) -> None:
     done = run(tmp_path, start=start, of_x="abt.cell(lambda x: 2 * x)(self.a(x))", of_h="h.sum()")

@@ -61,6 +61,7 @@ def test_the_compiler_of_torch_is_refused() -> None:
         torch.compile(net.loss)([torch.ones(4)])  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.slow
 def test_the_compiler_of_torch_is_not_imported() -> None:
     program = "import sys, autobatch.torch; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

@@ -200,6 +200,7 @@ def draw_programs(seed: int) -> list[CellProgram]:
     return [node_type.program for node_type in types_of(loss)]
 
 
+@pytest.mark.slow
 @each("seed", range(12))
 def test_random_cells_keep_their_bits(seed: int) -> None:
     """As drawn, and with superfluous instructions, which all go again."""

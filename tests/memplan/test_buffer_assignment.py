@@ -173,7 +173,8 @@ def check_columns(cells: PlannedTypes) -> None:
         assert not set(layout.gradients) & (set(layout.saved) | set(layout.inner))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 5))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
 def test_random_models_move_no_more_with_joins(seed: int) -> None:
     for drawn in range(seed, 20, 5):
         check_that_joins_pay(drawn)

@@ -156,11 +156,13 @@ def count_joined(programs: list[CellProgram], rng: np.random.Generator) -> tuple
     return sum(one is not other for one, other in zip(programs, joined, strict=True)), before, after
 
 
+@pytest.mark.slow
 def test_random_sums_compute_the_same() -> None:
     rng = np.random.default_rng(0)
     assert count_joined([draw_sums(rng) for _ in range(80)], rng) == (32, 378, 337)
 
 
+@pytest.mark.slow
 def test_random_gates_compute_the_same() -> None:
     rng = np.random.default_rng(0)
     assert count_joined([draw_gates(rng) for _ in range(60)], rng) == (10, 324, 314)

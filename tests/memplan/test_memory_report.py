@@ -24,7 +24,7 @@ def plan_model(name: str, training: bool) -> Placed:
     return place_batch(workload.model.loss, workload.first(SIZE), training, "score")
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0)
 @pytest.mark.parametrize("name", ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"])
 def test_no_launch_only_moves_between_cells(name: str) -> None:
     """Trees, chains and folded lattices: every value is written by the kernel that makes it, every gradient read so.
@@ -99,6 +99,7 @@ def test_the_report_prints_cells_ways_and_totals() -> None:
     assert report.written_again == again > 0
 
 
+@pytest.mark.slow
 def test_explain_shows_memory_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workload = load_workload("tree-lstm", None, dim=8, seed=0)
     loss = workload.batched("loss", "score", "reference")

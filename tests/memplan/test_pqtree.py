@@ -139,6 +139,7 @@ def test_each_template(
     assert (" ".join(used), str(tree)) == (templates, after)
 
 
+@pytest.mark.slow
 def test_2_000_intervals_of_2_000_items_have_an_order() -> None:
     """Intervals up to a share of all items: the hidden order is permitted, and every other permitted one fits."""
     for share in [0.01, 0.1, 1.0]:

@@ -95,6 +95,7 @@ def run_stage_by_stage(derivative: Derivative, drawn: Any) -> Results:
     return run_derivative(derivative, drawn)
 
 
+@pytest.mark.slow
 def test_random_cells_keep_their_bits_and_know_their_operands() -> None:
     """The same op on the same operands: gradients are equal to the bit, for cells of all kinds."""
     n_again = n_saved = n_left = 0

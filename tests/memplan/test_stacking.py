@@ -180,6 +180,7 @@ def test_random_products_sums_and_tangents_compute_the_same() -> None:
     assert count_stacked(programs, rng) == (17, 13)
 
 
+@pytest.mark.slow
 def test_cells_of_random_models_compute_the_same() -> None:
     """With slices, joins, attributes, lookups, variadic ports and dropout."""
     rng = np.random.default_rng(0)

@@ -78,7 +78,8 @@ def test_switches_give_equal_gradients_on_the_cpu_backend() -> None:
     assert check_ways(model.loss, instances, some_ways(), lambda: Cpu(jitted=False, provider="numpy")) == 10
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
 def test_switches_give_equal_gradients_of_random_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)

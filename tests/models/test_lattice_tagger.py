@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import autobatch as ab
 from autobatch.models.data.lattice import Lattice
@@ -30,6 +31,7 @@ def test_counting_right_tags() -> None:
     assert SPEC.predict(outputs, lattices, names) == [{"tags": ["b", "a"]}, {"tags": []}, {"tags": ["<unknown>"]}]
 
 
+@pytest.mark.slow
 def test_lattice_gru_learns_lattices_of_two_hundred_positions() -> None:
     """As long as those of real texts: at each second position a word of two characters ends, tagged 1."""
     rng = np.random.default_rng(0)

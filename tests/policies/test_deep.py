@@ -238,6 +238,7 @@ def test_weights_that_do_not_fit_are_refused(part: str) -> None:
 
 
 class TestDistilling:
+    @pytest.mark.slow
     def test_a_machine_that_sees_enough_does_what_the_network_does(self) -> None:
         dag = to_dag(random_dag(8, n_nodes=80))
         made = distill_fsm(Deep(), [dag], LETTERS_SEEN, Machine("sort", critical=True))
@@ -253,6 +254,7 @@ class TestDistilling:
         assert made.measured == 4
         assert made.after <= 1.05 * made.before
 
+    @pytest.mark.slow
     def test_the_rule_distilled_from_the_rule_is_the_rule(self) -> None:
         weights = Weights(critical=0.4, ready=1.0, own=0.15, height=0.7)
         made = distill_rule(Score(weights=weights), draw_graphs(48, seed=1))

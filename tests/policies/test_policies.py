@@ -146,6 +146,7 @@ def test_the_cost_per_node_does_not_grow(policy: Policy) -> None:
     assert many < 10.5 * few
 
 
+@pytest.mark.slow
 @each("policy", LOOPS)
 def test_a_long_chain_costs_the_same_per_node(policy: Policy) -> None:
     few, many = (count_lines(policy.schedule, chain(*"ab" * n)) for n in (50, 500))

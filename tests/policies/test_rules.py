@@ -118,6 +118,7 @@ def score(weights: Weights) -> Callable[[Situation, list[int]], int]:
         (Score(weights=SPREAD), score(SPREAD)),
     ],
 )
+@pytest.mark.slow
 @each("make", GRAPHS)
 @each("seed", range(6))
 def test_a_rule_is_the_one_defined(

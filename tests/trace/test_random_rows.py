@@ -49,6 +49,7 @@ ENDS: tuple[Step, ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_checked")
 @each("seed", range(N_SEEDS))
 def test_random_programs(seed: int) -> None:

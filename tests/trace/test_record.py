@@ -282,6 +282,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, method: str) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @each("name", CALLS)
 def test_a_known_call_is_recorded_as_an_unknown_one(name: str) -> None:
     model, x = Model().astype("float64"), np.array([0.5, -1.0, 2.0])

@@ -20,7 +20,7 @@ import pytest
 import autobatch as ab
 from checkout import ROOT, module_files
 
-FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST  # the rest builds on what failed
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 

@@ -80,6 +80,7 @@ def crash(patch: pytest.MonkeyPatch) -> None:
         (crash, "crash in reference: RuntimeError no softmax today", ("ab.softmax", "ab.cross_entropy")),
     ],
 )
+@pytest.mark.slow
 def test_planted_defects_are_found_and_shrunk(
     plant: Plant, signature: str, culprits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

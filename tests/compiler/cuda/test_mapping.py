@@ -100,6 +100,7 @@ def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         check_all(stages_of("hyper rnn"))
 
 
+@pytest.mark.slow
 @each("seed", range(12))
 def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)
