@@ -54,6 +54,7 @@ class Compiled(Generic[P, R]):
         is_kept: bool = False,
         waits: bool = True,
     ) -> None:
+        assert python.__defaults__ is None, "Numba gives Python other values for arguments that are left out"
         self.python = python
         self.fastmath = fastmath
         self.is_kept = is_kept

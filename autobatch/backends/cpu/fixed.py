@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def compile_fixed(dtype: str, precision: str, with_threads: bool) -> None:
     keep_entry(KIND, _sign(dtype, precision, with_threads), lambda path: write_whole(path, b"{}"))
 
 
+@cache
 def _sign(*arguments: object) -> str:
     """Identify the code, and what it is compiled for."""
     loops = call_steps, multiply, multiply_packed, multiply_rounded, add_outer, add_bf16_outer, add_row_sum
