@@ -204,10 +204,8 @@ def fill_tiles(
     first_output, end_output = plan.out_ptr[type_id], plan.out_ptr[type_id + 1]
     input_width, saved_width = plan.block_width[first_block:end_block], sizes.saved[first_block:end_block]
     scratch_width, kept_width, saved_base = (
-        sizes.scratch[:, first_block:end_block],
-        sizes.kept[type_id],
-        plan.saved_base,
-    )
+        sizes.scratch[:, first_block:end_block], sizes.kept[type_id], plan.saved_base,
+    )  # fmt: skip
     segments, segment_base = plan.segments, plan.segment_base[first_block:end_block]
     dest_base, out_block = plan.dest_base[first_output:end_output], plan.out_block[first_output:end_output]
     batch_type, batch_ptr, mirror = plan.batch_type, plan.batch_ptr, plan.mirror

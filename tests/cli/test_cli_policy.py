@@ -94,21 +94,15 @@ def test_learn_on_a_device(command: Command, tmp_path: Path, monkeypatch: pytest
     assert errors.startswith("autobatch: AUTOBATCH_CUDA='elsewhere': set it to host, to run on the processor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "options", "packages", "kind"),
     [
         ("es", ("--generations", 2), ("cma",), "score+both+compact: a rule with weights"),
-        pytest.param(
-            "ppo", ("--steps", 64), ("gymnasium", "sb3_contrib"), "network+both+compact: a network",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "dqn", ("--steps", 64), ("gymnasium", "stable_baselines3"), "network+both+compact: a network",
-            marks=pytest.mark.slow,
-        ),
+        ("ppo", ("--steps", 64), ("gymnasium", "sb3_contrib"), "network+both+compact: a network"),
+        ("dqn", ("--steps", 64), ("gymnasium", "stable_baselines3"), "network+both+compact: a network"),
     ],
-)  # fmt: skip
-@pytest.mark.slow
+)
 def test_learn_by_other_algorithms(
     command: Command, tmp_path: Path, algorithm: str, options: tuple[object, ...], packages: tuple[str, ...], kind: str
 ) -> None:

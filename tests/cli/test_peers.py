@@ -77,7 +77,7 @@ def test_losses_and_gradients_are_autobatchs(
         assert apart(found[parameter].grad, gradient) < TOLERANCE[dtype], parameter
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @every_peer
 def test_a_few_steps_lower_the_loss(model: str, name: str) -> None:
     _, instances, peer = make(model, name, 8, torch.float64)

@@ -125,10 +125,7 @@ def test_views_of_weights_are_packed(name: str, precision: str, provider: str | 
 COMPILED = ("sum of a layer", "a column", "a tied table")
 
 
-@pytest.mark.cases(1, 8)
-@pytest.mark.parametrize(
-    "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in BODIES if name not in COMPILED)]
-)
-@pytest.mark.slow
+@pytest.mark.cases(0, 8)
+@pytest.mark.parametrize("name", [*COMPILED, *(name for name in BODIES if name not in COMPILED)])
 def test_compiled(name: str) -> None:
     compare(BODIES[name], Cpu(poison=True, jitted=True), 64)

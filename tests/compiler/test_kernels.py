@@ -122,7 +122,7 @@ def test_a_loop_that_cannot_be_vectorised_is_seen(tmp_path: Path) -> None:
     assert any(not loop.is_vectorised for loop in inner_loops(code))
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_stage", [compile_forward, compile_backward])
 def test_no_kernel_counts_users_of_arrays(compile_stage: Any) -> None:
     """That costs two atomic instructions for each view of each row: 100 ns where the arithmetic takes 20."""

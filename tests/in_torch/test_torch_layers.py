@@ -83,7 +83,7 @@ def test_packed_sequences_are_refused_in_a_sentence(kind: Any) -> None:
         abt.batched(lambda x: inside(x), module=model)([torch.ones(2, 4)])
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_nothing_of_a_sequence_layer_corrupts_memory(kind: str) -> None:
     if not CASES.exists():

@@ -221,7 +221,7 @@ def test_so_it_is_where_cells_are_compiled(name: str) -> None:
     assert run(ALIKE[name], backend="cpu") == 1
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["child sum", "attention of rows", "loop"])
 def test_compiled_cells_take_lists_of_any_length(name: str) -> None:
     assert run(ALIKE[name], backend="cpu") == 1

@@ -24,7 +24,7 @@ def plan_model(name: str, training: bool) -> Placed:
     return place_batch(workload.model.loss, workload.first(SIZE), training, "score")
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"])
 def test_no_launch_only_moves_between_cells(name: str) -> None:
     """Trees, chains and folded lattices: every value is written by the kernel that makes it, every gradient read so.

@@ -164,7 +164,7 @@ def test_what_module_save_wrote_is_no_checkpoint(tmp_path: Path) -> None:
 # --- runs
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("model", ["tree-lstm", "my_dropping:Dropping"])
 def test_a_run_stopped_anywhere_ends_as_the_unbroken_one(monkeypatch: pytest.MonkeyPatch, model: str) -> None:

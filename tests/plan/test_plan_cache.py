@@ -143,7 +143,7 @@ def refuse(*_: Any) -> Any:
     raise AssertionError("planned again")
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(4))
 def test_results_are_those_without_a_cache_bit_for_bit(start: int) -> None:
     """Random programs, mini-batches drawn again and again from a few, a cache that is too small for them."""

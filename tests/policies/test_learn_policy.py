@@ -64,7 +64,7 @@ def setting(request: pytest.FixtureRequest) -> Setting:
     return SETTINGS[request.param.name]
 
 
-@pytest.mark.cases(0)
+@pytest.mark.slow
 @each("spec", SPECS)
 def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, spec: str) -> None:
     loss = ab.batched(setting.model.loss, policy=spec)

@@ -71,16 +71,15 @@ def crash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("autobatch.backends.interpret.run_kernel", fail)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "signature", "culprits"),
     [
         (wrong_kernel, "forward in reference", ("ab.sigmoid(",)),
-        pytest.param(wrong_pullback, "slope in eager", ("-",), marks=pytest.mark.slow),
+        (wrong_pullback, "slope in eager", ("-",)),
         (crash, "crash in reference: RuntimeError no softmax today", ("ab.softmax", "ab.cross_entropy")),
     ],
 )
-@pytest.mark.slow
 def test_planted_defects_are_found_and_shrunk(
     plant: Plant, signature: str, culprits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,13 +298,9 @@ class DeviceRun(PlanRun[DeviceMemory]):
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
                 about = (
-                    self.plan,
-                    type_id,
-                    self.plan.first_block(type_id),
-                    tiles,
-                    self.randomness,
+                    self.plan, type_id, self.plan.first_block(type_id), tiles, self.randomness,
                     self.interpret_gradients,
-                )
+                )  # fmt: skip
                 run = DeviceStageRun(stage, device, *about, arrays[type_id])
                 runs.append(run)
                 first = executable.slots[name, type_id]

@@ -264,9 +264,8 @@ class OuterStep:
     def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
         """How many blocks have work, for each tile."""
         m, n = self._shape
-        return np.full(
-            len(tiles), max(count_product_tiles(m, n), count_product_tiles(n, m))
-        )  # it may be stored as the transpose
+        # The gradient may be stored as the transpose.
+        return np.full(len(tiles), max(count_product_tiles(m, n), count_product_tiles(n, m)))
 
 
 class RowSumStep:

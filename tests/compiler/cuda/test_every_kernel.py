@@ -24,15 +24,14 @@ def kernels_of(name: str) -> dict[str, str]:
 
 @pytest.mark.cases(0, 12)
 @needs_compiler
-@models(MODELS, quick=("tree-lstm",))
+@models(MODELS, quick=())
 @each("dtype", REALS)
 def test_kernels_compile_without_a_warning(name: str, dtype: str, tmp_path: Path) -> None:
     compile_for_gpus(module_text(kernels_of(name), dtype, PLACE), tmp_path, NEVER_READ)
 
 
-@pytest.mark.slow
 @needs_compiler
-@models(LITERATURE, quick=("tree-lstm",))
+@models(LITERATURE, quick=())
 @each("dtype", REALS)
 def test_the_cells_of_the_literature_fit_in_registers(name: str, dtype: str) -> None:
     kernels = kernels_of(name)
