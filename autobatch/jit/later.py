@@ -5,6 +5,7 @@
     AUTOBATCH_COMPILE=never    nothing is compiled
 
 The helper fills the caches on disk, and this process loads from there; so without a cache, everything is compiled now.
+It finds modules where this process does.
 Results are equal up to rounding: compiled cells add in another order.
 
     here      waits_for(task) ──task, seconds──▶ helper: the task that has cost the most seconds first
@@ -37,6 +38,8 @@ MODES = LATER, NOW, NEVER
 MORE = 2.0
 """A task is asked for again when it has cost so many times the seconds that the helper knows of, and a bit more."""
 LEAST_S = 0.1
+IS_FROZEN = getattr(sys, "frozen", False)
+"""Whether the program is an executable of its own, which no helper can be started from."""
 
 
 class Task(NamedTuple):
@@ -67,7 +70,7 @@ def compile_mode() -> str:
     mode = os.environ.get(VARIABLE, LATER)
     if mode not in MODES:
         raise BackendError(f"{VARIABLE}={mode!r} is none of {', '.join(MODES)}.")
-    return NOW if mode == LATER and cache_folder() is None else mode
+    return NOW if mode == LATER and (cache_folder() is None or IS_FROZEN) else mode
 
 
 @contextmanager
@@ -131,7 +134,7 @@ class Helper:
     def _run(self, messages: SimpleQueue[int | None]) -> None:
         """Start the process, and write to it what is asked; in a thread, as it reads nothing while it starts."""
         command = [sys.executable, "-P", "-m", "autobatch.jit.helper"]
-        environment = {**os.environ, VARIABLE: NOW}
+        environment = {**os.environ, VARIABLE: NOW, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         try:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -158,6 +159,36 @@ def test_only_one_compiles_at_a_time(started: Callable[[], subprocess.Popen[byte
     for process in both:
         assert answer(process) == 0
     assert log.read_text() == "()()"
+
+
+def test_it_ends_with_its_parent_while_another_process_compiles(
+    started: Callable[[], subprocess.Popen[bytes]], cache: Path
+) -> None:
+    cache.mkdir()
+    process = started()
+    ask(process, 0, Task("os", "getpid", ()))
+    assert answer(process) == 0
+    with (cache / "compiling.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ask(process, 1, Task("os", "getpid", ()))
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(ENOUGH_S) == 0
+
+
+def test_the_process_finds_modules_where_its_parent_does(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("import os\nmake = os.mkdir\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert Helper().waits_for(Task("only_here", "make", (str(tmp_path / "made"),)), 0.0)
+    wait((tmp_path / "made").is_dir)
+
+
+def test_an_executable_of_its_own_starts_no_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOBATCH_COMPILE")
+    monkeypatch.setattr(later, "IS_FROZEN", True)
+    assert compile_mode() == NOW
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from autobatch.backends.cpu.steps import ADDRESSES, call_steps, multiply, multip
 from autobatch.backends.cpu.team import Sweeps
 from autobatch.backends.cpu.weights import add_bf16_outer, add_outer, add_rounded_outer, add_row_sum
 from autobatch.backends.tiles import CALL, CallList
-from autobatch.blas.choosing import Chooser
+from autobatch.blas.choosing import measure, measure_bf16
+from autobatch.blas.finding import list_providers
 from autobatch.blas.own.packed import pack_bf16, pack_float32
 from autobatch.blas.own.tiles import can_tile, can_tile_bf16
 from autobatch.jit.later import Task, waits_for
@@ -57,11 +58,11 @@ def compile_fixed(dtype: str, precision: str, with_threads: bool) -> None:
             pack_bf16(0, 1, 1, 0, 0, 0)
     for step in steps:
         assert step.address
-    chooser, none = Chooser(), np.zeros(0, CALL)
     for m, n, k, is_gradient in SIZES:
-        chooser.choose(m, n, k, dtype, a_flipped=is_gradient)
-        if precision == "bf16":
-            chooser.prefers_bf16(m, n, k, a_flipped=is_gradient)
+        measure(list_providers(), m, n, k, dtype, a_flipped=is_gradient)
+        if precision == "bf16" and can_tile_bf16():
+            measure_bf16(m, n, k, a_flipped=is_gradient)
+    none = np.zeros(0, CALL)
     call_steps(np.zeros(0, ADDRESSES), none, 0, 0)
     if with_threads:
         nothing = np.zeros(2, np.int64)
