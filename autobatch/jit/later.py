@@ -22,6 +22,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +39,7 @@ MODES = LATER, NOW, NEVER
 MORE = 2.0
 """A task is asked for again when it has cost so many times the seconds that the helper knows of, and a bit more."""
 LEAST_S = 0.1
+POLL_S = 0.02
 IS_FROZEN = getattr(sys, "frozen", False)
 """Whether the program is an executable of its own, which no helper can be started from."""
 
@@ -125,6 +127,11 @@ class Helper:
                     self._send(number)
             return number not in self._answered
 
+    def wait(self) -> None:
+        """Wait until all tasks are done, or have failed."""
+        while self._seconds and not self._failure:
+            time.sleep(POLL_S)
+
     def _send(self, number: int) -> None:
         if self._messages is None:
             self._messages = SimpleQueue()
@@ -195,3 +202,8 @@ def waits_for(task: Task, seconds: float = 0.0) -> bool:
 def n_waiting() -> int:
     """How many tasks are asked for and not answered: while there are any, times say little."""
     return _helper.n_waiting
+
+
+def wait_for_helper() -> None:
+    """Wait until nothing is compiled in another process: before something is measured."""
+    _helper.wait()

@@ -69,6 +69,16 @@ def test_tasks_are_done_once_and_failures_are_answered(cache: Path, tmp_path: Pa
     assert not helper.waits_for(second, 9.0)
 
 
+def test_measurements_wait_for_the_helper(cache: Path, tmp_path: Path) -> None:
+    helper = Helper()
+    helper.waits_for(make(tmp_path / "made"), 0.0)
+    helper.wait()
+    assert (tmp_path / "made").is_dir()
+    helper.waits_for(Task("os", "_exit", (3,)), 0.0)
+    helper.wait()
+    assert helper._failure, "it waits no longer"
+
+
 def test_the_task_that_costs_most_comes_first(cache: Path, tmp_path: Path) -> None:
     """While the first one is being done, the others are asked for; one of them again, as it has cost more."""
     log, helper = tmp_path / "log", Helper()

@@ -19,7 +19,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import Tally
 from autobatch.cli.workload import Workload, record
-from autobatch.jit.later import compiling_now
+from autobatch.jit.later import compiling_now, wait_for_helper
 from autobatch.schedule import Policy
 
 MODES = ("infer", "train")
@@ -94,6 +94,7 @@ def take_turns(
     Returns:
         By name, for each mini-batch, seconds of its timed runs.
     """
+    wait_for_helper()
     rng = np.random.default_rng(0)
     limits = dict.fromkeys(runs, n_minibatches) if isinstance(n_minibatches, int) else n_minibatches
     times: dict[str, list[list[float]]] = {name: [[] for _ in range(limits[name])] for name in runs}
