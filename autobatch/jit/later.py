@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autobatch.errors import BackendError
 from autobatch.jit.progress import NOTICE
 from autobatch.system.cache import cache_folder
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
 
 VARIABLE = "AUTOBATCH_COMPILE"
 LATER, NOW, NEVER = "later", "now", "never"
@@ -133,6 +134,8 @@ class Helper:
             time.sleep(POLL_S)
 
     def _send(self, number: int) -> None:
+        from queue import SimpleQueue
+
         if self._messages is None:
             self._messages = SimpleQueue()
             threading.Thread(target=self._run, args=(self._messages,), name="autobatch compiling", daemon=True).start()
@@ -140,6 +143,8 @@ class Helper:
 
     def _run(self, messages: SimpleQueue[int | None]) -> None:
         """Start the process, and write to it what is asked; in a thread, as it reads nothing while it starts."""
+        import subprocess
+
         command = [sys.executable, "-P", "-m", "autobatch.jit.helper"]
         environment = {**os.environ, VARIABLE: NOW, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         try:
