@@ -195,6 +195,7 @@ def test_results_may_be_changed_in_place_inside_of_cells() -> None:
     check(lambda x, y: (x + 0).mul_(y).add_(1.0).relu_() + functional.relu(x * 2, inplace=True), "auto", ("cell",))
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", [*BY_TORCH, *IN_CELLS])
 def test_what_we_lack_is_run_by_torch_and_named(name: str) -> None:
     function = {**BY_TORCH, **IN_CELLS}[name]

@@ -60,6 +60,7 @@ def check_reading(name: str, path: Path, content: bytes) -> None:
 # --- every reader, on any file ---
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", READERS)
 @settings(deadline=None)  # a file is written for every example
 @given(content=st.binary(max_size=60) | st.text("0123 9|ab()-\n\r\t\u00a0", max_size=60).map(str.encode))
@@ -74,6 +75,7 @@ def test_a_file_that_ends_early_reads_or_is_refused(name: str, path: Path) -> No
         check_reading(name, path, content[:length])
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", READERS)
 @settings(deadline=None)  # a file is written for every example
 @given(data=st.data())
@@ -319,6 +321,7 @@ def test_a_malformed_lattice_is_named(path: Path, text: str, line: int, column: 
     assert message.endswith(f", found {found}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "n_train", "n_dev", "positions", "n_arcs_each", "of_characters"),
     [(SMALL, 64, 8, 12, 18, 0.62), real(1147, 113, 44, 66, 0.65)],
