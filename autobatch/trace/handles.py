@@ -33,8 +33,8 @@ RECYCLE = 2048  # ints logged before handles are taken back: few enough handles 
 
 if "t" in getattr(sys, "abiflags", ""):
     raise ImportError(
-        "autobatch needs a regular build of Python, and this one is free-threaded: reference counts show which recorded "
-        "values are in use, and these builds split them over threads."
+        "autobatch needs a regular build of Python, and this one is free-threaded: reference counts show which "
+        "recorded values are in use, and these builds split them over threads."
     )
 
 
