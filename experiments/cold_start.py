@@ -8,6 +8,7 @@ the wall clock; those of the processor are of the process itself, without the he
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ class Config(Settings):
     modes: tuple[str, ...] = ("later", "now")
     """Values of AUTOBATCH_COMPILE, each in a home of its own."""
     limit_s: float = 300.0
-    """When a process gives up reaching full speed."""
+    """When a process gives up reaching full speed, which then takes infinitely long."""
 
 
 def measure(config: Config) -> Findings:
@@ -88,7 +89,8 @@ def train(model: str, dim: int, batch_size: int, seed: int, limit_s: float, call
         took.append(time.time() - began)
         n_after = 0 if n_waiting() else n_after + 1
     last = statistics.median(took[-LAST:])
-    full = next(end for end, seconds in zip(ends, took, strict=True) if seconds <= NEAR * last)
+    reached = [end for end, seconds in zip(ends, took, strict=True) if seconds <= NEAR * last]
+    full = reached[0] if n_after == LAST else math.inf
     values = imported, ends[0], full, 1e3 * last, time.process_time()
     return dict(zip(COLUMNS, values, strict=True))
 
