@@ -26,6 +26,7 @@ import numpy as np
 from autobatch.cli.ending import run_process
 from autobatch.cli.measuring import racing
 from autobatch.errors import AutobatchError
+from autobatch.jit.later import NOW, VARIABLE
 from autobatch.models.data.dataset import Dataset, load_trees
 from digest import ROOT, RUNTIME
 from records import RESULTS, Findings, Seconds, Settings, Start, place_of
@@ -87,8 +88,11 @@ def change(settings: S, changes: Mapping[str, str]) -> S:
 
 
 def use_threads(n_threads: int) -> None:
-    """Limit matrix products to `n_threads`: libraries read it when they load, so the script starts itself again."""
-    wanted = dict.fromkeys(THREADS, str(n_threads))
+    """Limit matrix products to `n_threads`: libraries read it when they load, so the script starts itself again.
+
+    What is not compiled is waited for, unless the environment says otherwise.
+    """
+    wanted = dict.fromkeys(THREADS, str(n_threads)) | {VARIABLE: os.environ.get(VARIABLE, NOW)}
     if any(os.environ.get(name) != number for name, number in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 

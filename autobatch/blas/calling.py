@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from autobatch.jit.loops import built, compiled
+from autobatch.jit.loops import built, compiled_at_once
 
 Call = Callable[..., None]
 """(size, address, product, beta): `size` is the size of the routine's factors alpha and beta, 4 or 8 bytes; beta 0
@@ -22,7 +22,7 @@ Copies: TypeAlias = tuple[int, int, int]
 ONE_PAIR = (1, 0, 0)
 
 
-@compiled
+@compiled_at_once
 def repeat_product(times: int, size: int, address: int, product: Numbers, beta: float, copies: Copies) -> None:
     """Call a product several times, to measure it, or once from Python."""
     a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = product

@@ -2,7 +2,8 @@
 
 Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
 Products on several threads are measured separately. Measurements are valid for one processor and one set of library
-versions. Without a cache NumPy is used, because measurements, and with them results, could differ from run to run.
+versions; what is measured while a helper compiles serves this process alone. Without a cache NumPy is used, because
+measurements, and with them results, could differ from run to run.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.errors import BackendError
+from autobatch.jit.later import n_waiting
 from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
 from autobatch.system.files import write_whole
 from autobatch.system.processor import cpu_name, has_avx512, has_bf16
@@ -114,7 +116,7 @@ class Chooser:
         return fastest(self._table(size)[size])[0]
 
     def _table(self, size: str) -> Table:
-        """Read the stored table; measure this size if it has no line for it."""
+        """Read the stored table; measure this size if it has no line for it, and store it unless a helper compiles."""
         signature = _sign()
         table = find_entry("matmul", signature, _load) or {}
         if size not in table:
@@ -124,7 +126,8 @@ class Chooser:
             else:
                 measured = measure(list_providers(), m, n, k, dtype, a_flipped, *others)
             table = {**(find_entry("matmul", signature, _load) or {}), size: measured}  # others may have written it
-            keep_entry("matmul", signature, lambda path: _save(table, path))
+            if not n_waiting():
+                keep_entry("matmul", signature, lambda path: _save(table, path))
         return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -18,6 +19,8 @@ from autobatch.cli.measuring.doctor import doctor
 from autobatch.cli.policies.policy import policy
 from autobatch.cli.training.evaluate import evaluate, predict
 from autobatch.cli.training.train import train
+from autobatch.cli.warming import warm
+from autobatch.jit.later import NOW, VARIABLE
 
 
 class _Commands(click.Group):
@@ -47,12 +50,16 @@ def commands() -> None:
     """
 
 
-for command in (train, evaluate, predict, bench, explain, policy, experiment, models, data, doctor):
+for command in (train, evaluate, predict, bench, explain, policy, experiment, models, data, doctor, warm):
     commands.add_command(command)
 
 
 def main() -> NoReturn:
-    """Run the command that the shell was given, and exit."""
+    """Run the command that the shell was given, and exit.
+
+    Commands wait for what they compile: some measure, and training that was stopped and resumed ends in the same bits.
+    """
+    os.environ.setdefault(VARIABLE, NOW)
     run_process(lambda: dispatch(sys.argv[1:]))
 
 

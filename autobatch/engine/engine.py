@@ -17,6 +17,7 @@ from autobatch.engine.planning import Planning
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
+from autobatch.jit.later import n_waiting
 from autobatch.params.module import Module
 from autobatch.plan.plan import Planner
 from autobatch.schedule.schedule import Policy, adapt
@@ -196,7 +197,8 @@ class Engine:
     ) -> Step:
         """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
 
-        With `measured`, the mini-batch may run with a number of threads that is being measured; its time then counts.
+        With `measured`, the mini-batch may run with a number of threads that is being measured; its time then counts,
+        unless something is being compiled.
         """
         if minibatch.graph is not None:
             clock.lap("record")  # and waiting for other threads
@@ -204,6 +206,7 @@ class Engine:
         if self._thread_choice is None:
             return self.planning.prepare(minibatch, options, clock)
         size_class = self._thread_choice.of(minibatch, training)
+        measured = measured and not n_waiting()
         n = size_class.next() if measured else size_class.threads
         step = self.planning.prepare(minibatch, _within_limits(options._replace(threads=n)), clock)
         if measured:

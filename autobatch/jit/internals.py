@@ -16,9 +16,11 @@ Files of machine code are checked. Numba does not check its files: one that a cr
 later start, and zeros in one are executed. And two processes that compile one loop for two types at once may write an
 index that takes the code of one for that of the other. So each signature has a file, written whole, with a digest.
 
-- `FunctionCache` is Numba's cache of a function; `_cache_file` reads and writes its files.
+- `FunctionCache` is Numba's cache of a function; `_cache_file` reads and writes its files, by the key of a signature,
+  `_index_key`.
 - `Dispatcher._cache` and `CFunc._cache` hold the cache of a function that Python calls, or that is called by address.
-- `CFunc` is what the public `cfunc` makes and compiles at once, before its cache can be replaced.
+- `CFunc` is what the public `cfunc` makes and compiles at once, before its cache can be replaced; `_sig` and
+  `_targetdescr` are what its file is found by.
 - `serialize.dumps` pickles compiled code, which plain pickle cannot.
 """
 
@@ -33,7 +35,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autobatch.jit.patience import Tally
 from autobatch.system.files import write_whole
 
 SUFFIX = ".kept"
@@ -99,23 +100,30 @@ class _NoEnvironments:
         assert not environment.consts, f"{name} reads Python objects, which it cannot where it is inlined"
 
 
-def keep(dispatcher: Any) -> Any:
-    """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function."""
+def keep(dispatcher: Any, meanwhile: Callable[[Any], Callable[..., Any] | None]) -> Any:
+    """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function.
+
+    Args:
+        meanwhile: gives what is called for a signature whose code is not on disk; None to compile it.
+    """
     try:
         dispatcher._cache = _make_cache()(dispatcher.py_func)
     except RuntimeError as error:  # Numba found no folder that can be written
         warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
+        return dispatcher
+    compile_now = dispatcher.compile
+
+    def compile_or_wait(signature: Any) -> Any:
+        has_code = dispatcher._cache.has(signature, dispatcher.targetctx)
+        instead = None if has_code else meanwhile(signature)
+        return compile_now(signature) if instead is None else instead
+
+    dispatcher.compile = compile_or_wait
     return dispatcher
 
 
-def make_tally(dispatcher: Any) -> Tally:
-    """Make the tally of a function that `keep` was given: a full one if its code is on disk."""
-    files = getattr(dispatcher._cache, "_cache_file", None)
-    return files.make_tally() if isinstance(files, _Files) else Tally(None)
-
-
-def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any) -> Any:
-    """Compile a function of 64-bit ints, to be called by its `address`."""
+def make_callback(function: Callable[..., Any], is_kept: bool, **options: Any) -> Any:
+    """Make a function of 64-bit ints, to be called by its `address` once its method `compile` was called."""
     from numba import types
     from numba.core.ccallback import CFunc
 
@@ -124,8 +132,13 @@ def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any
     callback = Callback(function, (arguments, types.void), locals={}, options=options)
     if is_kept:
         callback._cache = _make_cache()(function)
-    callback.compile()
     return callback
+
+
+def is_on_disk(callback: Any) -> bool:
+    """Whether the machine code of a callback that is kept need not be compiled."""
+    found: bool = callback._cache.has(callback._sig, callback._targetdescr.target_context)
+    return found
 
 
 @cache
@@ -141,6 +154,11 @@ def _make_cache() -> type:
         def __init__(self, function: Callable[..., Any]) -> None:
             super().__init__(function)
             self._cache_file = _Files(Path(self.cache_path), f"{function.__module__}.{function.__qualname__}")
+
+        def has(self, signature: Any, context: Any) -> bool:
+            """Whether there is a file for the code of a signature."""
+            found: bool = self._cache_file.has(self._index_key(signature, context.codegen()))
+            return found
 
         def save_overload(self, signature: Any, code: Any) -> None:
             try:
@@ -189,11 +207,9 @@ class _Files:
             return None
         return data if made_for == _made_for(key) else None
 
-    def make_tally(self) -> Tally:
-        """Make the tally of the work that was done without compiled code, whose file lies beside those of the code."""
-        if any(path.name.startswith(f"{self._name}.") for path in self._folder.glob(f"*{SUFFIX}")):
-            return Tally(None)
-        return Tally(self._folder / f"{self._name}.work")
+    def has(self, key: Any) -> bool:
+        """Whether there is a file for a key."""
+        return self._path(key).exists()
 
     def _path(self, key: Any) -> Path:
         return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}{SUFFIX}"

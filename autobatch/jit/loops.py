@@ -19,15 +19,18 @@ import sys
 from collections.abc import Callable
 from functools import cache, cached_property
 from hashlib import sha256
+from importlib import import_module
 from inspect import getsource
+from time import perf_counter
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from numpy import generic
 
 from autobatch.jit.compiling import compiling
-from autobatch.jit.internals import compile_callback, keep, make_options, make_tally
-from autobatch.jit.patience import ALWAYS, MODE, Tally, is_spent, run_in_python
+from autobatch.jit.in_python import MODE, run_in_python
+from autobatch.jit.internals import keep, make_callback, make_options
+from autobatch.jit.later import LATER, NEVER, Task, compile_mode, waits_for
 from autobatch.jit.progress import tell_of_compilation
 
 P = ParamSpec("P")
@@ -41,8 +44,7 @@ class Compiled(Generic[P, R]):
     """A function over arrays of ints that compiles itself when first called; `python` is the plain function.
 
     `fastmath` are the fast-math flags that apply to its own arithmetic, wherever it is inlined. If it `is_kept`, code
-    that inlines it finds it compiled on disk. `effort` is its work per element of its arguments, relative to one pass
-    over them, see `autobatch.jit.patience`.
+    that inlines it finds it compiled on disk. If it `waits`, Python runs it as long as a helper compiles it.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class Compiled(Generic[P, R]):
         python: Callable[P, R],
         fastmath: frozenset[str] = frozenset(),
         is_kept: bool = False,
-        effort: float = 1.0,
+        waits: bool = True,
     ) -> None:
+        assert python.__defaults__ is None, "Numba gives Python other values for arguments that are left out"
         self.python = python
-        self.effort = effort
         self.fastmath = fastmath
         self.is_kept = is_kept
+        self.waits = waits
+        self._seconds = 0.0
         self.__doc__ = python.__doc__
         self.__name__ = python.__name__
 
@@ -72,16 +76,14 @@ class Compiled(Generic[P, R]):
         import numba
 
         config: Any = numba.config
-        return self.python if config.DISABLE_JIT else keep(self._decorate(**make_options().called))
+        if config.DISABLE_JIT:
+            return self._run_in_python
+        return keep(self._decorate(**make_options().called), self._meanwhile)
 
     @cached_property
     def inlined(self) -> Any:
         """Numba's function that other compiled code inlines."""
         return self.called if self.is_kept else self._decorate(**make_options().inlined)
-
-    @cached_property
-    def _tally(self) -> Tally:
-        return make_tally(self.called)
 
     def _decorate(self, **options: Any) -> Any:
         import numba
@@ -114,18 +116,40 @@ class Compiled(Generic[P, R]):
         return sha256(b"".join(parts)).hexdigest()[:12]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if MODE.in_python and self.effort < ALWAYS:
+        if MODE.in_python and self.waits:
             return self.python(*args, **kwargs)
-        if MODE.may_wait and self._waits(args):
-            return run_in_python(self.python, *args, **kwargs)
         result: R = self.called(*args, **kwargs)
         return result
 
-    def _waits(self, args: tuple[Any, ...]) -> bool:
-        """Say whether a call of this loop runs in Python: it was not compiled, and has done little work so far."""
-        if self.effort == ALWAYS or getattr(self.called, "signatures", True):  # with NUMBA_DISABLE_JIT it is plain
-            return False
-        return not is_spent(self._tally, self.effort, args)
+    def _meanwhile(self, signature: tuple[Any, ...]) -> Callable[P, R] | None:
+        """What runs in place of code that is on no disk; None if it is to be compiled now."""
+        mode = compile_mode()
+        if mode == NEVER and self.can_wait:
+            return self._run_in_python
+        name = self.python.__module__, self.python.__qualname__
+        task = Task(__name__, "compile_loop", (*name, signature))
+        return self._run_in_python if mode == LATER and self.can_wait and waits_for(task, self._seconds) else None
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether Python may run it: it can, and another process finds it by its name."""
+        return self.waits and not self.is_kept and find_loop(self.python.__module__, self.python.__qualname__) is self
+
+    def _run_in_python(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        began = perf_counter()
+        result = run_in_python(self.python, *args, **kwargs)
+        self._seconds += perf_counter() - began
+        return result
+
+
+def find_loop(module: str, name: str) -> Any:
+    """What a name of a module stands for, if other processes can import the module."""
+    return None if module == "__main__" else getattr(sys.modules.get(module), name, None)
+
+
+def compile_loop(module: str, name: str, signature: tuple[Any, ...]) -> None:
+    """Compile a loop for some types of arguments, into its cache."""
+    getattr(import_module(module), name).called.compile(signature)
 
 
 def compiled(python: Callable[P, R]) -> Compiled[P, R]:
@@ -133,9 +157,9 @@ def compiled(python: Callable[P, R]) -> Compiled[P, R]:
     return Compiled(python)
 
 
-def laborious(effort: float) -> Callable[[Callable[P, R]], Compiled[P, R]]:
-    """Mark a loop as `compiled`, with the work that it does per element of its arguments."""
-    return lambda python: Compiled(python, effort=effort)
+def compiled_at_once(python: Callable[P, R]) -> Compiled[P, R]:
+    """Mark a loop as `compiled` that Python cannot run, or takes much too long for: callers wait for the compiler."""
+    return Compiled(python, waits=False)
 
 
 def in_kernels(python: Callable[P, R]) -> Compiled[P, R]:
@@ -159,8 +183,10 @@ class ByAddress(Compiled[P, R]):
     @cached_property
     def callback(self) -> Any:
         """The compiled function, whose machine code lives as long as this object."""
+        callback = make_callback(self._named(), is_kept=True, error_model="numpy")
         with compiling(f"loop {self.__name__!r}", is_kernel=False, module=self.python.__module__):
-            return compile_callback(self._named(), is_kept=True, error_model="numpy")
+            callback.compile()
+        return callback
 
     @property
     def address(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from threading import Timer
@@ -38,7 +38,7 @@ class Notice:
     """
 
     def __init__(self) -> None:
-        self.is_quiet = False
+        self.is_quiet = self._is_waiting = False
         self.timer: Timer | None = None
         self._seconds, self._told, self._ended = 0.0, False, 0.0
 
@@ -62,6 +62,27 @@ class Notice:
     def _tell(self, compilation: Compilation) -> None:
         self._told = True
         sys.stderr.write(f"autobatch: compiling {in_words(compilation)} and what else is new{say_kept()}.\n")
+
+    def waiting(self, count: Callable[[], tuple[int, int]]) -> None:
+        """Print a line, once in a process, if another process is compiling for some seconds.
+
+        Args:
+            count: gives how many parts are compiled, and how many were asked for.
+        """
+        if not self._is_waiting:
+            self._is_waiting = True
+            later = Timer(SECONDS_UNTOLD, self._tell_waiting, (count, monotonic()))
+            later.daemon = True
+            later.start()
+
+    def _tell_waiting(self, count: Callable[[], tuple[int, int]], began: float) -> None:
+        n_compiled, n_all = count()
+        if n_compiled < n_all:
+            sys.stderr.write(
+                f"autobatch: compiling in the background, {n_compiled} of {n_all} parts in "
+                f"{monotonic() - began:.0f} s; until then mini-batches are interpreted, with results equal up to "
+                f"rounding (AUTOBATCH_COMPILE=now waits instead).\n"
+            )
 
 
 NOTICE = Notice()

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from autobatch.blas import choosing
-from autobatch.compiler.numba.loading import load
-from autobatch.jit.internals import compile_callback, keep
+from autobatch.compiler.numba import loading
+from autobatch.jit.internals import keep, make_callback
 from autobatch.jit.loops import compiled
 from autobatch.system.cache import find_entry, keep_entry
 from helpers.runs.ways import each
@@ -72,37 +72,56 @@ def hits_of(loop: Any, *args: Any) -> int:
     return sum(loop.stats.cache_hits.values())
 
 
+def kept(function: Any) -> Any:
+    """A loop whose code is kept, compiled where it is needed."""
+    return keep(numba.njit(function), lambda signature: None)
+
+
+def callback_hits(function: Any) -> Any:
+    """Compile a callback; say whether its code was kept."""
+    callback = make_callback(function, is_kept=True)
+    callback.compile()
+    return callback.cache_hits
+
+
+def kernel_hits() -> Any:
+    """Load a kernel as another process would; say whether its code was kept."""
+    kernel = loading._make_kernel.__wrapped__(KERNEL, "float32", "int32")
+    kernel.callback.compile()
+    return kernel.callback.cache_hits
+
+
 def only_file(folder: Path, pattern: str) -> Path:
     (path,) = folder.rglob(pattern)
     return path
 
 
 def test_damaged_machine_code_is_compiled_again(triple: Any, tmp_path: Path) -> None:
-    assert hits_of(keep(numba.njit(triple)), 2) == 0
+    assert hits_of(kept(triple), 2) == 0
     path = only_file(tmp_path, "*.kept")
     for name, damage in CODE_DAMAGES.items():
-        assert hits_of(keep(numba.njit(triple)), 2) == 1, name
+        assert hits_of(kept(triple), 2) == 1, name
         path.write_bytes(damage(path.read_bytes()))
-        assert hits_of(keep(numba.njit(triple)), 2) == 0, name
-    assert hits_of(keep(numba.njit(triple)), 2) == 1
+        assert hits_of(kept(triple), 2) == 0, name
+    assert hits_of(kept(triple), 2) == 1
 
 
 def test_damaged_machine_code_of_a_callback_is_compiled_again(tmp_path: Path) -> None:
     nothing = import_function(tmp_path / "nothing.py", "def nothing(x):\n    pass\n")
-    assert compile_callback(nothing, is_kept=True).cache_hits == 0
+    assert callback_hits(nothing) == 0
     path = only_file(tmp_path, "*.kept")
     for name, damage in CODE_DAMAGES.items():
-        assert compile_callback(nothing, is_kept=True).cache_hits == 1, name
+        assert callback_hits(nothing) == 1, name
         path.write_bytes(damage(path.read_bytes()))
-        assert compile_callback(nothing, is_kept=True).cache_hits == 0, name
-    assert compile_callback(nothing, is_kept=True).cache_hits == 1
+        assert callback_hits(nothing) == 0, name
+    assert callback_hits(nothing) == 1
 
 
 def test_each_signature_has_a_file(triple: Any, tmp_path: Path) -> None:
-    loop = keep(numba.njit(triple))
+    loop = kept(triple)
     assert [hits_of(loop, 2), hits_of(loop, 2.0)] == [0, 0]
     assert len(list(tmp_path.rglob("*.kept"))) == 2
-    again = keep(numba.njit(triple))
+    again = kept(triple)
     assert [hits_of(again, 2), hits_of(again, 2.0)] == [1, 2]
 
 
@@ -118,7 +137,7 @@ def test_machine_code_is_written_whole(triple: Any, tmp_path: Path, monkeypatch:
     """A disk that is full leaves no part of a file behind."""
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space left")))
     with pytest.warns(UserWarning, match=r"cannot keep compiled code in .*\(no space left\); going on"):
-        assert keep(numba.njit(triple))(2) == 6
+        assert kept(triple)(2) == 6
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".kept", ".tmp")]
 
 
@@ -136,7 +155,7 @@ import numba
 from double import double
 from autobatch.jit.internals import keep
 
-loop = keep(numba.njit(double))
+loop = keep(numba.njit(double), lambda signature: None)
 assert [loop(x) for x in map(eval, sys.argv[1:])] == [2 * x for x in map(eval, sys.argv[1:])]
 print(sum(loop.stats.cache_hits.values()))
 """
@@ -164,14 +183,14 @@ KERNEL = "def kernel(a, b, c):\n    pass\n"
 
 @pytest.mark.parametrize("pattern", ["*.py", "*.kept"])
 def test_damaged_kernels_are_made_again(tmp_path: Path, pattern: str) -> None:
-    assert load.__wrapped__(KERNEL, "float32", "int32").cache_hits == 0
+    assert kernel_hits() == 0
     for name, damage in CODE_DAMAGES.items():
-        assert load.__wrapped__(KERNEL, "float32", "int32").cache_hits == 1, name
+        assert kernel_hits() == 1, name
         path = only_file(tmp_path / "cache" / "kernels", pattern)
         written = path.read_bytes()
         path.write_bytes(damage(written))
-        load.__wrapped__(KERNEL, "float32", "int32")
-        assert load.__wrapped__(KERNEL, "float32", "int32").cache_hits == 1, name
+        kernel_hits()
+        assert kernel_hits() == 1, name
         if pattern == "*.py":
             assert path.read_bytes() == written, name
     assert not list(tmp_path.rglob("*.pyc"))

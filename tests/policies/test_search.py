@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -16,10 +13,12 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import NamedTypes
 from autobatch.jit.arrays import FloatArray
-from autobatch.jit.patience import run_in_python
+from autobatch.jit.in_python import run_in_python
+from autobatch.jit.loops import Compiled
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
+from autobatch.policies.search import beam, bounds, exact, layered, local_search, reduction, suffix
 from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import chain_bound
 from autobatch.policies.search.exact import find_shortest
@@ -245,28 +244,6 @@ def test_loops_in_python_find_the_same(seed: int) -> None:
     np.testing.assert_array_equal(run_in_python(policy.sequence, dag), policy.sequence(dag))
 
 
-FIRST_USE = """
-import sys
-from pathlib import Path
-from numba.core import event
-from autobatch.policies.search.search import Search
-from test_search import hard_dags
-
-class Begun(event.Listener):
-    def on_start(self, event):
-        print(len(open_loops), event.data["dispatcher"].py_func.__name__)
-        open_loops.append(event)
-    def on_end(self, event):
-        open_loops.pop()
-
-open_loops = []
-dags = hard_dags(Path(sys.argv[1]))
-event.register("numba:compile", Begun())
-for dag in dags:
-    assert Search().sequence(dag).size
-"""
-
-
 def hard_dags(folder: Path) -> list[Dag]:
     """Trees and lattices whose chain bound proves nothing."""
     trees = read_trees(folder / "sst" / "train.txt")[:64]
@@ -275,12 +252,7 @@ def hard_dags(folder: Path) -> list[Dag]:
     return [to_dag(graph) for graph in graphs]
 
 
-@pytest.mark.slow
-def test_the_first_use_compiles_two_loops(tmp_path: Path) -> None:
-    """Counted, with all functions that are inlined in them; all else runs in Python, which takes less time."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    call = [sys.executable, "-c", FIRST_USE, str(SMALL)]
-    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    began = [line.split() for line in done.stdout.splitlines()]
-    assert sorted(name for depth, name in began if depth == "0") == ["_compare", "_search"]
-    assert len(began) <= 40, "129 were compiled before"
+def test_only_loops_that_would_take_python_very_long_are_waited_for() -> None:
+    modules = (beam, bounds, exact, layered, local_search, reduction, suffix)
+    loops = {name: loop for module in modules for name, loop in vars(module).items() if isinstance(loop, Compiled)}
+    assert {name for name, loop in loops.items() if not loop.waits} == {"_compare", "_search"}

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autobatch.backends.base import Timer
-from autobatch.backends.cpu.compiled import BoundRun, BoundTypes
+from autobatch.backends.cpu.compiled import BoundRun, BoundTypes, place_type
+from autobatch.backends.cpu.fixed import is_fixed_compiled
 from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
+from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.numba.loading import is_jitted
 from autobatch.devices.store import HOST
+from autobatch.jit.later import LATER, NEVER, compile_mode
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
 
@@ -46,6 +49,7 @@ class Cpu:
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
         self.chooser, self.pool = Chooser(provider), MemoryPool(CpuMemory)
+        self.reference = Reference(poison)
         self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], BoundTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
@@ -87,16 +91,37 @@ class CompiledPlan(PlanExecutable):
     def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: Options) -> None:
         super().__init__(plan, cells, options)
         self.backend, self.n_threads = backend, options.threads if backend.jitted else 1
-        self.types = backend.compiled_types(cells, options)
+        self.types, self._is_compiled = backend.compiled_types(cells, options), False
         compile_cell = partial(backend.compiled_cell, cells, options)
         self.tables = self.types.tables_of(plan, compile_cell, self.n_threads)
         scratch, kept = self.tables.scratch_size, self.tables.kept_size
         self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
         self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> CompiledRun:
-        """Compute all values; see `Executable`."""
+    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> PlanRun[Any]:
+        """Compute all values, interpreted as long as machine code is missing; see `Executable`."""
+        if not (self._is_compiled or self._has_code()):
+            return self._interpreted.forward(randomness, timer, copies)
         return CompiledRun(self, self.backend.pool, HOST, randomness, timer, copies)
+
+    def _has_code(self) -> bool:
+        """Whether the plan is to run compiled: all of its machine code is at hand, or is compiled when first needed."""
+        not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
+        if not not_compiled.isdisjoint(type_ids) and self.backend.jitted:
+            mode, options = compile_mode(), self.options
+            if mode == NEVER:
+                return False
+            if mode == LATER:
+                cells = self.types.are_compiled(type_ids, place_type(self.plan))
+                if not (is_fixed_compiled(options.dtype.name, options.precision, self.n_threads) and cells):
+                    return False
+            not_compiled.difference_update(type_ids)
+        self._is_compiled = True
+        return True
+
+    @cached_property
+    def _interpreted(self) -> InterpretedPlan:
+        return self.backend.reference.prepare(self.plan, self.cells, self.options)
 
 
 class CompiledRun(PlanRun[CpuMemory]):

@@ -40,11 +40,27 @@ MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
-    """The cells of all types, compiled with the same options, and their stages as they were bound last."""
+    """The cells of all types, compiled with the same options, and their stages as they were bound last.
+
+    Attributes:
+        not_compiled: the types of which it is not known that their machine code is at hand.
+    """
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any]) -> None:
         super().__init__(types, dtype, most_rows)
+        self.not_compiled = set(range(len(types.cells)))
         self._bound: dict[tuple[Any, ...], BoundStages] = {}
+
+    def are_compiled(self, type_ids: Sequence[int], place: str) -> bool:
+        """Whether the machine code of all kernels of some types is at hand; if not, a helper is asked for it.
+
+        Args:
+            place: the type of destinations.
+        """
+        names = [*self.stages, WEIGHTS] if len(self.stages) > 1 else self.stages
+        waiting = self.not_compiled.intersection(type_ids)
+        found = [self.cells[type_id].stage(name).is_compiled(place) for name in names for type_id in waiting]
+        return all(found)
 
     def bound(self, name: str, type_ids: Sequence[int], n_threads: int) -> BoundStages:
         """The bound stages of some types, for some threads; the most recently used sets of types are cached."""
@@ -253,8 +269,12 @@ class BoundStages:
                 stage.take_arrays()
 
 
+def place_type(plan: Plan) -> str:
+    """The name of the type of a plan's destinations."""
+    return "int64" if plan.dest.itemsize == WORD else "int32"
+
+
 def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:
     """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of tiles."""
-    place = "int64" if run.plan.dest.itemsize == WORD else "int32"
     classes = run.tables.row_classes if run.name == WEIGHTS else run.tables.size_classes
-    return place, threads_now(), run.chooser.name, classes
+    return place_type(run.plan), threads_now(), run.chooser.name, classes

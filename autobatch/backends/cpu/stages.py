@@ -57,6 +57,11 @@ class CompiledStage(StageValues):
         assert source is not None, "every kernel has a source"
         return [KernelStep(self, source)]
 
+    def is_compiled(self, place: str) -> bool:
+        """Whether the machine code of all kernels is at hand, see `KernelStep.is_compiled`."""
+        found = [step.is_compiled(place) for step in self.steps if isinstance(step, KernelStep)]
+        return all(found)
+
     def take_arrays(self) -> None:
         """Take the arrays of the run that is on its way, for kernels that run as plain Python."""
         run, plan = self.run, self.run.plan

@@ -22,7 +22,7 @@ from autobatch.blas.own.packed import pack_bf16, pack_float32, panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import threads_now
-from autobatch.compiler.numba.loading import load, load_plain
+from autobatch.compiler.numba.loading import is_compiled, load, load_plain
 from autobatch.compiler.numba.source import Source
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.tiles import letter_of
@@ -31,7 +31,7 @@ from autobatch.compiler.writer import SLOTS
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, aligned, array_at, call_at
 from autobatch.jit.compiling import compiling
-from autobatch.jit.loops import by_address, compiled
+from autobatch.jit.loops import by_address, compiled, compiled_at_once
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
@@ -46,7 +46,7 @@ where rows begin, the bytes from there, and the elements from one row to the nex
 in scratch memory, see `autobatch.backends.cpu.rounding`."""
 
 
-@compiled
+@compiled_at_once
 def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
     """Make the calls from `at` on; return the first call of a step that has no address, or `end`."""
     while at < end:
@@ -119,6 +119,10 @@ class KernelStep:
         if sizes.place not in self._bound:
             self._bound[sizes.place] = BoundKernel(self, self._load(sizes.place))
         return self._bound[sizes.place]
+
+    def is_compiled(self, place: str) -> bool:
+        """Whether its machine code is at hand for a type of destinations; if not, a helper is asked for it."""
+        return place in self._bound or is_compiled(self.source.text, self.stage.dtype.name, place)
 
     def _load(self, place: str) -> int:
         if not self.stage.jitted:

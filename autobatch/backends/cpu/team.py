@@ -22,7 +22,7 @@ from autobatch.backends.cpu.atomic import exchange_if, fetch_add, load, store, y
 from autobatch.backends.cpu.steps import call_steps
 from autobatch.backends.tiles import CallList
 from autobatch.jit.addresses import address_of, call_at
-from autobatch.jit.loops import compiled
+from autobatch.jit.loops import compiled, compiled_at_once
 
 Array = NDArray[Any]
 
@@ -106,7 +106,7 @@ def _borrow(n: int, helpers: list[Helper]) -> None:
                 return
 
 
-@compiled
+@compiled_at_once
 def open_gate(state: int, gate: int, first: int, last: int) -> None:
     """Set the counters of these parts to zero, and open the gate."""
     for part in range(first, last):
@@ -115,7 +115,7 @@ def open_gate(state: int, gate: int, first: int, last: int) -> None:
     store(state, gate)
 
 
-@compiled
+@compiled_at_once
 def close_gate(state: int, rest: int) -> None:
     """Close the gate, and wait until nobody is inside."""
     fetch_add(state, -OPEN)
@@ -124,7 +124,7 @@ def close_gate(state: int, rest: int) -> None:
         looks = look_again(looks, rest)
 
 
-@compiled
+@compiled_at_once
 def join(addresses: Array, calls: CallList, first: int, last: int, state: int, rest: int, gate: int) -> None:
     """Go in if the gate of this sweep is open, and work until there is nothing left."""
     while True:
@@ -137,7 +137,7 @@ def join(addresses: Array, calls: CallList, first: int, last: int, state: int, r
     fetch_add(state, -MEMBER)
 
 
-@compiled
+@compiled_at_once
 def work(addresses: Array, calls: CallList, first: int, last: int, state: int, rest: int, leads: bool) -> None:
     """Take tiles of one part after the other; a part begins when the one before is done, or never if all is over."""
     listed, tile_ptr, ptr, is_serial = calls.calls, calls.tile_ptr, calls.ptr, calls.is_serial

@@ -15,7 +15,7 @@ from autobatch.blas.own.tiles import LANES, LINE, ROWS, WIDTH, WORD, block_float
 from autobatch.blas.product import Gemm
 from autobatch.blas.provider import ByAddress
 from autobatch.jit.addresses import address_of, array_at
-from autobatch.jit.loops import by_address, compiled
+from autobatch.jit.loops import by_address, compiled_at_once
 
 NAME = "packed"
 LYING_ROWS = 256  # up to this many rows of a result, the other factor is read unpacked, once for every 6 rows
@@ -87,7 +87,7 @@ class Repeated:
         repeat_packed(times, self._product, address_of(self._panels), self._copies)
 
 
-@compiled
+@compiled_at_once
 def repeat_packed(times: int, product: Numbers, panels: int, copies: Copies) -> None:
     """Multiply rows by a packed matrix; see `autobatch.blas.calling.repeat_product`."""
     _, _, m, n, inner, a, a_step, _, _, out, out_step = product

@@ -20,7 +20,7 @@ import numpy as np
 
 from autobatch.blas.own.tiles import LANES, NO_ROWS, WIDTH, WORD, Strided, block_bf16, block_float32, turn
 from autobatch.jit.addresses import array_at
-from autobatch.jit.loops import compiled
+from autobatch.jit.loops import compiled, compiled_at_once
 
 ROWS_AT_ONCE, INNER_AT_ONCE, OUTER_AT_ONCE = 48, 512, 128
 LOW, HALF, ONE = np.uint32(0x7FFF), np.uint32(16), np.uint32(1)
@@ -59,7 +59,7 @@ def half(bits: np.uint32) -> np.uint32:
     return np.uint32(quiet if np.uint32(bits & MAGNITUDE) > INFINITY else rounded)
 
 
-@compiled
+@compiled_at_once
 def pack_float32(source: int, row: int, column: int, inner: int, n: int, packed: int) -> None:
     """Pack a matrix (inner, n) of float32.
 
@@ -91,7 +91,7 @@ def pack_float32(source: int, row: int, column: int, inner: int, n: int, packed:
                     panel[k * WIDTH + j] = 0
 
 
-@compiled
+@compiled_at_once
 def pack_bf16(source: int, row: int, column: int, inner: int, n: int, packed: int) -> None:
     """Round and pack a float32 matrix (inner, n); see `pack_float32`. Rows are paired; an odd last one with zeros.
 
@@ -171,7 +171,7 @@ def rows_words(inner: int) -> int:
     return ROWS_AT_ONCE * ((inner + 1) // 2)
 
 
-@compiled
+@compiled_at_once
 def multiply_bf16(m: int, n: int, inner: int, a: Strided, packed: int, out: Strided, adds: int, scratch: int) -> None:
     """Round rows and multiply them by a matrix packed by `pack_bf16`; sums are float32.
 
@@ -199,7 +199,7 @@ def outer_words(m: int, n: int) -> int:
     return OUTER_AT_ONCE * (((n + WIDTH - 1) // WIDTH) * WIDTH + m)
 
 
-@compiled
+@compiled_at_once
 def add_outer_bf16(rows: int, m: int, n: int, x: Strided, y: Strided, out: Strided, scratch: int) -> None:
     """Add x' @ y, both rounded to bf16, to `out`: the gradient of a matrix. Products are summed in pairs of rows.
 

@@ -18,7 +18,7 @@ from hashlib import sha256
 from inspect import getsource
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from autobatch.compiler.numba import scoped, support
 from autobatch.compiler.numba.scoped import plain_get, plain_put
 from autobatch.compiler.numba.vectormath import FUNCTIONS
 from autobatch.jit import addresses
-from autobatch.jit.internals import compile_callback
+from autobatch.jit.internals import is_on_disk, make_callback
+from autobatch.jit.later import Task, waits_for
 from autobatch.jit.loops import Compiled
 from autobatch.ops import error_function
 from autobatch.system.cache import cache_folder
@@ -85,6 +86,28 @@ def load(source: str, dtype: str, place: str) -> Any:
         dtype: the model's float type.
         place: the type of destinations.
     """
+    callback = _make_kernel(source, dtype, place).callback
+    callback.compile()
+    return callback
+
+
+def is_compiled(source: str, dtype: str, place: str) -> bool:
+    """Whether `load` finds the machine code; if not, a helper is asked for it."""
+    kernel = _make_kernel(source, dtype, place)
+    if kernel.is_kept and is_on_disk(kernel.callback):
+        return True
+    return not waits_for(Task(__name__, "load", (source, dtype, place)))
+
+
+class _Kernel(NamedTuple):
+    """A generated function: its callback, and whether the machine code of that is kept on disk."""
+
+    callback: Any
+    is_kept: bool
+
+
+@cache
+def _make_kernel(source: str, dtype: str, place: str) -> _Kernel:
     import numba
 
     functions = FUNCTIONS[dtype]
@@ -104,7 +127,8 @@ def load(source: str, dtype: str, place: str) -> Any:
     path = _keep(text, digest)
     kernel = _make_module(text, digest, path).kernel
     options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": FAST_MATH}
-    return compile_callback(kernel, is_kept=path is not None, **options)
+    is_kept = path is not None
+    return _Kernel(make_callback(kernel, is_kept, **options), is_kept)
 
 
 _HEAD = """from math import sqrt

@@ -22,6 +22,7 @@ import numpy as np
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.jit.later import compiling_now
 from autobatch.policies.fsm.episodes import LearningRules
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
@@ -175,6 +176,7 @@ def check_device(device: str) -> DeviceName:
     return device
 
 
+@compiling_now()
 def _learn(task: Task, practice: Practice, settings: QLearning, on_progress: Callable[[Progress], None]) -> Learned:
     """Learn the table of one direction."""
     n_types = task.dags[0].n_types

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray, blank, empty, filled, zeros
 from autobatch.jit.bits import count_ones
-from autobatch.jit.loops import compiled, laborious
+from autobatch.jit.loops import compiled
 from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
 TOLERANCE = 1e-9
@@ -63,7 +63,7 @@ class _Trie(NamedTuple):
     size: IntArray  # [1]
 
 
-@laborious(5)
+@compiled
 def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int) -> Outcome:
     """Search for the cheapest sequence that finishes the graph of the suffixes.
 

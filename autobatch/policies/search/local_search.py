@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import IntArray, blank, copied, turned
-from autobatch.jit.loops import compiled, laborious
-from autobatch.jit.patience import ALWAYS
+from autobatch.jit.loops import compiled, compiled_at_once
 from autobatch.policies.sequences.compaction import compact, keep_from_left
 from autobatch.policies.sequences.embedding import fill_mirrored, index_stops
 
@@ -56,7 +55,7 @@ def local_search(
     return _search(dag, reverse(dag), compact(dag, sequence), max_steps, enough, state)
 
 
-@laborious(ALWAYS)
+@compiled_at_once
 def _search(
     dag: Dag, backward: Dag, sequence: IntArray, n_steps: int, enough: float, state: NDArray[np.int64]
 ) -> IntArray:

@@ -3,9 +3,7 @@
 A rule comes first: if its sequence has as few batches as the chain bound, that is proven optimal, and most graphs need
 no more. Otherwise the search works on the reduced graph, a smaller graph that the same sequences of types finish. Rules
 in both directions and a beam search give starting sequences. Local search improves each for its share of the steps,
-then the best result for as many steps again, and stops at the bound. At first only the steps of local search, and what
-compares nodes of the reduced graph, are compiled, in about three seconds; all else runs in Python until it has done as
-much work as compiling it would take (`autobatch.jit.patience`).
+then the best result for as many steps again, and stops at the bound.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
-from autobatch.jit.patience import patiently
 from autobatch.policies.rules.heuristics import Agenda
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.beam import WIDTH, beam_search
@@ -62,7 +59,6 @@ class Search(BasePolicy):
         """`search`, with the number of steps unless it is the default."""
         return self.rule if self.steps == STEPS else f"{self.rule}+{self.steps}"
 
-    @patiently()
     def schedule(self, graph: Graph) -> Schedule:
         """Search on the reduced graph.
 
@@ -74,7 +70,6 @@ class Search(BasePolicy):
         sequence = self.sequence(dag)
         return to_schedule_at(dag, sequence, embed_early(dag, sequence))
 
-    @patiently()
     def sequence(self, dag: Dag) -> IntArray:
         """Find a sequence of types that finishes a dag."""
         enough, rng = chain_bound(dag), np.random.default_rng(self.seed)

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse_edges
 from autobatch.jit.arrays import IntArray, blank, copied, filled, zeros
-from autobatch.jit.loops import compiled, laborious
-from autobatch.jit.patience import ALWAYS
+from autobatch.jit.loops import compiled, compiled_at_once
 
 BoolArray = NDArray[np.bool_]
 BitArray = NDArray[np.uint64]
@@ -306,7 +305,7 @@ def _append(found: _Found, after: IntArray, type_id: int, here: IntArray, size: 
     found.last[type_id] = size
 
 
-@laborious(ALWAYS)
+@compiled_at_once
 def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
     """Find the suffixes within each of `start` to `end`, which are all of one level, the highest so far."""
     n_words = (end + 63) // 64

@@ -1,0 +1,214 @@
+"""Have a helper process compile, while mini-batches run without compiled code.
+
+    AUTOBATCH_COMPILE=later    a helper compiles; until it is done, loops run in Python and cells in NumPy (the default)
+    AUTOBATCH_COMPILE=now      what is not compiled is compiled where it is needed first, which waits for it
+    AUTOBATCH_COMPILE=never    nothing is compiled
+
+The helper fills the caches on disk, and this process loads from there; so without a cache, everything is compiled now.
+It finds modules where this process does.
+Results are equal up to rounding: compiled cells add in another order.
+
+    here      waits_for(task) ──task, seconds──▶ helper: the task that has cost the most seconds first
+              waits_for(task) is False ◀──answer── done, or failed
+
+Tasks are asked for again when running without them has cost much more time than was said before. A task that failed is
+done here, where its error shows. The helper ends when it has nothing to do, and with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autobatch.errors import BackendError
+from autobatch.jit.progress import NOTICE
+from autobatch.system.cache import cache_folder
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
+
+VARIABLE = "AUTOBATCH_COMPILE"
+LATER, NOW, NEVER = "later", "now", "never"
+MODES = LATER, NOW, NEVER
+MORE = 2.0
+"""A task is asked for again when it has cost so many times the seconds that the helper knows of, and a bit more."""
+LEAST_S = 0.1
+POLL_S = 0.02
+IS_FROZEN = getattr(sys, "frozen", False)
+"""Whether the program is an executable of its own, which no helper can be started from."""
+
+
+class Task(NamedTuple):
+    """A call that compiles something into a cache on disk: of a function of a module, with arguments that pickle."""
+
+    module: str
+    function: str
+    args: tuple[Any, ...]
+
+
+class _Thread(threading.local):
+    """Whether a thread compiles what it needs, whatever the variable says."""
+
+    compiles = False
+
+
+_THREAD = _Thread()
+
+
+def compile_mode() -> str:
+    """When code is compiled that this thread needs: one of `MODES`.
+
+    Raises:
+        BackendError: the variable has another value.
+    """
+    if _THREAD.compiles:
+        return NOW
+    mode = os.environ.get(VARIABLE, LATER)
+    if mode not in MODES:
+        raise BackendError(f"{VARIABLE}={mode!r} is none of {', '.join(MODES)}.")
+    return NOW if mode == LATER and (cache_folder() is None or IS_FROZEN) else mode
+
+
+@contextmanager
+def compiling_now() -> Iterator[None]:
+    """Compile what this thread needs in the block where it is needed: for measurements, and for loops that run long."""
+    before, _THREAD.compiles = _THREAD.compiles, True
+    try:
+        yield
+    finally:
+        _THREAD.compiles = before
+
+
+class Helper:
+    """A helper process, as this process knows it: started when there is a task, and again when it has ended.
+
+    Attributes:
+        n_waiting: how many tasks are neither done nor failed.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._numbers: dict[Task, int] = {}
+        self._seconds: dict[int, float] = {}  # of tasks that are not answered, as the helper knows them
+        self._answered: set[int] = set()
+        self._messages: SimpleQueue[int | None] | None = None
+        self._tasks: list[Task] = []
+        self._failure = ""
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._seconds)
+
+    def waits_for(self, task: Task, seconds: float) -> bool:
+        """Ask for a task, unless that was done before; say whether the helper is at it.
+
+        Args:
+            seconds: that running without it has cost so far.
+        """
+        with self._lock:
+            number = self._numbers.get(task)
+            if number is None:
+                number = self._numbers[task] = len(self._tasks)
+                self._tasks.append(task)
+                NOTICE.waiting(lambda: (len(self._tasks) - self.n_waiting, len(self._tasks)))
+            if self._failure:
+                self._fail()
+            elif number not in self._answered:
+                known = self._seconds.get(number)
+                if known is None or seconds > MORE * known + LEAST_S:
+                    self._seconds[number] = seconds
+                    self._send(number)
+            return number not in self._answered
+
+    def wait(self) -> None:
+        """Wait until all tasks are done, or have failed."""
+        while self._seconds and not self._failure:
+            time.sleep(POLL_S)
+
+    def _send(self, number: int) -> None:
+        from queue import SimpleQueue
+
+        if self._messages is None:
+            self._messages = SimpleQueue()
+            threading.Thread(target=self._run, args=(self._messages,), name="autobatch compiling", daemon=True).start()
+        self._messages.put(number)
+
+    def _run(self, messages: SimpleQueue[int | None]) -> None:
+        """Start the process, and write to it what is asked; in a thread, as it reads nothing while it starts."""
+        import subprocess
+
+        command = [sys.executable, "-P", "-m", "autobatch.jit.helper"]
+        environment = {**os.environ, VARIABLE: NOW, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        try:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            self._failure = f"no process can be started ({error.strerror or error})"
+            return
+        threading.Thread(target=self._listen, args=(process, messages), name="autobatch compiled", daemon=True).start()
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin as pipe:  # it may have ended, which the other thread finds too
+            while (number := messages.get()) is not None:
+                pickle.dump((number, self._tasks[number], self._seconds.get(number, 0.0)), pipe)
+                pipe.flush()
+
+    def _listen(self, process: Any, messages: SimpleQueue[int | None]) -> None:
+        """Take the answers of the process until it ends."""
+        with suppress(EOFError, pickle.UnpicklingError, OSError), process.stdout as pipe:
+            while True:
+                number = pickle.load(pipe)
+                with self._lock:
+                    self._answered.add(number)
+                    self._seconds.pop(number, None)
+        messages.put(None)
+        status = process.wait()
+        with self._lock:
+            self._messages = None
+            if status:
+                self._failure = f"the process that compiles ended with status {status}"
+            else:
+                for number in self._seconds:  # asked for while it ended
+                    self._send(number)
+
+    def _fail(self) -> None:
+        """Have the caller compile all that was asked for; the next task starts a process again."""
+        warnings.warn(f"compiling here, which mini-batches wait for: {self._failure}.", stacklevel=4)
+        self._failure = ""
+        self._answered.update(self._seconds)
+        self._seconds.clear()
+
+
+_helper = Helper()
+
+
+def _renew() -> None:
+    global _helper
+    _helper = Helper()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+def waits_for(task: Task, seconds: float = 0.0) -> bool:
+    """Ask the helper of this process for a task; see `Helper.waits_for`."""
+    return _helper.waits_for(task, seconds)
+
+
+def n_waiting() -> int:
+    """How many tasks are asked for and not answered: while there are any, times say little."""
+    return _helper.n_waiting
+
+
+def wait_for_helper() -> None:
+    """Wait until nothing is compiled in another process: before something is measured."""
+    _helper.wait()
