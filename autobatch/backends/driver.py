@@ -12,8 +12,8 @@ than the parameters', times, and the order of it all.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -34,6 +34,10 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 M = TypeVar("M", bound=Memory)
+SILENT: Any = {"over": "ignore", "divide": "ignore", "invalid": "ignore"}
+"""Runs give no floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
+
+HELD = frozenset(("memory", "values", "interpreter"))  # what a run holds until it is closed
 
 
 class PlanExecutable:
@@ -88,7 +92,7 @@ class PlanRun(ABC, Generic[M]):
         self.targets: Mapping[int, Gradient] = {}
         self.memory = pool.take()
         try:
-            with self._silent():
+            with np.errstate(**SILENT):
                 self._reserve()
                 self._allocations = self.memory.take_allocations()
                 self.values = Values(self.plan, self.cells, self.memory.buffer, store)
@@ -147,14 +151,15 @@ class PlanRun(ABC, Generic[M]):
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:
         """Run "forward" or "backward": all nodes, or those that are active."""
-        batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
         with self._bound(stage):
+            if activity is None and self.timer is None:
+                self._call(stage, 0, self.plan.schedule.n_batches + 2)
+                return
+            batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
             if activity is not None:
                 self._call_active(stage, batches, activity)
-            elif self.timer is not None:
-                self._call_timed(stage, batches)
             else:
-                self._call(stage, 0, len(batches) + 2)
+                self._call_timed(stage, batches)
 
     def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
         """Run the batches that have active nodes, and clear the gradients of the others."""
@@ -174,7 +179,7 @@ class PlanRun(ABC, Generic[M]):
         if self._ended:
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
-        with self._silent():
+        with np.errstate(**SILENT):
             activity = self.executable.activity(self._seeded)
             targets = self.memory.targets(into, self.cells.stacks)
             with self._limited(), self.memory.on_device(targets.arrays, self.options) as gradients:
@@ -215,12 +220,6 @@ class PlanRun(ABC, Generic[M]):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
 
-    @contextmanager
-    def _silent(self) -> Iterator[None]:
-        """Silence NumPy's floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            yield
-
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Tell the timer, if there is one, that a batch is done; see `Timer`."""
         if self.timer is not None:
@@ -257,5 +256,5 @@ class PlanRun(ABC, Generic[M]):
             self._ended = "closed"
             self.targets = {}
             self._pool.give_back(self.memory)
-            for name in ("memory", "values", "interpreter"):
-                vars(self).pop(name, None)
+            for name in HELD.intersection(vars(self)):
+                delattr(self, name)

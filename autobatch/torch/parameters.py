@@ -36,7 +36,7 @@ class TensorParameter(Parameter):
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.name, self._tensor, self._noted = name, weakref.ref(tensor), -1
-        self._data = _array_of(tensor, name)
+        self.array = _array_of(tensor, name)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -61,9 +61,9 @@ class TensorParameter(Parameter):
 
     def refresh(self) -> None:
         """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`."""
-        array = self._data
+        array = self.array
         if self.tensor.data_ptr() != array.ctypes.data or self.tensor.dtype is not TENSOR_TYPES[array.dtype]:
-            self._data, self._lent, self.buffer = _array_of(self.tensor, self.name), None, None
+            self.array, self._lent, self.buffer = _array_of(self.tensor, self.name), None, None
             self.n_assigned += 1
             self.note_change()
 

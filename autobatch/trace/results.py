@@ -73,12 +73,8 @@ class SlotTable:
 
     def typed(self, columns: Sequence[Any]) -> list[Any]:
         """The rows of all slots as arrays of what they stand for."""
-        return [x.astype(dtype) if dtype else x for x, dtype in zip(columns, self.dtypes, strict=False)]
-
-    @property
-    def dtypes(self) -> list[str]:
-        """What the numbers of each slot stand for."""
-        return [slot.dtype for slot in self._slots.values()]
+        slots = zip(columns, self._slots.values(), strict=False)
+        return [x.astype(slot.dtype) if slot.dtype else x for x, slot in slots]
 
     def share(self, structure: Key) -> Key:
         """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
@@ -163,17 +159,14 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], re
     first = structures[0]
     if not are_same:
         _check_outlines(structures)
-    if isinstance(first, Slot):
+    if type(first) is Slot:
         return columns[first.number]
-    if isinstance(first, Static):
+    if type(first) is Static:
         return _stack_constants([s.value for s in structures])
     if first.kind in ("list", "rows"):
         return [_per_instance(s, columns, rest) for s in structures]
-    stacked = []
-    for i, child in enumerate(first.children):
-        children = [child] * len(structures) if are_same else [s.children[i] for s in structures]
-        stacked.append(_stack(children, are_same, columns, rest))
-    return first.build(stacked)
+    parts = zip(*[s.children for s in structures], strict=True)
+    return first.build([_stack(children, are_same, columns, rest) for children in parts])
 
 
 def _check_outlines(structures: Sequence[Any]) -> None:
