@@ -48,11 +48,11 @@ class Lifting:
         In a result NumPy's floats become values too, since an eager call returns them as such. If `is_ragged`, sources
         of arrays have any number of rows.
         """
+        if type(x) is np.ndarray and x.dtype.char in "fd":
+            return self._source_of_array(x, is_ragged)
         if isinstance(x, (Value, Outputs)):
             self._handles.check(x)
             return x
-        if type(x) is np.ndarray and x.dtype.char in "fd":
-            return self._source_of_array(x, is_ragged)
         if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
         if isinstance(x, Parameter):

@@ -38,9 +38,15 @@ class Slot:
 
 @dataclass
 class SlotTable:
-    """The slots that one function has returned so far."""
+    """The slots that one function has returned so far.
+
+    Attributes:
+        shapes: of the values of each slot.
+        of_class: the slots met so far, by the path and the class of values.
+    """
 
     shapes: list[Shape] = field(default_factory=list)
+    of_class: dict[tuple[str, type[Value]], Slot] = field(default_factory=dict)
     _slots: dict[tuple[str, tuple[Shape, str] | None], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
@@ -73,8 +79,12 @@ class SlotTable:
 
     def typed(self, columns: Sequence[Any]) -> list[Any]:
         """The rows of all slots as arrays of what they stand for."""
-        slots = zip(columns, self._slots.values(), strict=False)
-        return [x.astype(slot.dtype) if slot.dtype else x for x, slot in slots]
+        return [x.astype(dtype) if dtype else x for x, dtype in zip(columns, self.dtypes, strict=False)]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """What the numbers of each slot stand for."""
+        return [slot.dtype for slot in self._slots.values()]
 
     def share(self, structure: Key) -> Key:
         """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
@@ -94,7 +104,10 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         numbers += [slot.number] * len(result)
         return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
-        slot = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
+        slot = slots.of_class.get((path, type(result)))
+        if slot is None:
+            slot = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
+            slots.of_class[path, type(result)] = slot
         refs.append(result.ref)
         numbers.append(slot.number)
         return slot
