@@ -17,6 +17,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
+from autobatch.torch.known import KnownTensors
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
@@ -42,6 +43,9 @@ class TorchModule(Module):
         self.module = module
         self.sparse: frozenset[str] = frozenset()
         self.float_dtype = torch.float32
+        self._known = KnownTensors(module)
+        self._named: list[tuple[str, torch.Tensor]] = []
+        self._dtypes: list[torch.dtype] = []
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
 
@@ -106,16 +110,23 @@ class TorchModule(Module):
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters and float buffers, by name; the same dict until the module has others."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        floats = {name: tensor for name, tensor in named if tensor.is_floating_point()}
+        named = self._known.named()
+        dtypes = [tensor.dtype for _, tensor in named]
+        if named is not self._named or dtypes != self._dtypes:
+            self._named, self._dtypes = named, dtypes
+            self._name_floats()
+        for parameter in self._found.values():
+            parameter.refresh()
+        return self._found  # type: ignore[return-value]
+
+    def _name_floats(self) -> None:
+        """Find what stands for the tensors of floats."""
+        floats = {name: tensor for name, tensor in self._named if tensor.is_floating_point()}
         if floats.keys() != self._found.keys() or not all(map(is_, floats.values(), self._tensors)):
             self._found = {name: make_parameter(tensor, name) for name, tensor in floats.items()}
             self._tensors = [*floats.values()]
             tables = {id(m.weight) for m in self.module.modules() if isinstance(m, torch.nn.Embedding) and m.sparse}
             self.sparse = frozenset(name for name, tensor in floats.items() if id(tensor) in tables)
-        for parameter in self._found.values():
-            parameter.refresh()
-        return self._found  # type: ignore[return-value]
 
 
 def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
