@@ -34,9 +34,6 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 M = TypeVar("M", bound=Memory)
-SILENT: Any = {"over": "ignore", "divide": "ignore", "invalid": "ignore"}
-"""Runs give no floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
-
 HELD = frozenset(("memory", "values", "interpreter"))  # what a run holds until it is closed
 
 
@@ -90,9 +87,10 @@ class PlanRun(ABC, Generic[M]):
         self.store, self.randomness, self.timer = store, randomness, timer
         self._pool, self._ended, self.launches = pool, "", 0
         self.targets: Mapping[int, Gradient] = {}
+        self._outputs: list[Any] | None = None
         self.memory = pool.take()
         try:
-            with np.errstate(**SILENT):
+            with self._silent():
                 self._reserve()
                 self._allocations = self.memory.take_allocations()
                 self.values = Values(self.plan, self.cells, self.memory.buffer, store)
@@ -179,7 +177,7 @@ class PlanRun(ABC, Generic[M]):
         if self._ended:
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
-        with np.errstate(**SILENT):
+        with self._silent():
             activity = self.executable.activity(self._seeded)
             targets = self.memory.targets(into, self.cells.stacks)
             with self._limited(), self.memory.on_device(targets.arrays, self.options) as gradients:
@@ -220,6 +218,10 @@ class PlanRun(ABC, Generic[M]):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
 
+    def _silent(self) -> AbstractContextManager[None]:
+        """Silence NumPy's floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
+        return np.errstate(over="ignore", divide="ignore", invalid="ignore")
+
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Tell the timer, if there is one, that a batch is done; see `Timer`."""
         if self.timer is not None:
@@ -227,12 +229,14 @@ class PlanRun(ABC, Generic[M]):
 
     # Results.
 
-    @cached_property
+    @property
     def outputs(self) -> list[Any]:
         """The values that the user asked for; see `Run`."""
-        if self._read is None:
-            raise BackendError("reading the outputs of a run that does not copy them to the host.")
-        return self._read()
+        if self._outputs is None:
+            if self._read is None:
+                raise BackendError("reading the outputs of a run that does not copy them to the host.")
+            self._outputs = self._read()
+        return self._outputs
 
     def on_device(self, slot: int) -> Any:
         """The values of a slot on the device; see `Run`."""

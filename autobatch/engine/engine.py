@@ -190,7 +190,7 @@ class Engine:
         executor = self._executor
         executor.refresh()
         self.recorder.refresh(executor.dtype)
-        facts = self.options, self.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
+        facts = self.options, self.planning.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
         if self._facts != facts:
             given, backend, dtype, store, purpose, _ = facts
             check_precision(given.precision, dtype, backend.name)
@@ -267,4 +267,4 @@ class Engine:
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
-        return self._executor.forward(step, self.seed, self.step, self._profile)
+        return self._executor.forward(step, self.options.seed, self.step, self._profile)

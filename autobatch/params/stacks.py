@@ -135,7 +135,7 @@ class Stack(Parameter):
             part.data = piece
 
     @property
-    def array(self) -> FloatArray:
+    def array(self) -> FloatArray:  # type: ignore[override]
         """All numbers; the same array until a part is moved elsewhere."""
         if self.buffer is None:
             settle([self])

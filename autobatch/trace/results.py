@@ -98,26 +98,26 @@ class SlotTable:
 
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
     """Append the handles in `result` to `refs` and their slots to `numbers`; return the structure."""
+    if type(result) in NUMBERS:
+        return Static(result)
     if isinstance(result, Rows):
         slot = slots.slot(f"{path}[]", result.row.key.detail, _dtype_of(result.row), in_list=True)
         refs += result.refs
         numbers += [slot.number] * len(result)
         return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
-        slot = slots.of_class.get((path, type(result)))
-        if slot is None:
-            slot = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
-            slots.of_class[path, type(result)] = slot
+        found = slots.of_class.get((path, type(result)))
+        if found is None:
+            found = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
+            slots.of_class[path, type(result)] = found
         refs.append(result.ref)
-        numbers.append(slot.number)
-        return slot
+        numbers.append(found.number)
+        return found
     if isinstance(result, Outputs):
         result = tuple(result)
     if type(result) is tuple:  # the most frequent container
         children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
         return slots.share(Key("tuple", None, tuple(children)))
-    if type(result) in NUMBERS:
-        return Static(result)
     if not is_structure(result):
         _refuse_awaitable(result, path)
         return Static(result)
