@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import is_
@@ -48,6 +48,8 @@ class TorchModule(Module):
         self._dtypes: list[torch.dtype] = []
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
+        self._patched: tuple[Any, list[Patch]] = None, []
+        self._has_own = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -72,9 +74,19 @@ class TorchModule(Module):
         """Those of tensors."""
         return (TensorMethods,)
 
-    def _patches(self) -> Iterator[Patch]:
-        """Methods that are cells, modules that are, and the attributes of other modules that these are."""
+    def _patches(self) -> Sequence[Patch]:
+        """Methods that are cells, modules that are, and the attributes of other modules that these are.
+
+        The same list as long as the attributes of all modules of torch are the same, unless there are own modules.
+        """
+        named = self._known.named()
+        if named is not self._patched[0] or self._has_own:
+            self._patched = named, [*self._find_patches()]
+        return self._patched[1]
+
+    def _find_patches(self) -> Iterator[Patch]:
         modules = list(self.module.modules())
+        self._has_own = any(isinstance(module, OwnModule) for module in modules)
         own = [part for module in modules if isinstance(module, OwnModule) for part in modules_in(module.own)]
         yield from patches_in([*modules, *own])
         for parent in modules:

@@ -134,7 +134,7 @@ class Recorder:
         if self.module is None or self.known is None:
             return ()
         if self.module._patches is not None:
-            return [*self.module._patches()]
+            return self.module._patches()
         modules = self.known.modules()
         if modules is not self._patched[0]:
             self._patched = modules, [*patches_in(modules)]

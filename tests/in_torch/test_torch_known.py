@@ -91,9 +91,9 @@ def test_a_walk_is_repeated_only_where_it_may_differ(has_own_walk: bool) -> None
     walks = []
 
     class Counting(nn.Module):
-        def modules(self) -> Iterator[nn.Module]:
+        def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
             walks.append(self)
-            return super().modules()
+            return super().modules(remove_duplicate)
 
     class Asked(Counting):
         def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
