@@ -156,7 +156,7 @@ def make_tables(
     """Make the tiles and the calls of a plan, list its addresses, and class mean rows and rows of types.
 
     Returns:
-        the words of the tiles; numbers, since each array that compiled code returns takes a microsecond; the calls
+        the words of the tiles; numbers, since each array that compiled code returns takes half a microsecond; the calls
         of forward, backward and weights; which batches are serial; and classes. The numbers are kept_size,
         scratch_size, and then where each of these ends, which follow: `ptr` and `mean_rows` of the tiles, `tile_ptr`
         and `ptr` of the calls of each stage, and the addresses.

@@ -155,8 +155,8 @@ def _all_pools() -> list[ThreadPool]:
 def _pool_of(library: Any) -> ThreadPool:
     """The pool of a library, as threadpoolctl describes it.
 
-    The pool of OpenBLAS belongs to the process. Its own functions are called, as threadpoolctl takes ten times as long,
-    and ignores all Python threads but one, which here take turns.
+    The pool of OpenBLAS belongs to the process. Its own functions are called: threadpoolctl takes several times as long
+    and obeys one Python thread alone, while here all take turns.
     """
     if library.internal_api == "openblas" and library.threading_layer != "openmp":
         for name in OPENBLAS_NAMES:

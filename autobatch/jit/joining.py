@@ -1,4 +1,4 @@
-"""Join arrays in compiled code: each array that it returns to Python takes a microsecond."""
+"""Join arrays in compiled code: each array that it returns to Python takes half a microsecond."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def place_values(
 
     Returns:
         row, node_at, segments, ints, floats, dest_ptr and adds, as `Plan` has them; and numbers, since each array that
-        compiled code returns takes a microsecond: mirror, size, and then where each of these ends, which follow:
+        compiled code returns takes half a microsecond: mirror, size, and then where each of these ends, which follow:
         type_ptr, block_rows, base_ptr, base, segment_base, saved_base, slot_base, slot_rows, dest_base.
     """
     graph = sections(words)
