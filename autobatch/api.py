@@ -395,8 +395,8 @@ def batched(
         module = _module_of(function)
     if not callable(function) or not isinstance(module, Module | None):
         raise GraphError(
-            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_told(function)} "
-            f"and {_told(module)}; give a method of a model, such as model.loss, or a model that has __call__."
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_name(function)} "
+            f"and {_name(module)}; give a method of a model, such as model.loss, or a model that has __call__."
         )
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
@@ -435,6 +435,6 @@ def _modules_at(function: Any) -> list[Module]:
     return [x for x in held if isinstance(x, Module)]
 
 
-def _told(x: Any) -> str:
+def _name(x: Any) -> str:
     """What an error says of an argument; a module, which prints as a tree, by its class."""
     return f"a {type(x).__name__}" if isinstance(x, Module) else repr(x)

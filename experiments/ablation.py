@@ -164,12 +164,12 @@ def time_range(one: Record, way: str) -> tuple[float, float]:
 
 def see(records: Records) -> str:
     """Say what each idea is worth in training."""
-    told = []
+    parts = []
     for way in WITHOUT:
         times = [one.figures["training"][way]["time"] for one in records.values()]
         ends = f"{min(times):.2f} to {max(times):.2f}" if min(times) < max(times) else f"{times[0]:.2f}"
-        told.append(f"{way}: {ends}")
-    return f"Times of training, as multiples of those with everything, over {len(records)} models: {'; '.join(told)}."
+        parts.append(f"{way}: {ends}")
+    return f"Times of training, as multiples of those with everything, over {len(records)} models: {'; '.join(parts)}."
 
 
 CLAIM = Claim(

@@ -28,9 +28,9 @@ FOLDER = Path(__file__).resolve().parent
 
 def measure_all(words: list[str]) -> int:
     """Run every claim with the words of the command line, then write the report; give the exit status."""
-    told = read_words(words)
-    out = Path(told.get("out", QUICK if told.get("quick") == "True" else RESULTS))
-    if unknown := sorted(told.keys() - {"out", "quick", "again"}):
+    given = read_words(words)
+    out = Path(given.get("out", QUICK if given.get("quick") == "True" else RESULTS))
+    if unknown := sorted(given.keys() - {"out", "quick", "again"}):
         raise AutobatchError(
             f"{unknown[0]!r} is no setting of all; give it to one claim: autobatch experiment {NAMES[0]} ..."
         )

@@ -178,10 +178,10 @@ def see(records: Records) -> str:
     worst = max(most, key=most.__getitem__)
     left_out = sorted(records.keys() - set(drawn_of(records)))
     drawn = f" The figure leaves out {in_list(left_out)}." if left_out else ""
-    told = "; ".join(f"{label}: {100 * statistics.fmean(found):.1f}%" for label, found in far.items())
+    averages = "; ".join(f"{label}: {100 * statistics.fmean(found):.1f}%" for label, found in far.items())
     return (
         f"On {len(records)} workloads, held-out mini-batches need this many batches more than the better bound, on "
-        f"average: {told}. The rule score is farthest above on {worst}, by {100 * most[worst]:.1f}%.{drawn}"
+        f"average: {averages}. The rule score is farthest above on {worst}, by {100 * most[worst]:.1f}%.{drawn}"
     )
 
 

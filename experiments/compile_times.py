@@ -87,7 +87,7 @@ def time_compilation(workload: Workload, batch_size: int, note: Callable[[str], 
     Args:
         workload: names the model, its data, dim and seed.
         batch_size: instances in the mini-batch that is run.
-        note: is told what is compiled.
+        note: called with what is compiled.
 
     Raises:
         AutobatchError: a process failed.

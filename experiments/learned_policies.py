@@ -191,7 +191,7 @@ def see(records: Records) -> str:
     states = [statistics.median(found["states"]) for found in every]
     seconds = [found["learning_s"] for found in every]
     above = {workload: above_of(record.figures["machines"][CHOSEN]) for workload, record in records.items()}
-    told = "; ".join(f"{workload} {first:.1f}% and {others:.1f}%" for workload, (first, others) in above.items())
+    excess = "; ".join(f"{workload} {first:.1f}% and {others:.1f}%" for workload, (first, others) in above.items())
     lost = {workload: others - first for workload, (first, others) in above.items()}
     worst = max(lost, key=lost.__getitem__)
     gains = [workload for workload, points in lost.items() if points < 0]
@@ -201,8 +201,8 @@ def see(records: Records) -> str:
         f"Of all machines, learning ends after {min(episodes):,g} to {max(episodes):,g} episodes, which take "
         f"{min(seconds):.2f} to {max(seconds):.2f} s, and leaves {min(states):g} to {max(states):,g} states. The "
         f"machine “{CHOSEN}”, planning forward and not compacted, is this far above the bound on the mini-batch "
-        f"learned on and on others: {told}. {most}{besides}. It needs, beside the published machine, on the mini-batch "
-        f"learned on: {in_words(compare_with_theirs(records, fewest_of))}. On others: "
+        f"learned on and on others: {excess}. {most}{besides}. It needs, beside the published machine, on the "
+        f"mini-batch learned on: {in_words(compare_with_theirs(records, fewest_of))}. On others: "
         f"{in_words(compare_with_theirs(records, lambda found: above_of(found)[1]))}."
     )
 

@@ -257,12 +257,12 @@ def see(records: Records) -> str:
     """Say what is copied."""
     found = records[""].figures
     copied = {name: cell["kB"] for name, cell in found["cells"].items() if cell["kB"]}
-    told = ", ".join(f"{name} {kilobytes:g} kB" for name, kilobytes in copied.items()) or "none"
+    copying = ", ".join(f"{name} {kilobytes:g} kB" for name, kilobytes in copied.items()) or "none"
     theirs = [cell.kilobytes for cell in SEVEN.values()]
     moved = ", ".join(f"{name} {counts['all parts']['moved_kB']:,.0f} kB" for name, counts in found["models"].items())
     return (
-        f"Cells in which anything is copied: {told}; the published planner copies {min(theirs):g} to {max(theirs):g} "
-        f"kB. A mini-batch of a whole model moves: {moved}."
+        f"Cells in which anything is copied: {copying}; the published planner copies {min(theirs):g} to "
+        f"{max(theirs):g} kB. A mini-batch of a whole model moves: {moved}."
     )
 
 

@@ -29,7 +29,7 @@ Seconds: TypeAlias = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What every experiment can be told."""
+    """The settings of every experiment."""
 
     seed: int = 0
     threads: int = 1
@@ -65,7 +65,7 @@ class Record:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the experiment was told."""
+        """The settings it ran with."""
         found: Mapping[str, Any] = self.content["settings"]
         return found
 
@@ -93,10 +93,10 @@ def origins(records: Iterable[Record]) -> str:
         machine = content["machine"]
         place = f"{content['started'][:10]}, {machine['cpu']}, {machine['cores']} core{'s'[: machine['cores'] > 1]}"
         commits.setdefault(place, {}).setdefault(content["commit"][:7])
-    told = "; ".join(f"{place}, commit{'s'[: len(some) > 1]} {', '.join(some)}" for place, some in commits.items())
+    measured = "; ".join(f"{place}, commit{'s'[: len(some) > 1]} {', '.join(some)}" for place, some in commits.items())
     stale = [record.name for record in found if record.is_stale]
     which = f" ({', '.join(stale)})" if len(stale) < len(found) else ""
-    return f"Measured {told}; stale{which}: the code has changed since." if stale else f"Measured {told}."
+    return f"Measured {measured}; stale{which}: the code has changed since." if stale else f"Measured {measured}."
 
 
 def place_of(folder: Path, experiment: str, part: str = "") -> Path:
@@ -167,7 +167,7 @@ def in_json(settings: Settings) -> Mapping[str, Any]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: whoever is interrupted leaves the one that was there."""
+    """Write a file whole or not at all: an interrupt leaves the one that was there."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)

@@ -38,10 +38,10 @@ def read_folder(words: Sequence[str]) -> Path:
     Raises:
         AutobatchError: they say something else.
     """
-    told = read_words(words)
-    folder = Path(told.pop("out", RESULTS))
-    if told:
-        raise AutobatchError(f"{next(iter(told))!r} is no setting of report; give the folder of the records, out=DIR.")
+    given = read_words(words)
+    folder = Path(given.pop("out", RESULTS))
+    if given:
+        raise AutobatchError(f"{next(iter(given))!r} is no setting of report; give the folder of the records, out=DIR.")
     return folder
 
 

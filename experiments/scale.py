@@ -263,20 +263,20 @@ def planning_ns(record: Record) -> str:
 
 def see(records: Records) -> str:
     """Say what a node costs."""
-    told = []
+    parts = []
     if PLANNING in records:
         sizes = records[PLANNING].figures["sizes"]
         taken = [ns["recording"] for one in sizes if "recording" in (ns := one["ns_per_node"])]
         recording = f" Recording it, once, takes {min(taken):.0f} to {max(taken):.0f} ns per node." if taken else ""
-        told.append(
+        parts.append(
             f"Planning a recorded graph, which is merging, rewriting, scheduling and placing it, takes "
             f"{planning_ns(records[PLANNING])}.{recording}"
         )
     if LEARNING in records:
         largest = {one["types"]: one for one in records[LEARNING].figures["sizes"]}
         per_node = ", ".join(f"{1e6 * one['ms'] / one['nodes']:.0f} ns ({n} types)" for n, one in largest.items())
-        told.append(f"An episode of learning takes, per node of the largest graphs: {per_node}.")
-    return " ".join(told)
+        parts.append(f"An episode of learning takes, per node of the largest graphs: {per_node}.")
+    return " ".join(parts)
 
 
 CLAIM = Claim(

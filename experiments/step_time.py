@@ -148,12 +148,12 @@ def step_range(record: Record, dim: str) -> tuple[float, float]:
 
 def see(records: Records) -> str:
     """Say what part of a step products and planning are."""
-    told = []
+    parts = []
     for model, found in records.items():
         for dim, one in found.figures["dims"].items():
             planning = one["shares_ms"]["planning"] / sum(one["shares_ms"].values())
-            told.append(f"{model} at width {dim}: {share_of_products(one):.0%} products, {planning:.0%} planning")
-    return f"Of a training step: {'; '.join(told)}."
+            parts.append(f"{model} at width {dim}: {share_of_products(one):.0%} products, {planning:.0%} planning")
+    return f"Of a training step: {'; '.join(parts)}."
 
 
 CLAIM = Claim(

@@ -158,7 +158,7 @@ def list_records() -> str:
         rows.append((f"[{name}]({name}.json)", record.content["started"][:10], commit[:7], machine["cpu"], state))
     table = Table("", ("record", "measured", "commit", "processor", "its code is"), rows)
     return (
-        "# Records\n\nEach is one run of an experiment: what it was told, the commit, the machine, raw seconds and "
+        "# Records\n\nEach is one run of an experiment: its settings, the commit, the machine, raw seconds and "
         "figures. A record is stale\nwhen the code that it measures has changed since. `python experiments/tables.py` "
         f"writes this list.\n\n{table.markdown()}\n"
     )

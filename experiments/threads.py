@@ -67,7 +67,7 @@ def measure(config: Config) -> Findings:
                     seconds[f"dim {dim}, {phase}, {way}"] = [*chain(*laps)]
             for way in losses:
                 if way.startswith("auto"):
-                    decided[f"dim {dim}, {phase}, {way}"] = told(losses[way], batches[0])
+                    decided[f"dim {dim}, {phase}, {way}"] = explain_threads(losses[way], batches[0])
         found = medians(seconds)
         for way in losses:
             ms = [1e3 * found.get(f"dim {dim}, {phase}, {way}", np.nan) for phase in PHASES]
@@ -100,7 +100,7 @@ def train(loss: ab.Batched, graphs: list[list[Any]], minibatch: int) -> None:
     loss.value_and_grad(graphs[minibatch])
 
 
-def told(loss: ab.Batched, batch: list[Any]) -> str:
+def explain_threads(loss: ab.Batched, batch: list[Any]) -> str:
     """What `explain` says of the decision."""
     lines = str(loss.explain(loss.record_all(batch), training=True)).splitlines()
     return next(line.removeprefix("decided for ") for line in lines if line.startswith("decided for "))

@@ -288,18 +288,18 @@ def brief(ratio: float) -> str:
 
 def see(records: Records) -> str:
     """Say how much faster, and from which size of mini-batches on."""
-    told = []
+    parts = []
     for model in (model for model in MODELS if model in records):
         ratios = ratios_of(records[model])
         each, hand = ([ratio[k] for ratio in ratios.values()] for k in (0, 1))
         pays = min((size for (_, size), (ratio, _) in ratios.items() if ratio > 1), default=None)
         even = f"ahead of one at a time from mini-batches of {pays} on" if pays else "never ahead of one at a time"
-        told.append(
+        parts.append(
             f"{MODELS[model]}: {brief(min(each))} to {brief(max(each))} times as fast in training as PyTorch one at a "
             f"time, {brief(min(hand))} to {brief(max(hand))} times as fast as the best by hand; {even}, of the sizes "
             f"measured"
         )
-    return as_sentence("; ".join(told))
+    return as_sentence("; ".join(parts))
 
 
 def ours_at(model: str, records: Records) -> str:

@@ -291,7 +291,7 @@ def draw(records: Records, figure: Figure) -> None:
 
 def see(records: Records) -> str:
     """Say how far apart the two end, and how much faster ours is."""
-    told = []
+    parts = []
     for part, record in records.items():
         metric, figures = TASKS[part].metric, record.figures
         ours, theirs = (figures[who][-1][metric] for who in ("autobatch", "torch"))
@@ -304,8 +304,8 @@ def see(records: Records) -> str:
         if record.seconds:
             ours, theirs = (statistics.median(record.seconds[f"{who}, epoch"]) for who in ("autobatch", "PyTorch"))
             text += f", {theirs / ours:.0f} times as fast"
-        told.append(text)
-    return f"After the last epoch: {'; '.join(told)}."
+        parts.append(text)
+    return f"After the last epoch: {'; '.join(parts)}."
 
 
 CLAIM = Claim(

@@ -74,15 +74,15 @@ def main(
         sys.exit(found is not None and not found.is_set_apart)
     start, end = _range(seeds)
     state = load_state(path, start, end)
-    began = told = time.monotonic()
+    began = last_line = time.monotonic()
     before = state.n_run
     for found in run(state, run_one, seconds, text_of, containing):
         if found:
             print(found, flush=True)
-        if found or state.next == end or time.monotonic() - told > SECONDS_BETWEEN_LINES:
-            told = time.monotonic()
+        if found or state.next == end or time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
             save_state(state, path)
-            rate = (state.n_run - before) / max(told - began, 1e-9)
+            rate = (state.n_run - before) / max(last_line - began, 1e-9)
             print(f"{state.next}: {state.n_run} run, {len(state.failures)} wrong, {rate:.1f} a second", flush=True)
     print(summary(state))
     sys.exit(bool(state.failures))

@@ -13,4 +13,4 @@ PAGE = ROOT / "docs" / "reference" / "torch_ops.md"
 VERSION = torch.__version__.partition("+")[0]
 
 if __name__ == "__main__":
-    PAGE.write_text(list_torch_ops(run(select([]), ["auto"], told=True), VERSION), encoding="utf-8")
+    PAGE.write_text(list_torch_ops(run(select([]), ["auto"], explained=True), VERSION), encoding="utf-8")

@@ -109,7 +109,7 @@ class Executable(Protocol):
             randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on for
                 cells without a module. These keys are used, not those in the plan's graph: a plan may run again for
                 other instances with equal graphs.
-            timer: is told when each batch is done, forward and backward, at the cost of a microsecond per batch. The
+            timer: called when each batch is done, forward and backward, at the cost of a microsecond per batch. The
                 cpu backend, which otherwise runs all batches in one call, then runs them one by one; the cuda backend
                 runs them in one launch as ever, reads a clock of the device in it, and tells all when it is done. The
                 results are the same, to the bit.

@@ -160,7 +160,7 @@ class UnreadLoss:
         return weighted_sum(losses, self._weights)
 
     def check(self) -> None:
-        """Raise the NumericError of a loss that is not finite, if nobody has read them."""
+        """Raise the NumericError of a loss that is not finite, if the losses are unread."""
         if not self._is_read:
             self()
 

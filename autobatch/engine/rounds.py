@@ -2,7 +2,7 @@
 
     programs run until all wait or have ended -> choose the nodes that they wait for -> plan -> run -> answer -> ...
 
-What nobody waits for is held back, and runs in one last step with the results. Training lets the rounds find the
+What no program waits for is held back, and runs in one last step with the results. Training lets the rounds find the
 numbers that programs wait for, and then trains the graph of all that the losses depend on, in which these numbers are
 constants: see `docs/decisions/training-runs-the-whole.md`.
 """
@@ -34,7 +34,7 @@ class Rounds:
     Args:
         options: of the call, for inference.
         step: the number of the step, on which random numbers depend.
-        timer: is told of every batch.
+        timer: called after every batch.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Report(AsText):
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
         of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
-        told: notes on cells.
+        notes: on cells, each with the name of its cell.
         rounds: what each round of async programs did.
     """
 
@@ -111,7 +111,7 @@ class Report(AsText):
     precision: str = "float32"
     decided: str = ""
     of_one_length: tuple[tuple[str, str], ...] = ()
-    told: tuple[tuple[str, str], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
     rounds: tuple[RoundCounts, ...] = ()
 
     @property
@@ -161,7 +161,7 @@ class Report(AsText):
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
             lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
         lines += [f"  {name} has a type for each length {note}" for name, note in self.of_one_length]
-        lines += [f"  {name} {note}" for name, note in self.told]
+        lines += [f"  {name} {note}" for name, note in self.notes]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:

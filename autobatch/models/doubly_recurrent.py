@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.dataset import TOLD, load_told
-from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.dataset import DESCRIBED_TREES, load_described_trees
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.node_states import NodeStates
 from autobatch.models.spec import ModelSpec
 from autobatch.models.tree_metric import count_edges, predict_trees
@@ -59,7 +59,7 @@ class DoublyRecurrent(NodeStates):
         """Score the labels of a node, inside a cell: logits (C,)."""
         return self.output(hidden) + is_parent * self.parent_scores + goes_on * self.sibling_scores
 
-    def loss(self, told: Told[int]) -> Any:
+    def loss(self, described: DescribedTree[int]) -> Any:
         """Sum the losses of all nodes of a tree: a scalar."""
         losses = []
 
@@ -73,7 +73,7 @@ class DoublyRecurrent(NodeStates):
                 if goes_on:
                     before = self.pass_on(node.label, before)
 
-        visit([told.tree], self.encode(told.words))
+        visit([described.tree], self.encode(described.words))
         return ab.sum_n(losses)
 
     async def grow(self, words: Sequence[int]) -> OrderedTree[int]:
@@ -101,12 +101,12 @@ SPEC = ModelSpec(
     name="doubly-recurrent",
     summary="network that grows a tree from its root, given a text (Alvarez-Melis and Jaakkola 2017)",
     model=DoublyRecurrent,
-    generators=tuple(TOLD.generators),
-    reads=TOLD.reads,
+    generators=tuple(DESCRIBED_TREES.generators),
+    reads=DESCRIBED_TREES.reads,
     default_data="commands",
-    load=load_told,
+    load=load_described_trees,
     count_correct=count_edges,
     predict=predict_trees,
     predictor="grow",
-    given=lambda told: told.words,
+    given=lambda described: described.words,
 )

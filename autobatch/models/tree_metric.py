@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autobatch.models.data.actions import actions_of, brackets_of, write_tree
-from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import count_common
@@ -40,22 +40,22 @@ def predict_parses(
 
 
 def count_edges(
-    outputs: Sequence[OrderedTree[int]], told: Sequence[Told[int]], vocabularies: Mapping[str, Vocabulary]
+    outputs: Sequence[OrderedTree[int]], described: Sequence[DescribedTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
     """Count for F1, which is their ratio, twice the right edges and all meant and grown; and right and all trees.
 
     Args:
         outputs: of batched `DoublyRecurrent.grow`: a tree per text.
-        told: one per output.
+        described: one per output.
         vocabularies: not used.
     """
-    grown, meant = [tree.edges() for tree in outputs], [one.tree.edges() for one in told]
-    right = sum(tree == one.tree for tree, one in zip(outputs, told, strict=True))
-    return {"edge_f1": count_common(grown, meant), "exact": (right, len(told))}
+    grown, meant = [tree.edges() for tree in outputs], [one.tree.edges() for one in described]
+    right = sum(tree == one.tree for tree, one in zip(outputs, described, strict=True))
+    return {"edge_f1": count_common(grown, meant), "exact": (right, len(described))}
 
 
 def predict_trees(
-    outputs: Sequence[OrderedTree[int]], told: Sequence[Told[int]], vocabularies: Mapping[str, Vocabulary]
+    outputs: Sequence[OrderedTree[int]], described: Sequence[DescribedTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Write the tree of each text, {"tree": "(turn left)"}; a `ModelSpec.predict`."""
     return [{"tree": repr(tree.map(vocabularies["labels"].word))} for tree in outputs]

@@ -37,9 +37,9 @@ class Parameter(Operators):
     Compare parameters with `is`: hashes go by identity, and `==` is an op. Optimizers change `data` in place. Planning
     a cell, `astype` and `to` move the numbers to another array: read `data` again after any of them.
 
-    What is computed from the numbers, such as a transpose, may be kept as long as `version` is the same. Whoever has
-    `data`, or a view of it, may write there at any time. So `data` gives an array object of its own, which is not that
-    of `array`, and as long as that object or a view of it is alive, each look at `version` finds another one.
+    What is computed from the numbers, such as a transpose, may be kept as long as `version` is the same. A holder
+    of `data`, or of a view of it, may write there at any time. So `data` gives an array object of its own, which is
+    not that of `array`, and as long as that object or a view of it is alive, each look at `version` finds another one.
 
     Args:
         data: numbers of any shape, or a tensor of torch; copied, and stored as float32 until `Module.astype` says

@@ -31,6 +31,12 @@ ROW_BIT = 40  # of a ref: from here on it numbers the row
 CHUNK = 64  # most handles by which a pool grows at once
 RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
+if "t" in getattr(sys, "abiflags", ""):
+    raise ImportError(
+        "autobatch needs a regular build of Python, and this one is free-threaded: reference counts show which "
+        "recorded values are in use, and these builds split them over threads."
+    )
+
 
 class Recording(Protocol):
     """Records the ops that are applied to values outside cells."""

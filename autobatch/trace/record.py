@@ -32,7 +32,7 @@ from autobatch.trace.kept import Kept, KeptTables
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
 
-NOBODY = np.zeros(0, np.int32)
+NO_OWNER = np.zeros(0, np.int32)
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 
@@ -296,7 +296,7 @@ class Recorder:
 
     def decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int],
-        structures: tuple[Any, ...], serial: int, owner: IntArray = NOBODY,
+        structures: tuple[Any, ...], serial: int, owner: IntArray = NO_OWNER,
     ) -> Graph:  # fmt: skip
         """Make a graph of what was logged.
 

@@ -59,13 +59,13 @@ class Result:
     def table(self, device: str) -> str:
         """What is printed in the end."""
         table = format_table(self.header, [tuple(map(_text, row)) for row in self.rows])
-        told = [*(f"note: {note}" for note in self.notes), *(f"FAILED: {failure}" for failure in self.failures)]
-        return "\n".join([f"\n{self.title}; {device}\n", table, *told])
+        lines = [*(f"note: {note}" for note in self.notes), *(f"FAILED: {failure}" for failure in self.failures)]
+        return "\n".join([f"\n{self.title}; {device}\n", table, *lines])
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a section is told.
+    """The settings of a section.
 
     Attributes:
         device: the device of the cuda backend.
@@ -104,7 +104,7 @@ class Check:
                 return
             try:
                 work(*setting)
-            except Exception as error:  # whatever a device does that nobody has tried
+            except Exception as error:  # a section that fails must not stop the others
                 traceback.print_exc()
                 result.failures.append(f"{setting}: {type(error).__name__}: {error}")
             self.free_memory()

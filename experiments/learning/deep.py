@@ -122,7 +122,7 @@ def learn_deep(
         held_out: graphs that decide which network met on the way is the best; by default those learned on.
         direction, compact: see `Directed`.
         seed: same seed, same network, on one version of the libraries.
-        on_progress: is told of every measurement; it counts no states.
+        on_progress: called after every measurement; it counts no states.
         log_folder: where to write scalars for TensorBoard.
 
     Raises:

@@ -105,7 +105,7 @@ def learn_rule(
         must_reach: graphs whose bound can be reached: what is missed there counts as if there were no others.
         direction, compact: of the rule that is returned, see `Directed`; the loss is that of both.
         seed: same seed, same weights, on one version of the libraries.
-        on_progress: is told of every generation; it counts no states.
+        on_progress: called after every generation; it counts no states.
 
     Raises:
         PolicyError: no graph has nodes, or the package cma is missing.
@@ -187,8 +187,8 @@ def measure_loss(counts: FloatArray) -> float:
 def make_forest(n_trees: int, n_steps: int) -> Dag:
     """Make plain trees of one inner node, and one where `n_steps` of them follow each other, with one sum of losses.
 
-    Types: leaf, inner, output, loss, sum. While the chain goes on, all else could run: whoever lets outputs run too
-    early, as nearly all are ready, needs a batch more than the bound.
+    Types: leaf, inner, output, loss, sum. While the chain goes on, all else could run: a policy that lets outputs run
+    too early, as nearly all are ready, needs a batch more than the bound.
 
     >>> make_forest(n_trees=2, n_steps=3).type_id.tolist()
     [0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]

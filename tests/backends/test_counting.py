@@ -40,6 +40,7 @@ def check(function: Any, instances: list[Any], has_aux: bool = False, **options:
     return backend
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
     model, instances = case.draw(seed=0, n_instances=6, dim=5)

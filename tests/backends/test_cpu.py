@@ -21,6 +21,7 @@ from helpers.twins.cases import CASES, Case
 N_SEEDS = 20
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
     model, instances = case.draw(seed=3, n_instances=6, dim=5)
@@ -29,7 +30,7 @@ def test_models(case: Case) -> None:
     compare(model.scores, instances)
 
 
-@pytest.mark.cases(2, 60)
+@pytest.mark.cases(2, 25)
 @pytest.mark.parametrize("seed", range(300))
 def test_random_programs(seed: int) -> None:
     """Each in one of three ways; `tests/whole/test_fuzz.py` has many more of both."""
@@ -59,7 +60,7 @@ def test_compiled_kernels(case: Case, dtype: str, provider: str | None) -> None:
     compare_gradients(model.loss, instances, cpu, TOLERANCES[dtype])
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 8)
 @pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_compiled_random_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -209,6 +209,7 @@ class Own(ab.Module):
         return ab.sum(self.a @ self.b) + ab.sum(x)
 
 
+@pytest.mark.slow
 @each("form", ["matrix_of_the_node", "of_parameters"])
 @each("backend", BACKENDS)
 def test_other_products_are_those_of_float32(backend: str, form: str) -> None:
@@ -254,6 +255,7 @@ def test_models(backend: str, case: Case) -> None:
     assert 4 * distance(found, expected) < distance(found, wide) < 0.05
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_model_learns_in_bf16_as_in_float32(backend: str) -> None:
     curves = {}
@@ -340,6 +342,7 @@ def test_the_doctor_says_whether_bf16_pays(speed: float, told: str, monkeypatch:
     assert re.match(told, products.describe_bf16())
 
 
+@pytest.mark.slow
 def test_one_backend_serves_both() -> None:
     model, instances = CASES[0].draw(seed=6, n_instances=4, dim=8)
     model.astype("float32")

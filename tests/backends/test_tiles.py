@@ -38,6 +38,7 @@ def test_tiles_are_few_and_even(n_threads: int) -> None:
             assert count_tiles(n_rows, tiles.WHOLE, n_threads) == 1
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models_in_small_tiles(case: Case, small: None) -> None:
     model, instances = case.draw(seed=5, n_instances=7, dim=5)

@@ -232,6 +232,7 @@ def gradients_of(loss: Any, words: Any) -> dict[str, Any]:
     return {name: np.array(gradient) for name, gradient in loss.value_and_grad(words)[1].items()}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [Tied, lambda: Chain(dim=120)], ids=["tied", "chain"])
 def test_gradients_do_not_depend_on_threads_that_change(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number of threads has steps of its own; where gradients overlap, one thread computes them."""

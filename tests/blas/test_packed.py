@@ -181,6 +181,7 @@ def test_rounding_to_bf16_keeps_nan_and_infinity() -> None:
         assert np.isnan((found[2:5].astype(np.uint32) << 16).view(np.float32)).all()
 
 
+@pytest.mark.slow
 @each("is_flipped", (False, True))
 @each("size", SIZES)
 def test_matrices_are_packed_in_pairs_of_rounded_rows(size: tuple[int, int, int], is_flipped: bool) -> None:

@@ -44,6 +44,7 @@ def metrics_of(result: dict[str, Any]) -> dict[str, float]:
     return {key.removeprefix("dev_"): result[key] for key in result if re.search("accuracy|f1", key)}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("model", "data"),
     [

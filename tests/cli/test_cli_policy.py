@@ -227,6 +227,7 @@ def test_show_draws_the_machine(command: Command, learned: Path, tmp_path: Path)
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_eval_counts_on_mini_batches_that_were_not_learned_from(
     command: Command, learned: Path, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ def explain(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, s
     return (status, *capsys.readouterr())
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_type_is_shown_from_trace_to_source(model: str, training: bool) -> None:

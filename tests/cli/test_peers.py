@@ -52,6 +52,7 @@ def apart(found: Any, expected: Any) -> float:
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
 
 
+@pytest.mark.cases(6)
 @every_peer
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_losses_and_gradients_are_autobatchs(

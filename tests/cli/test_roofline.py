@@ -82,7 +82,7 @@ def list_all(loss: Any, workload: Any, mode: str) -> list[Matmul]:
     return list(list_matmuls(executable, Stages(), memory, gradients))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
@@ -123,7 +123,7 @@ def test_operations_are_those_counted_by_hand() -> None:
     assert sum(Matmuls(list_all(inference, workload, "infer")).flops().values()) == leaf + merge + output
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["numpy", "noting"])
 def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
     """Compiled code that goes through the list leaves in memory what a loop over it with NumPy leaves."""
@@ -144,7 +144,7 @@ def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_parts_add_up(mode: str) -> None:
     workload = load_workload("tree-lstm", None, DIM, seed=0)
@@ -185,6 +185,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp
     assert (status, "backward" in out, ", infer; per mini-batch of 8, policy agenda," in out) == (0, False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

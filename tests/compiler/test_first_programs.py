@@ -92,6 +92,7 @@ def compare(body: Body, backend: Any, n: int) -> None:
         ab.testing.check_grads(theirs, instances, model, np.random.default_rng(2))
 
 
+@pytest.mark.cases(15)
 @pytest.mark.usefixtures("_checked")
 @pytest.mark.parametrize("n", [1, 64])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)

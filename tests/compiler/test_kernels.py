@@ -98,6 +98,7 @@ RECURRENCE = """def kernel(memory, own, k):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", ["host", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_loops_are_vectorised(processor: str, tmp_path: Path) -> None:
     """No loop over elements does arithmetic on one at a time, but for those that whole vectors leave over."""
@@ -133,7 +134,7 @@ def test_no_kernel_counts_users_of_arrays(compile_stage: Any) -> None:
                 assert "NRT_incref" not in assembly
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_not_a_number_and_infinity_pass(number: float) -> None:
     """Compiled kernels keep NaN and infinities where plain arithmetic does."""

@@ -273,6 +273,7 @@ def test_reasons_of_models() -> None:
     assert seen[Reason.NONE] <= 4
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_reasons_of_random_cells(seed: int) -> None:
     seen = count_reasons(random_cells(seed))

@@ -121,6 +121,7 @@ def results(name: str, backend: str) -> tuple[Any, dict[str, Any]]:
     return losses, {parameter: np.array(gradient) for parameter, gradient in grads.items()}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cells_are_right(name: str, backend: str) -> None:

@@ -77,6 +77,7 @@ def small_toys(seed: int) -> Graph:
     return merge_graphs([random_toys(seed, n_nodes=14), random_toys(seed + 1000, n_nodes=14)])
 
 
+@pytest.mark.cases(6)
 @each("passes", [p for n in range(6) for p in combinations(PASSES, n)])
 @pytest.mark.parametrize("seed", range(15))
 def test_no_pass_changes_what_is_computed(seed: int, passes: tuple[str, ...]) -> None:

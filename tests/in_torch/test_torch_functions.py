@@ -169,7 +169,7 @@ def check(function: Function, runs: str, ways: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize("name", OURS)
 def test_functions_are_programs_of_our_ops(name: str) -> None:
     batched = check(OURS[name], "autobatch", ("plain", "cell"))
-    assert not batched.explain([(x, y.detach()) for x, y in draw()]).told
+    assert not batched.explain([(x, y.detach()) for x, y in draw()]).notes
 
 
 def test_totals_begin_with_numbers_and_tensors_stay_as_they_are() -> None:
@@ -195,14 +195,15 @@ def test_results_may_be_changed_in_place_inside_of_cells() -> None:
     check(lambda x, y: (x + 0).mul_(y).add_(1.0).relu_() + functional.relu(x * 2, inplace=True), "auto", ("cell",))
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", [*BY_TORCH, *IN_CELLS])
 def test_what_we_lack_is_run_by_torch_and_named(name: str) -> None:
     function = {**BY_TORCH, **IN_CELLS}[name]
     batched = check(function, "auto", ("plain", "cell") if name in BY_TORCH else ("cell",))
-    ((cell, told),) = batched.explain([(x, y.detach()) for x, y in draw()]).told
+    ((cell, note),) = batched.explain([(x, y.detach()) for x, y in draw()]).notes
     assert cell == "Inside"
-    assert told.endswith("has no counterpart here.")
-    assert told.startswith("is run by torch:") == (name in WHOLE), told
+    assert note.endswith("has no counterpart here.")
+    assert note.startswith("is run by torch:") == (name in WHOLE), note
     if name not in WHOLE:
         check(function, "autobatch", ("cell",))
         return
@@ -241,5 +242,5 @@ def test_each_node_has_draws_of_its_own(noisy: Function, capfd: pytest.CaptureFi
 @pytest.mark.parametrize("name", ["gates", "softmax", "chunk", "sums", "slices"])
 def test_torch_can_be_asked_to_run_it(name: str) -> None:
     batched = check(OURS[name], "torch", ("cell",))
-    ((_, told),) = batched.explain([(x, y.detach()) for x, y in draw()]).told
-    assert told == "is run by torch: the cell asks for it"
+    ((_, note),) = batched.explain([(x, y.detach()) for x, y in draw()]).notes
+    assert note == "is run by torch: the cell asks for it"

@@ -38,13 +38,13 @@ def wrong(seed: int, backend: str) -> str:
     return "" if found is None or found.is_set_apart else str(found)
 
 
-@pytest.mark.cases(1, 12)
+@pytest.mark.cases(1, 6)
 @pytest.mark.parametrize("start", range(0, N_PROGRAMS, PER_TEST))
 def test_modules_give_what_torch_gives(start: int) -> None:
     assert [found for seed in range(start, start + PER_TEST) if (found := wrong(seed, "reference"))] == []
 
 
-@pytest.mark.cases(0, 8)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("seed", range(N_COMPILED))
 def test_modules_give_what_torch_gives_where_cells_are_compiled(seed: int) -> None:
     assert wrong(seed, "cpu") == ""

@@ -145,6 +145,7 @@ def made(kind: Any, needs_gradient: bool = True) -> tuple[Any, Any, list[Tensor]
     return model, abt.batched(model.run, module=model, backend="reference"), xs
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("kind", [OfChild, OfList, OfPart, OfRoot])
 @pytest.mark.parametrize("case", HOOKS)
 def test_hooks_of_modules_come_and_go(case: str, kind: Any) -> None:
@@ -239,6 +240,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("kind", [OfChild, OfList, OfPart, OfRoot])
 @pytest.mark.parametrize("case", CHANGES)
 def test_weights_that_hooks_compute(case: str, kind: Any) -> None:

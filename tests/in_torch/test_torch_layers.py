@@ -57,6 +57,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("runs", ["auto", "torch"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_give_what_they_give_alone(name: str, runs: str) -> None:

@@ -253,6 +253,7 @@ def weights_of(y: Tensor) -> Tensor:
     return torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("runs", ["auto", "torch", pytest.param("autobatch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "function", "given"), [pytest.param(*case, id=case[0]) for case in CASES])
 def test_values_and_gradients_are_those_of_torch(name: str, function: Function, given: list[Any], runs: str) -> None:

@@ -210,6 +210,7 @@ APART: dict[str, Body] = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_treats_all_elements_alike_is_one_type(name: str) -> None:
     assert run(ALIKE[name], runs="autobatch") == 1
@@ -227,6 +228,7 @@ def test_compiled_cells_take_lists_of_any_length(name: str) -> None:
     assert run(ALIKE[name], backend="cpu") == 1
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("name", APART)
 def test_what_does_not_is_a_type_for_each_length_and_right(name: str) -> None:
     assert run(APART[name], sizes=([1, 2], [3, 2], [4])) > 1

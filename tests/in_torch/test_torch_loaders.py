@@ -96,6 +96,7 @@ def run(tmp_path: Path, **texts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, env=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", *STARTS])
 def test_workers_record_what_stands_outside_of_cells(start: str, tmp_path: Path) -> None:
     done = run(tmp_path, start=start, of_x="self.a(x + h)", of_h="h.sum()")

@@ -63,6 +63,7 @@ def test_recorded_graphs_give_the_same(name: str) -> None:
         assert_close(loss(graphs), torch.stack([model.loss(x) for x in instances]))
 
 
+@pytest.mark.slow
 @every_model
 def test_parts_that_fit_give_the_same(name: str) -> None:
     model, instances = make(name)

@@ -79,6 +79,7 @@ BODIES: dict[str, Callable[[Any, Tensor, Tensor, Any], Tensor]] = {
 }
 
 
+@pytest.mark.cases(25)
 @pytest.mark.parametrize("runs", RUNS)
 @pytest.mark.parametrize("name", BODIES)
 def test_numbers_of_data_are_part_of_the_type_where_a_body_asks_for_them(name: str, runs: str) -> None:

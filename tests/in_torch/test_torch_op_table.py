@@ -60,7 +60,7 @@ def refused(outcomes: Sequence[Outcome]) -> set[str]:
 @pytest.fixture(scope="module")
 def everything() -> list[Outcome]:
     """All samples of all ops, run by whatever can."""
-    return [*run(select([]), ["auto"], told=True)]
+    return [*run(select([]), ["auto"], explained=True)]
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ class Roots(nn.Module):
         return {"used": self.root(pair[0]), "unused": self.root(pair[1])}
 
 
+@pytest.mark.slow
 @every_backend
 def test_rows_that_nothing_depends_on_have_no_gradient_even_where_it_is_infinite(backend: str) -> None:
     model = Roots()

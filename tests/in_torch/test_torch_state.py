@@ -114,6 +114,7 @@ def model_of(runs: str = "auto") -> tuple[Any, Any]:
     return model, abt.batched(lambda x: model.c(x), module=model, backend="reference")  # type: ignore[operator]
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("runs", ["auto", "torch"])
 @pytest.mark.parametrize("case", CHANGES)
 def test_state_that_changes_between_calls(case: str, runs: str) -> None:

@@ -225,6 +225,7 @@ def test_random_cells_keep_their_bits(seed: int) -> None:
     assert n_left < 0.8 * n_written
 
 
+@pytest.mark.slow
 @each("seed", range(12))
 def test_derivatives_keep_their_bits(seed: int) -> None:
     rng = np.random.default_rng(seed)

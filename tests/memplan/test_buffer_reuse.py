@@ -39,6 +39,7 @@ W = ab.Parameter(np.random.default_rng(0).standard_normal((6, 6))).astype("float
 pytestmark = pytest.mark.usefixtures("_checked")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
     """The same instructions on the same numbers, elsewhere."""
@@ -51,7 +52,7 @@ def test_models(case: Case) -> None:
         assert_equal(found, expected)
 
 
-@pytest.mark.cases(2, 50)
+@pytest.mark.cases(1, 20)
 @pytest.mark.parametrize("seed", range(150))
 def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(400 + seed)

@@ -43,13 +43,14 @@ def bytes_over_the_fewest(layout: CellLayout) -> int:
     return layout.copied_bytes(ROWS) - fewest_bytes(memory, batches, ROWS) - always
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("start", range(0, 60, 20))
 def test_the_bytes_copied_are_the_fewest(start: int) -> None:
     for seed in range(start, start + 20):
         assert bytes_over_the_fewest(plan_cell(draw_matmuls(np.random.default_rng(seed)), ROWS)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("start", range(60, 160, 20))
 def test_the_bytes_copied_are_the_fewest_of_seven_items(start: int) -> None:
     for seed in range(start, start + 20):

@@ -239,6 +239,7 @@ def test_biases_of_affine_maps_are_kept() -> None:
     assert names == ["concat", "affine", "add"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models_move_no_more_and_launch_less(case: Case) -> None:
     model, instances = case.draw(0, n_instances=4, dim=3)

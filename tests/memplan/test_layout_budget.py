@@ -24,6 +24,7 @@ from helpers.programs.literature_cells import SEVEN, trace_cell
 ONE_STEP = 20_000  # the work of adding a run at the end, at most
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("arity", [2, 3, 6, 12, 24])
 def test_the_search_for_a_layout_ends_at_its_budget(arity: int) -> None:
     """Without one, 24 children took two minutes. Nothing is copied all the same, and products are stacked."""
@@ -72,6 +73,7 @@ def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None
     assert before - work.left < 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_cell_of_24_children_is_right(joint: bool) -> None:
     model = ChildSum(dim=2, joint=joint).astype("float64")

@@ -76,7 +76,7 @@ def test_inference_over_a_long_chain_takes_no_more_than_over_a_short_one() -> No
     assert checked_size(chain.run, [100] * 3, training=True) > 50 * sizes[0]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("start", range(5))
 def test_rows_that_are_used_again_hold_what_their_readers_want(start: int) -> None:
     """Random cells over random graphs, checked, on a buffer of NaN, against one instance at a time."""

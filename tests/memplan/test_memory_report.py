@@ -41,6 +41,7 @@ def test_no_launch_only_moves_between_cells(name: str) -> None:
         assert any(m.backward for m in found) == training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tree-lstm", "lattice-lstm"])
 def test_bytes_are_those_of_the_destinations(name: str) -> None:
     plan, cells = plan_model(name, training=True)

@@ -303,6 +303,7 @@ def test_a_reduction_visits_nothing_but_the_pertinent_subtree() -> None:
     assert max(lines.values()) < 400
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("tree_of", ["nothing", "a P-node", "a Q-node of items", "a Q-node of P-nodes"])
 def test_a_reduction_is_linear_in_the_subset(tree_of: str) -> None:
     """At most 40 lines per item, for 200 items as for 6,400."""

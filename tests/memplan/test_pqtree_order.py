@@ -141,6 +141,7 @@ def test_equality_is_of_items_and_orders() -> None:
         hash(trees[0])
 
 
+@pytest.mark.slow
 def test_trees_may_be_deeper_than_python_recurses() -> None:
     depth = sys.getrecursionlimit() + 100
     tree = PQTree(range(depth))

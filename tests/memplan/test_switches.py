@@ -59,13 +59,14 @@ def check_ways(function: Any, instances: list[Any], ways: list[Ways], backend: C
     return len(ways)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_switches_give_equal_gradients(case: Case) -> None:
     model, instances = case.draw(seed=5, n_instances=4, dim=3)
     assert check_ways(model.loss, instances, some_ways(), Reference) == 10
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_all_combinations_give_equal_gradients(case: Case) -> None:
     model, instances = case.draw(seed=5, n_instances=4, dim=3)
@@ -78,7 +79,7 @@ def test_switches_give_equal_gradients_on_the_cpu_backend() -> None:
     assert check_ways(model.loss, instances, some_ways(), lambda: Cpu(jitted=False, provider="numpy")) == 10
 
 
-@pytest.mark.slow
+@pytest.mark.cases(0, 8)
 @pytest.mark.parametrize("seed", range(20))
 def test_switches_give_equal_gradients_of_random_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -67,6 +67,7 @@ def test_a_leaf_has_no_children_and_an_inner_node_no_word() -> None:
 # --- reading ---
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_a_printed_tree_reads_as_itself(tree: Tree[str]) -> None:
     assert parse_tree(repr(tree)) == tree
@@ -180,6 +181,7 @@ def test_reading_needs_no_recursion() -> None:
     assert sum(1 for _ in Vocabulary([]).encode(tree).postorder()) == 2 * depth + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "n_trees", "largest", "mean"), [(SMALL, 64, 109, 32), real(8550, 103, 37)])
 def test_a_treebank_reads_and_prints_back(folder: Path, n_trees: int, largest: int, mean: int) -> None:
     path = folder / "sst" / "train.txt"

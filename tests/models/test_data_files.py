@@ -16,12 +16,12 @@ from autobatch.errors import DataError
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
-from autobatch.models.data.ordered_tree import OrderedTree, read_told
+from autobatch.models.data.ordered_tree import OrderedTree, read_described_trees
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.sentence import Sentence, read_sentences
 from helpers.counters.counting import count_lines
 from helpers.data.datasets import SMALL, draw_files, real
-from helpers.data.readers import LABELLED, LATTICES, PICTURES, READERS, SENTENCES, TOLD, Reader
+from helpers.data.readers import DESCRIBED_TREES, LABELLED, LATTICES, PICTURES, READERS, SENTENCES, Reader
 from helpers.runs.ways import each
 
 
@@ -60,6 +60,7 @@ def check_reading(name: str, path: Path, content: bytes) -> None:
 # --- every reader, on any file ---
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", READERS)
 @settings(deadline=None)  # a file is written for every example
 @given(content=st.binary(max_size=60) | st.text("0123 9|ab()-\n\r\t\u00a0", max_size=60).map(str.encode))
@@ -74,6 +75,7 @@ def test_a_file_that_ends_early_reads_or_is_refused(name: str, path: Path) -> No
         check_reading(name, path, content[:length])
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", READERS)
 @settings(deadline=None)  # a file is written for every example
 @given(data=st.data())
@@ -225,8 +227,8 @@ def test_tagged_sentences_read_and_print_back(folder: Path, n_train: int, n_dev:
 
 def test_a_text_is_told_with_its_tree(path: Path) -> None:
     """Empty texts and nodes without children are read, spaces may be left out at brackets."""
-    path.write_text(TOLD)
-    turn, empty, again = read_told(path)
+    path.write_text(DESCRIBED_TREES)
+    turn, empty, again = read_described_trees(path)
     assert (turn.words, str(turn.tree)) == (["turn", "twice"], "(do (turn left left) turn)")
     assert (empty.words, empty.tree, empty.tree.children) == ([], OrderedTree("do"), [])
     assert (again.words, again.tree) == (["turn"], OrderedTree("do", [OrderedTree("turn", [OrderedTree("left")])]))
@@ -250,7 +252,7 @@ def test_a_text_is_told_with_its_tree(path: Path) -> None:
 def test_a_malformed_tree_is_named(path: Path, text: str, column: int, expected: str, found: str) -> None:
     path.write_text(text)
     with pytest.raises(DataError) as caught:
-        read_told(path)
+        read_described_trees(path)
     assert str(caught.value) == (
         f"cannot read a tree from {path}, line 1, column {column}: expected {expected}, found {found}."
     )
@@ -319,6 +321,7 @@ def test_a_malformed_lattice_is_named(path: Path, text: str, line: int, column: 
     assert message.endswith(f", found {found}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "n_train", "n_dev", "positions", "n_arcs_each", "of_characters"),
     [(SMALL, 64, 8, 12, 18, 0.62), real(1147, 113, 44, 66, 0.65)],

@@ -24,6 +24,7 @@ from autobatch.models.data.dataset import (
     Load,
     load_circuits,
     load_comparisons,
+    load_described_trees,
     load_labelled_trees,
     load_lattices,
     load_molecules,
@@ -33,7 +34,6 @@ from autobatch.models.data.dataset import (
     load_sentences,
     load_spelled_sentences,
     load_texts,
-    load_told,
     load_trees,
 )
 from autobatch.models.data.edits import draw_edits
@@ -179,9 +179,9 @@ def test_brackets_have_one_tree() -> None:
 
 
 def test_commands_tell_their_trees() -> None:
-    for told in draw_commands(300, np.random.default_rng(0)):
-        actions = told.tree.children
-        assert told.words == [node.label for node in told.tree.preorder() if node.label in (*ACTIONS, *ADVERBS)]
+    for one in draw_commands(300, np.random.default_rng(0)):
+        actions = one.tree.children
+        assert one.words == [node.label for node in one.tree.preorder() if node.label in (*ACTIONS, *ADVERBS)]
         for tree in (tree.children[0] if tree.label in ADVERBS else tree for tree in actions):
             parts = [
                 node.label if not node.children else (node.label, node.children[0].label) for node in tree.children
@@ -267,7 +267,7 @@ LOADERS: dict[str, Load] = {
     "translation": load_pairs,
     "reviews": load_trees,
     "brackets": load_trees,
-    "commands": load_told,
+    "commands": load_described_trees,
     "agreement": load_texts,
     "compounds": load_molecules,
     "edits": load_comparisons,

@@ -31,6 +31,7 @@ def test_a_position_with_one_arc_is_no_sum() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("folder", "unfolded", "folded"),
     [(SMALL, (166, 108, 51), (91, 68, 36)), real((613, 443, 209), (338, 253, 150))],

@@ -55,6 +55,7 @@ def test_entities_are_counted_unless_tags_are_numbers() -> None:
     assert SPEC.count_correct([[1, 1]], [lattice], {"tags": numbered}) == {"tag_accuracy": (1, 2)}
 
 
+@pytest.mark.slow
 def test_lattices_that_are_no_texts_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lattice 1 of random-dag as a text: 0 characters lead from position 3 to 4"):
         load_character_lattices("random-dag", np.random.default_rng(1))

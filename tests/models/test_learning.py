@@ -49,7 +49,7 @@ COURSES = [
 ]
 
 
-@pytest.mark.cases(0, 5)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("course", COURSES, ids=lambda course: course.model)
 def test_unseen_instances_are_predicted(course: Course) -> None:
     workload = load_workload(course.model, None, course.dim, seed=0)

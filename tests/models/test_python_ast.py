@@ -56,6 +56,7 @@ def test_functions_become_trees(source: str, tree: str) -> None:
     assert tree_of(source) == tree.format(**labels)
 
 
+@pytest.mark.slow
 def test_functions_of_the_library_are_small_and_different() -> None:
     trees = python_ast.draw_trees(60, np.random.default_rng(0), min_leaves=5, max_leaves=20)
     assert len({repr(tree) for tree in trees}) == 60

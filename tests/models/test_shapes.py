@@ -87,6 +87,7 @@ def test_shapes_are_graphs_of_any_mini_batch(name: str) -> None:
         assert again.words.tolist() == graph.words.tolist()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("folder", "form", "nodes", "bound", "agenda"),
     [
@@ -104,6 +105,7 @@ def test_lattices_are_as_counted_elsewhere(folder: Path, form: str, nodes: int, 
     assert (graph.n_nodes, min_batches(graph), count_agenda(graph)) == (nodes, bound, agenda)
 
 
+@pytest.mark.slow
 @needs_real
 def test_trees_are_as_counted_elsewhere() -> None:
     """That count was of one drawing of the types, with bound 31 and agenda 64."""

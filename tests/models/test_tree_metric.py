@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.registry import find_model
@@ -25,9 +25,9 @@ def test_counting_right_edges() -> None:
     """Of three edges two are right; an edge that a tree has twice counts twice."""
     grown = [OrderedTree(1, [OrderedTree(2), OrderedTree(2)]), OrderedTree(3)]
     meant = [OrderedTree(1, [OrderedTree(2), OrderedTree(2), OrderedTree(3)]), OrderedTree(3)]
-    told = [Told([1], tree) for tree in meant]
-    assert count_edges(grown, told, {}) == {"edge_f1": (4, 5), "exact": (1, 2)}
+    described = [DescribedTree([1], tree) for tree in meant]
+    assert count_edges(grown, described, {}) == {"edge_f1": (4, 5), "exact": (1, 2)}
     names = {"labels": Vocabulary(["a", "b", "c"])}
-    assert predict_trees(grown, told, names) == [{"tree": "(a b b)"}, {"tree": "c"}]
+    assert predict_trees(grown, described, names) == [{"tree": "(a b b)"}, {"tree": "c"}]
     spec = find_model("doubly-recurrent")
     assert (spec.count_correct, spec.predict) == (count_edges, predict_trees)

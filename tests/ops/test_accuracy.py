@@ -165,6 +165,7 @@ def test_values(number: int, backend: str, dtype: str) -> None:
     check(x, values[number], errors, np.full(x.shape, one.ulp[dtype == "float64"]))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 @each("number", range(len(UNARY)))
 def test_slopes(number: int, backend: str, dtype: str) -> None:
@@ -265,6 +266,7 @@ def errors_of_logits(x: Array, found: Sequence[Any]) -> list[float]:
     return errors
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 def test_logits_of_any_size(backend: str, dtype: str) -> None:
     """x - peak comes first, and is exact: 1e8 - (1e8 + log 2) would be 0, where -0.69 is right."""
@@ -288,6 +290,7 @@ def exact_of_row(x: Array) -> tuple[Array, ...]:
     return centred / np.sqrt((centred**2).mean() + 1e-5), x.sum(), x.mean(), (x * x).sum()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 def test_long_rows(backend: str, dtype: str) -> None:
     """Sums of n terms are within n / 2 units of that of magnitudes; layer_norm leaves no variance of a large mean."""

@@ -391,6 +391,7 @@ def test_gradients_that_cannot_be_clipped_are_named(device: Device) -> None:
     assert device.get(there).tolist() == [30.0, 40.0]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_kernels_compile_for_gpus_without_spills(tmp_path: Path) -> None:
     said = compile_for_gpus(entries.source(), tmp_path)

@@ -247,6 +247,7 @@ def test_copies_of_an_optimizer_change_their_own_model() -> None:
     np.testing.assert_array_equal(copied_model.table.data, model.table.data)
 
 
+@pytest.mark.slow
 def test_passes_take_several_numbers_at_a_time() -> None:
     """What is compiled has square roots and quotients of whole vectors, for a row of a table too."""
     config: Any = numba.config

@@ -217,6 +217,7 @@ def kill_and_resume(folder: Path, n_kills: int, n_epochs: int) -> int:
     return n_killed
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("n_kills", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(folder: Path, n_kills: int) -> None:
     n_epochs = 10 * n_kills

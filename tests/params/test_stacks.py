@@ -374,6 +374,7 @@ def train_all_ways(kind: type[Gates], stacked: bool, optimizer: str, folder: Pat
     return losses
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", [Gates, Joined])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_gives_the_same_losses_as_unstacked(kind: type[Gates], optimizer: str, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ class Turned(ab.Module):
         return self.step(np.full(4, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [False, True], ids=["python", "compiled"])
 def test_copies_that_views_of_parameters_make_follow_them(jitted: bool) -> None:
     model = Turned()
@@ -144,6 +145,7 @@ def test_a_version_says_whether_numbers_may_have_changed() -> None:
         assert parameter.version == version
 
 
+@pytest.mark.slow
 def test_whoever_keeps_an_array_may_write_at_any_time() -> None:
     """Also by a view of a view; once all are gone, the version settles."""
     parameter = ab.Parameter(np.zeros((2, 3, 2)))

@@ -114,6 +114,7 @@ def assert_within(loss: ab.Batched, whole: ab.Batched) -> None:
     assert loss.last.batches >= loss.last.lower_bound
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.3, 0.15])
 def test_results_are_those_of_the_whole(share: float) -> None:
     for fresh in (True, False):
@@ -140,6 +141,7 @@ def check_results(share: float, fresh: bool) -> None:
 REDUCTIONS: dict[str, Any] = {"mean": "mean", "sum": "sum", "weights": np.linspace(-1.0, 2.0, 24)}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("share", [0.6, 0.2])
 def test_losses_and_gradients_are_those_of_the_whole(share: float) -> None:
     for reduce in REDUCTIONS:
@@ -263,7 +265,7 @@ def test_runs_are_cut_by_nodes_and_none_is_empty(start: int) -> None:
             assert max(weights) <= sum(weights) / n_runs + max(sizes) + 1
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(4))
 def test_random_programs_in_parts(start: int) -> None:
     for seed in range(start, 8, 4):
@@ -425,6 +427,7 @@ def test_graphs_of_several_instances_are_cut_between_these() -> None:
     assert_within(parts, whole)
 
 
+@pytest.mark.slow
 def test_the_buffer_grows_seldom_and_holds_what_is_said() -> None:
     """One to 100 chains, one more each time: at most a growth per quarter more; then in any order, none."""
     loss = ab.batched(Chains().loss, backend=Reference())

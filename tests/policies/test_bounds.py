@@ -27,6 +27,7 @@ def lattice_dag(folder: Path, form: str) -> Dag:
     return to_dag(make_lattice_graph(read_lattices(folder / "lattice" / "train.txt")[:32], form))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bounds_are_in_order(weighted: bool) -> None:
     totals = np.zeros(4)
@@ -103,6 +104,7 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
         pair_bound(dag)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("folder", "form", "chains", "better"),
     [(SMALL, "variadic", 51, 56), (SMALL, "folded", 36, 36), real("variadic", 209, 220), real("folded", 150, 150)],
@@ -123,6 +125,7 @@ def test_lattices_with_a_type_per_arity() -> None:
     assert certify(dag, beam_search(dag, 256), bound.value).cost <= 235
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "bounds"),
     [

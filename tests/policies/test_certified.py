@@ -92,6 +92,7 @@ def test_a_judgement_holds_what_is_true(seed: int) -> None:
     assert fewest <= pairs.compacted == chains.compacted <= schedule.n_batches
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("folder", "form", "bound", "fewest"),
     [(SMALL, "variadic", 56, 56), (SMALL, "folded", 36, 36), real("variadic", 220, 221), real("folded", 150, 150)],

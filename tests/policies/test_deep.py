@@ -152,6 +152,7 @@ def test_scores_follow_the_types_and_do_not_see_absent_ones(seed: int) -> None:
     assert scores_of(network, wider, overall).tolist() == [*scores.tolist(), 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_extra")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_learning_is_reproducible_and_its_policies_are_valid(algorithm: deep.Algorithm) -> None:

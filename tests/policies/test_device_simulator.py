@@ -213,6 +213,7 @@ def test_what_does_not_fit_is_refused() -> None:
         )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_kernel_compiles_for_gpus_and_fits_in_registers(tmp_path: Path) -> None:
     targets = [f"-gencode=arch={gpu.replace('sm', 'compute')},code={gpu}" for gpu in GPUS]

@@ -94,6 +94,7 @@ def test_a_planted_choice_is_learned() -> None:
     assert rule.weights.critical > START.critical
 
 
+@pytest.mark.slow
 def test_learned_weights_are_as_good_as_the_best_of_a_grid() -> None:
     dags = draw_graphs(40, seed=3)
     grid = [Weights(c, 1.0, o, h) for c, o, h in product((0.0, 0.5, 1.0), repeat=3)]
@@ -201,6 +202,7 @@ def held_out_trees(size: int) -> list[Graph]:
     return [make_two_type_tree_graph(trees[size * k : size * (k + 1)], np.random.default_rng(k)) for k in range(1, 9)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
 def test_score_reaches_the_bound_on_plain_trees() -> None:
     trees = read_trees(DATA / "sst" / "train.txt")[: 256 * 20]

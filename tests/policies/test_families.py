@@ -52,6 +52,7 @@ def count_components(dag: Dag) -> int:
     return sum(component[node] == node for node in range(len(component)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_seed_draws_the_same_graph(name: str) -> None:
     for first, second in zip(draws(name), draws(name), strict=True):

@@ -95,6 +95,7 @@ def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting,
         assert report.unseen_share == 0
 
 
+@pytest.mark.cases(2)
 def test_learning_again_gives_the_same_policy(setting: Setting) -> None:
     """Instances, or graphs that were recorded by the same function: the same table."""
 
@@ -107,6 +108,7 @@ def test_learning_again_gives_the_same_policy(setting: Setting) -> None:
     assert rows(0, recorded=False) == rows(0, recorded=True)
 
 
+@pytest.mark.cases(2)
 def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_path: Path) -> None:
     """Other widths, types met in another order: found again by what they are."""
     loss = ab.batched(setting.model.loss)
@@ -124,6 +126,7 @@ def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_pat
     assert other.last.unseen_share == loss.last.unseen_share
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> None:
     """A policy for trees, whose only type in common with lattices and sentences is a sum; for trees, one for lattices.
@@ -145,6 +148,7 @@ def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> No
         np.testing.assert_array_equal(loss(instances), ab.batched(model.loss, policy="agenda")(instances))
 
 
+@pytest.mark.slow
 def test_going_on_learning_meets_fewer_new_states() -> None:
     """Mini-batches of two-type trees, none of them seen before: the share of states that are new falls."""
     case = next(case for case in CASES if case.name == "tree-lstm-2type")

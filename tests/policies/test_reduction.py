@@ -72,6 +72,7 @@ def test_a_reduced_graph_keeps_the_optimum_and_what_finishes(graph: Graph) -> No
         assert finishes_paths(small, sequence) == finishes_paths(dag, sequence)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(graph=dags())
 def test_a_projection_has_the_paths_with_the_rest_struck_out(graph: Graph) -> None:
@@ -95,6 +96,7 @@ def test_reductions_of_little() -> None:
     assert node.tolist() == [0, 1, 2, 0, 1]
 
 
+@pytest.mark.slow
 def test_many_edges_are_not_in_the_way() -> None:
     """Nodes that read the same node twice, and graphs of many parts, shrink as all others."""
     for seed in range(100):

@@ -129,6 +129,7 @@ def test_a_rule_is_the_one_defined(
     assert policy.plan_backward(dag)[0].tolist() == Situation(reverse(dag)).run(choose)[::-1]
 
 
+@pytest.mark.cases(3)
 @each("spec", DIRECTED)
 @each("make", GRAPHS)
 @pytest.mark.parametrize("seed", range(6))

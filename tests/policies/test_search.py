@@ -187,6 +187,7 @@ def test_a_width_that_is_refused() -> None:
         beam_search(to_dag(random_dag(0)), 0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("folder", "batches"),
     [
@@ -200,6 +201,7 @@ def test_beams_on_lattices(folder: Path, batches: dict[str, int]) -> None:
         assert beam_search(to_dag(make_lattice_graph(lattices, form)), 256).size <= most, form
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("folder", "batches"), [(SMALL, [29, 31, 28, 28, 29]), real([37, 36, 35, 35, 35])])
 def test_trees_are_solved(folder: Path, batches: list[int]) -> None:
     trees = read_trees(folder / "sst" / "train.txt")[:256]

@@ -163,13 +163,13 @@ NO_MAPS: tuple[tuple[str, Callable[..., Any]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 10)
 @pytest.mark.parametrize(("name", "body"), MAPS, ids=[name for name, _ in MAPS])
 def test_what_treats_all_elements_alike_is_one_type(name: str, body: Callable[..., Any]) -> None:
     assert run(Weights(), body) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @each("name, body", NO_MAPS)
 def test_what_does_not_is_a_type_for_each_length(name: str, body: Callable[..., Any]) -> None:
     assert run(Weights(), body, sizes=([1, 2], [3, 1], [2, 4])) == 4
@@ -186,6 +186,7 @@ def test_explain_says_which_cell_has_a_type_for_each_length_and_why() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_body_that_changes_at_some_length_is_one_type_for_the_others() -> None:
     def body(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
         made = [w.W @ x for x in xs]
@@ -194,11 +195,13 @@ def test_a_body_that_changes_at_some_length_is_one_type_for_the_others() -> None
     assert run(Weights(), body, sizes=([1, 3], [5], [2, 4], [6, 5], [3])) == 3  # up to 4, of 5, of 6
 
 
+@pytest.mark.slow
 def test_a_body_may_refuse_lists_that_nobody_passes() -> None:
     assert run(Weights(), lambda w, q, xs, ys: short(xs) * q, sizes=([1, 3], [2, 4])) == 1
     assert run(Weights(), lambda w, q, xs, ys: short(xs) * q, sizes=([4, 4], [4])) == 1
 
 
+@pytest.mark.slow
 def test_without_children_a_cell_that_walks_is_a_type_of_its_own() -> None:
     def body(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
         return ab.sum_n([ab.tanh(x) for x in xs], shape=DIM) + q

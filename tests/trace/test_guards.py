@@ -77,7 +77,7 @@ def check(model: Any, loss: Any, graphs: Any) -> None:
     assert grads.keys() == model.parameters().keys()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @each("case", NUMBERS)
 def test_a_number_that_changes(case: str, backend: str) -> None:

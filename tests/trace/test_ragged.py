@@ -176,6 +176,7 @@ def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 @each(
     "body",
     [

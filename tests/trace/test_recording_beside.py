@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 import autobatch as ab
 from helpers.runs.ways import each
@@ -104,6 +105,7 @@ def being_recorded(loss: Any, pausing: Pausing) -> Iterator[list[Any]]:
         thread.join()
 
 
+@pytest.mark.slow
 @each("known", [False, True])
 @each("call", CALLS)
 def test_an_eager_call_beside_a_recording_is_eager(call: str, known: bool) -> None:

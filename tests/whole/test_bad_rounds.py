@@ -400,6 +400,7 @@ def test_what_cannot_be_said_of_programs_that_wait_is_refused() -> None:
             return x
 
 
+@pytest.mark.slow
 def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
     model, given = Model(), [-np.ones(DIM), np.ones(DIM), -np.ones(DIM)]
 

@@ -97,6 +97,7 @@ pickle.dump((loss.record_all(trees), loss(trees)), open("graphs", "wb"))
 """
 
 
+@pytest.mark.cases(1, 8)
 def test_graphs_arrive_from_another_process(tmp_path: Path) -> None:
     model, trees = draw_trees_case(seed=0, n_instances=5, dim=4)
     (tmp_path / "drawn").write_bytes(pickle.dumps((model, trees)))

@@ -50,7 +50,7 @@ def draw(case: Case, module: Any, width: int, monkeypatch: pytest.MonkeyPatch, n
     return case.make(rng), [case.draw(rng) for _ in range(n)]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 8)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_all_widths_share_their_sources(name: str) -> None:
     """Widths that are powers of two, and as many as the data have classes, are no other case."""
@@ -61,6 +61,7 @@ def test_models_of_all_widths_share_their_sources(name: str) -> None:
     assert others == [first] * len(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", machines.CASES, ids=lambda case: case.name)
 def test_machines_of_all_widths_share_their_sources(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory may have as many rows as vectors have elements."""

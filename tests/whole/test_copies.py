@@ -101,6 +101,7 @@ def make_with(policy: Any, trees: list[Any]) -> Any:
     return ab.batched(TreeLSTM(n_words, 4, N_CLASSES, np.random.default_rng(1)).loss, policy=policy)
 
 
+@pytest.mark.slow
 @each("clone", CLONES)
 @each("policy", ["auto", *ab.policies.names()])
 def test_a_used_function_of_any_policy_is_copied(trees: list[Any], policy: str, clone: str) -> None:

@@ -22,14 +22,14 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 PER_TEST, N_PROGRAMS, N_COMPILED = 10, 1000, 50
 
 
-@pytest.mark.cases(1, 15)
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("start", range(0, N_PROGRAMS, PER_TEST))
 def test_programs_are_right(start: int) -> None:
     for seed in range(start, start + PER_TEST):
         assert run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0) is None
 
 
-@pytest.mark.cases(0, 8)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("seed", range(N_COMPILED))
 def test_compiled_programs_are_right(seed: int) -> None:
     """Of one instance each: every op outside cells is a type of its own, which takes seconds to compile."""

@@ -122,6 +122,7 @@ def test_gradients_are_central_differences() -> None:
     ab.testing.check_grads(ab.batched(model.loss), draw_items(), model, np.random.default_rng(4))
 
 
+@pytest.mark.slow
 @each("make", BACKENDS)
 @each("draws", [False, True])
 def test_batched_is_one_at_a_time(make: Any, draws: bool) -> None:

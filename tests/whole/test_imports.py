@@ -65,3 +65,10 @@ print(len(before), *(name for name, value in before.items() if getattr(autobatch
     n_names, *replaced = run_python(program, *(m for m in module_files() if not m.endswith("__main__")), cwd=tmp_path)
     assert int(n_names) > 50
     assert replaced == []
+
+
+def test_a_free_threaded_build_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    code = "import sys; sys.abiflags = 't'; import autobatch"
+    out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert out.returncode == 1
+    assert out.stderr.splitlines()[-1].startswith("ImportError: autobatch needs a regular build of Python")

@@ -210,6 +210,7 @@ def test_a_function_that_does_not_read_its_instance() -> None:
     assert run.value_and_grad([np.array(3.0)], inputs=True)[2] == [1.0]
 
 
+@pytest.mark.slow
 def test_infinite_gradients_stay_where_the_loss_does_not_look() -> None:
     """An aux result that is the logarithm of an input, 0, has no part in the gradient of the loss."""
     for backend in BACKENDS.values():

@@ -74,7 +74,7 @@ def assert_close(found: Any, expected: Any, what: str = "") -> None:
 
 
 @each("policy, rewrites", WAYS)
-@pytest.mark.cases(4, 60)
+@pytest.mark.cases(4, 30)
 @pytest.mark.parametrize("seed", range(N_SEEDS))
 def test_batched_is_one_at_a_time(seed: int, policy: str, rewrites: tuple[str, ...]) -> None:
     work = draw_workload(seed)

@@ -227,6 +227,7 @@ def test_errors(instances: list[Instance]) -> None:
     check_errors(instances)
 
 
+@pytest.mark.slow
 @drawn(15)
 def test_gradients(instances: list[Instance]) -> None:
     check_gradients(instances)
@@ -237,7 +238,7 @@ def test_threads(instances: list[Instance]) -> None:
     check_threads(instances)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @drawn(200, depth=3, most=6)
 def test_large_programs(instances: list[Instance]) -> None:
     check_values(instances)
@@ -245,7 +246,7 @@ def test_large_programs(instances: list[Instance]) -> None:
     check_gradients(instances)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @drawn(200, depth=3, most=6, raises=True)
 def test_large_programs_that_raise(instances: list[Instance]) -> None:
     check_errors(instances)

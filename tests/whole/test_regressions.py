@@ -129,7 +129,7 @@ def test_values_right_after_the_buffer_grew() -> None:
     assert grown[8:10] == [0, 0]
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("n_batches", [100, 500, 5000])
 def test_thousands_of_mini_batches_without_growth(n_batches: int) -> None:
     """Recorded afresh each time, by a function with a recursive closure, which only the garbage collector frees."""
@@ -379,6 +379,7 @@ class Noisy(ab.Module):
         return ab.sum(ab.tanh((self.left + x) @ self.right))
 
 
+@pytest.mark.slow
 @each("backend", ["reference", "cpu"])
 def test_a_gradient_that_sums_products_of_matrices_per_node_with_a_shared_one(backend: str) -> None:
     model = Noisy()

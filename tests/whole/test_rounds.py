@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
 import autobatch as ab
 from helpers.programs.waiting_programs import BACKENDS, DIM, Model, batched, data, items, last, taken
@@ -105,6 +106,7 @@ def test_results_of_plain_numbers_and_structures() -> None:
     np.testing.assert_allclose(found["total"], [0.0, *(x.sum() for x, _ in items(0, 2, 1)[1:])])
 
 
+@pytest.mark.slow
 @each("make", BACKENDS)
 def test_calls_of_other_functions_between_and_beside_change_nothing(make: Any) -> None:
     model, given = Model(), items(3, 0, 4)

@@ -76,6 +76,7 @@ def test_losses_and_gradients_are_the_twins(case: Case, seed: int) -> None:
             assert relative(gradient, expected[case.name_in_twin(name)]) < TO_TWIN, (policy, name)
 
 
+@pytest.mark.cases(3)
 @scoring_case
 @every_policy
 def test_scores_are_the_twins(case: Case, policy: str) -> None:

@@ -62,7 +62,7 @@ def _runner(outcomes: Sequence[Outcome]) -> Runner:
     compared = [outcome for outcome in outcomes if outcome.verdict != Verdict.SKIPPED]
     if not compared:
         return Runner.NONE
-    lines = [line for outcome in compared for line in outcome.told]
+    lines = [line for outcome in compared for line in outcome.notes]
     if any("is run by torch" in line for line in lines):
         return Runner.CELL
     return Runner.OP if any("has torch run" in line for line in lines) else Runner.AUTOBATCH

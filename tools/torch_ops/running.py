@@ -20,7 +20,11 @@ SECONDS = 60  # that a sample may take
 
 
 def run(
-    ops: Sequence[str], runs: Sequence[str], limit: int | None = None, backend: str = "reference", told: bool = False
+    ops: Sequence[str],
+    runs: Sequence[str],
+    limit: int | None = None,
+    backend: str = "reference",
+    explained: bool = False,
 ) -> Iterator[Outcome]:
     """Judge the samples of ops; give their outcomes as they come.
 
@@ -28,7 +32,7 @@ def run(
         ops: names in torch's table.
         runs: what runs the cells, see `abt.cell`.
         limit: samples of each op; None for all.
-        told: whether to ask `explain` what torch runs.
+        explained: whether to ask `explain` what torch runs.
     """
     judge(next(cases_of("tanh")), runs[0], backend)  # what is imported and compiled here no process has to do again
     left = [(op, 0) for op in ops]
@@ -36,13 +40,13 @@ def run(
     while left:
         at = before or (left[0][0], 0, runs[0])
         is_done = False
-        for said in _in_a_process(left, runs, limit, backend, told):
+        for said in _in_a_process(left, runs, limit, backend, explained):
             if "at" in said:
                 at = said["at"]
             elif "done" in said:
                 is_done = True
             else:
-                yield Outcome(**{**said, "verdict": Verdict(said["verdict"]), "told": tuple(said["told"])})
+                yield Outcome(**{**said, "verdict": Verdict(said["verdict"]), "notes": tuple(said["notes"])})
         if is_done:
             return
         if at == before:
@@ -76,7 +80,7 @@ def _in_a_process(left: Sequence[tuple[str, int]], *how: Any) -> Iterator[dict[s
 
 
 def _work(
-    out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str, told: bool
+    out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str, explained: bool
 ) -> None:
     """Judge samples, and say of each that it begins and what came of it."""
     torch.set_num_threads(1)
@@ -88,7 +92,7 @@ def _work(
             for way in runs:
                 print(json.dumps({"at": (op, case.number, way)}), file=out)
                 signal.alarm(SECONDS)
-                outcome = judge(case, way, backend, told)
+                outcome = judge(case, way, backend, explained)
                 signal.alarm(0)
                 print(json.dumps(asdict(outcome)), file=out)
     print(json.dumps({"done": True}), file=out)

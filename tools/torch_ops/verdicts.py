@@ -39,7 +39,7 @@ class Outcome:
     """The verdict on a sample.
 
     Attributes:
-        told: what runs the cell, by `explain`; empty if autobatch computes all.
+        notes: what runs the cell, by `explain`; empty if autobatch computes all.
     """
 
     op: str
@@ -47,7 +47,7 @@ class Outcome:
     runs: str
     verdict: Verdict
     detail: str = ""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.op}, sample {self.sample}, runs={self.runs!r}: {self.detail}"
@@ -70,15 +70,15 @@ class _Anchor(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(1, dtype=torch.float64))
 
 
-def judge(case: Case, runs: str, backend: str = "reference", told: bool = False) -> Outcome:
+def judge(case: Case, runs: str, backend: str = "reference", explained: bool = False) -> Outcome:
     """Run a sample in a cell and compare it with torch, one instance at a time.
 
     Args:
-        told: whether to ask `explain` what torch runs.
+        explained: whether to ask `explain` what torch runs.
     """
 
-    def outcome(verdict: Verdict, detail: str = "", told: tuple[str, ...] = ()) -> Outcome:
-        return Outcome(case.op, case.number, runs, verdict, detail, told)
+    def outcome(verdict: Verdict, detail: str = "", notes: tuple[str, ...] = ()) -> Outcome:
+        return Outcome(case.op, case.number, runs, verdict, detail, notes)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -99,13 +99,13 @@ def judge(case: Case, runs: str, backend: str = "reference", told: bool = False)
             return outcome(Verdict.CRASH, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         if difference:
             return outcome(Verdict.WRONG, difference)
-        return outcome(Verdict.RIGHT, told=_explained(batched, instances) if told else ())
+        return outcome(Verdict.RIGHT, notes=_explained(batched, instances) if explained else ())
 
 
 def _explained(batched: Any, instances: Sequence[Sequence[Tensor]]) -> tuple[str, ...]:
     """What `explain` says of the cell."""
     with torch.no_grad():
-        return tuple(line for _, line in batched.explain(instances).told)
+        return tuple(line for _, line in batched.explain(instances).notes)
 
 
 def _expect(case: Case) -> tuple[list[list[Tensor]], list[Expected], bool] | str:

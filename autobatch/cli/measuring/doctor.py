@@ -101,7 +101,7 @@ def _hardware() -> Iterator[Finding]:
 
 
 def _gpu() -> Finding:
-    """The device of the cuda backend, or why there is none; nobody needs one."""
+    """The device of the cuda backend, or why there is none; none is needed."""
     try:
         return Finding("ok", "cuda", find_device().name)
     except BackendError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 
 ROOT = "do"
 ADVERBS = ("twice", "slowly", "backwards")
@@ -28,7 +28,7 @@ ACTIONS: dict[str, list[str | tuple[str, str]]] = {
 """What each action consists of: labels, or a label with that of its only child."""
 
 
-def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int = 3) -> list[Told[str]]:
+def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int = 3) -> list[DescribedTree[str]]:
     """Draw commands of 1 to `max_actions` actions, with their trees.
 
     Returns:
@@ -40,7 +40,7 @@ def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int
     return [_draw_command(rng, max_actions) for _ in range(n_commands)]
 
 
-def _draw_command(rng: np.random.Generator, max_actions: int) -> Told[str]:
+def _draw_command(rng: np.random.Generator, max_actions: int) -> DescribedTree[str]:
     words: list[str] = []
     trees = []
     adverbs = rng.permutation(ADVERBS).tolist()
@@ -54,7 +54,7 @@ def _draw_command(rng: np.random.Generator, max_actions: int) -> Told[str]:
             tree = OrderedTree(adverb, [tree])
         words.append(action)
         trees.append(tree)
-    return Told(words, OrderedTree(ROOT, trees))
+    return DescribedTree(words, OrderedTree(ROOT, trees))
 
 
 def _split(part: str | tuple[str, str]) -> tuple[str, list[OrderedTree[str]]]:

@@ -33,7 +33,7 @@ from autobatch.models.data.comparison import Comparison, read_comparisons
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
-from autobatch.models.data.ordered_tree import Told, read_told
+from autobatch.models.data.ordered_tree import DescribedTree, read_described_trees
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.repeats import Repeats, read_repeats
@@ -234,10 +234,10 @@ PAIRS = Format(
     },
     parts=("train.en", "dev.en"),
 )
-TOLD = Format(
+DESCRIBED_TREES = Format(
     reads="a text, a tab and a tree in each line: turn around<tab>(do (turn left left)); a file, or a folder with "
     "train.txt and dev.txt",
-    read=read_told,
+    read=read_described_trees,
     generators={
         "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
     },
@@ -281,7 +281,8 @@ CIRCUITS = Format(
     generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
 )
 FORMATS = (
-    TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, TEXTS, MOLECULES, COMPARISONS, REPEATS, CIRCUITS
+    TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, DESCRIBED_TREES, TEXTS, MOLECULES, COMPARISONS,
+    REPEATS, CIRCUITS,
 )  # fmt: skip
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
@@ -349,13 +350,13 @@ load_pairs = Loader(
     {"source_words": Words(lambda pair: pair.source), "target_words": Words(lambda pair: pair.target)},
     lambda pair, source, target: Pair(list(map(source, pair.source)), list(map(target, pair.target)), pair.reference),
 )
-load_told = Loader(
-    TOLD,
+load_described_trees = Loader(
+    DESCRIBED_TREES,
     {
-        "words": Words(lambda told: told.words),
-        "labels": Words(lambda told: (node.label for node in told.tree.preorder())),
+        "words": Words(lambda described: described.words),
+        "labels": Words(lambda described: (node.label for node in described.tree.preorder())),
     },
-    lambda told, word, label: Told(list(map(word, told.words)), told.tree.map(label)),
+    lambda described, word, label: DescribedTree(list(map(word, described.words)), described.tree.map(label)),
 )
 load_texts = Loader(TEXTS, {"words": Words(lambda text: text)}, lambda text, word: list(map(word, text)))
 load_molecules = Loader(

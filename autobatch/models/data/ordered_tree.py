@@ -1,4 +1,4 @@
-r"""Trees whose nodes have any number of children in an order, told by a text: a line each, a tab between the two.
+r"""Trees whose nodes have any number of children in an order, described by a text: a line each, a tab between the two.
 
     twice hop turn\t(do (twice (hop lift land)) (turn left))
 
@@ -93,14 +93,14 @@ class OrderedTree(Generic[W]):
 
 
 @dataclass(frozen=True)
-class Told(Generic[W]):
-    """A text and the tree that it tells of."""
+class DescribedTree(Generic[W]):
+    """A text and the tree that it describes."""
 
     words: list[W]
     tree: OrderedTree[W]
 
 
-def read_told(path: Path) -> list[Told[str]]:
+def read_described_trees(path: Path) -> list[DescribedTree[str]]:
     """Read every text of a file, with its tree.
 
     Args:
@@ -109,23 +109,23 @@ def read_told(path: Path) -> list[Told[str]]:
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "texts with trees", parse_told, "one a line, a tab between both")
+    return parse_lines(path, "texts with trees", parse_described_tree, "one a line, a tab between both")
 
 
-def parse_told(line: Line) -> Told[str]:
+def parse_described_tree(line: Line) -> DescribedTree[str]:
     """Read a text and its tree.
 
     Raises:
         DataError: malformed text; names the place, the column, what was expected and what was found.
 
-    >>> parse_told(Line(Path("x.txt"), 1, "turn around\\t(turn left left)")).tree.children
+    >>> parse_described_tree(Line(Path("x.txt"), 1, "turn around\\t(turn left left)")).tree.children
     [left, left]
     """
     tab = line.text.find("\t")
     if tab < 0:
         raise line.fault("a tree", len(line.text), "a text, a tab and a tree")
     words = [word for word in line.text[:tab].split(" ") if word]
-    return Told(words, _parse_tree(line, tab + 1))
+    return DescribedTree(words, _parse_tree(line, tab + 1))
 
 
 def _parse_tree(line: Line, start: int) -> OrderedTree[str]:

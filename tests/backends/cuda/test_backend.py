@@ -45,7 +45,7 @@ def compare(
     return ours
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
     model, instances = case.draw(seed=3, n_instances=6, dim=5)
@@ -54,6 +54,7 @@ def test_models(case: Case) -> None:
         compare(model.loss, instances, HostDevice(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [2, 3])
 def test_several_blocks_per_processor(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them take part than a device has processors, and each has less shared memory."""
@@ -312,6 +313,7 @@ def test_profiles_time_every_batch_where_it_runs(precision: str) -> None:
         assert [span.end for span in spans[:-1]] == [span.start for span in spans[1:]]
 
 
+@pytest.mark.slow
 def test_profiles_of_batches_with_rows_that_the_loss_does_not_depend_on() -> None:
     """Backward then runs batch by batch, with a profile and without."""
     model = draw_model(np.random.default_rng(1), smooth=True)

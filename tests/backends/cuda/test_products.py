@@ -34,6 +34,7 @@ extern "C" __global__ void one_shape(int64 about_, int64, int64) {{
     return device.load(text, ["one_shape"], f"products in {shape} tiles")["one_shape"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_tiles_of_all_shapes(device: Device, shape: str, dtype: str) -> None:

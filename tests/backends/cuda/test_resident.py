@@ -44,6 +44,7 @@ class Scale(ab.Module):
         return ab.sum(ab.log(self.w * x))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models_run_where_their_parameters_are(case: Case) -> None:
     """Twice, in inference too; and back on the host as before."""
@@ -147,6 +148,7 @@ def test_a_table_that_is_also_read_otherwise_has_an_array() -> None:
     assert_equal(to_host(grads, device), wanted)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_programs(seed: int) -> None:
     rng, device = np.random.default_rng(70 + seed), HostDevice(seed)

@@ -22,7 +22,7 @@ def kernels_of(name: str) -> dict[str, str]:
     return {kernel: text for stage in stages_of(name) for kernel, text in print_stage(stage).texts.items()}
 
 
-@pytest.mark.cases(0, 12)
+@pytest.mark.cases(0, 5)
 @needs_compiler
 @models(MODELS, quick=())
 @each("dtype", REALS)
@@ -30,6 +30,7 @@ def test_kernels_compile_without_a_warning(name: str, dtype: str, tmp_path: Path
     compile_for_gpus(module_text(kernels_of(name), dtype, PLACE), tmp_path, NEVER_READ)
 
 
+@pytest.mark.cases(0, 4)
 @needs_compiler
 @models(LITERATURE, quick=())
 @each("dtype", REALS)

@@ -12,7 +12,7 @@ from autobatch.models.data.comparison import read_comparisons
 from autobatch.models.data.labelled_tree import read_labelled_trees
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
-from autobatch.models.data.ordered_tree import read_told
+from autobatch.models.data.ordered_tree import read_described_trees
 from autobatch.models.data.picture import read_pictures
 from autobatch.models.data.repeats import read_repeats
 from autobatch.models.data.sentence import read_sentences, read_texts
@@ -34,7 +34,7 @@ LATTICES = """2
 """
 PICTURES = "\nblue|sky red|a|b \n green|land  |||O\n \n\nblue|sea\n"
 TEXTS = "the key  falls\n\n a|b \n"
-TOLD = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
+DESCRIBED_TREES = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
 LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word": 9, "children": [{}]}]}
  {"label": "no"}
 {"word": "\\"\\u00e9", "label": null, "children": []}
@@ -70,7 +70,9 @@ READERS = {
     "pictures": Reader(read_pictures, PICTURES, lambda read: "\n\n".join(map(str, read))),
     "texts": Reader(read_texts, TEXTS, lambda texts: "\n".join(map(" ".join, texts))),
     "texts with trees": Reader(
-        read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
+        read_described_trees,
+        DESCRIBED_TREES,
+        lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read),
     ),
     "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
     "molecules": Reader(read_molecules, MOLECULES, lambda read: "\n".join(map(write_molecule, read))),

@@ -20,7 +20,7 @@ from autobatch.models.data.commands import draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import N_CLASSES
-from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.data.pair import Pair, make_pair
 from autobatch.models.data.sentence import Sentence, SpelledSentence
 from autobatch.models.data.tagging import draw_rare_names, draw_sentences
@@ -175,14 +175,14 @@ def draw_brackets_case(seed: int, n_instances: int, dim: int) -> tuple[StackLSTM
     return model, [vocabulary.encode(tree) for tree in drawn]
 
 
-def draw_commands_case(seed: int, n_instances: int, dim: int) -> tuple[DoublyRecurrent, list[Told[int]]]:
+def draw_commands_case(seed: int, n_instances: int, dim: int) -> tuple[DoublyRecurrent, list[DescribedTree[int]]]:
     """One of the texts is empty, and its tree is a single node."""
     rng = np.random.default_rng(seed)
-    drawn = [Told[str]([], OrderedTree("do")), *draw_commands(n_instances - 1, rng)]
-    words = Vocabulary.count(word for told in drawn for word in told.words)
-    labels = Vocabulary.count(node.label for told in drawn for node in told.tree.preorder())
+    drawn = [DescribedTree[str]([], OrderedTree("do")), *draw_commands(n_instances - 1, rng)]
+    words = Vocabulary.count(word for one in drawn for word in one.words)
+    labels = Vocabulary.count(node.label for one in drawn for node in one.tree.preorder())
     model = DoublyRecurrent(len(words), len(labels), dim, rng).astype("float64")
-    return model, [Told(list(map(words.id, told.words)), told.tree.map(labels.id)) for told in drawn]
+    return model, [DescribedTree(list(map(words.id, one.words)), one.tree.map(labels.id)) for one in drawn]
 
 
 CASES = [

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 
 State = tuple[Tensor, Tensor]
 
@@ -45,8 +45,8 @@ class DoublyRecurrentTwin(nn.Module):
     def hidden(self, words: Sequence[int], above: Sequence[int], before: Sequence[int]) -> Tensor:
         """What is known of a node by the text, the labels above it and those of the siblings before it: (H,)."""
         zeros = torch.zeros(1, self.join.out_features, dtype=self.words.dtype)
-        told = self.read(self.encoder, self.words, words, (zeros, zeros))
-        ancestral, _ = self.read(self.ancestral, self.labels, above, told)
+        state = self.read(self.encoder, self.words, words, (zeros, zeros))
+        ancestral, _ = self.read(self.ancestral, self.labels, above, state)
         fraternal, _ = self.read(self.fraternal, self.labels, before, (zeros, zeros))
         return torch.tanh(self.join(torch.cat((ancestral[0], fraternal[0]))))
 
@@ -55,9 +55,9 @@ class DoublyRecurrentTwin(nn.Module):
         logits: Tensor = self.output(hidden) + is_parent * self.parent_scores + goes_on * self.sibling_scores
         return logits
 
-    def loss(self, told: Told[int]) -> Tensor:
+    def loss(self, described: DescribedTree[int]) -> Tensor:
         """Sum the losses of all nodes of a tree: a scalar."""
-        return self.loss_of(told.words, [], [told.tree])
+        return self.loss_of(described.words, [], [described.tree])
 
     def loss_of(self, words: Sequence[int], above: list[int], siblings: Sequence[OrderedTree[int]]) -> Tensor:
         """Sum the losses of siblings and of all nodes below them."""
