@@ -12,8 +12,8 @@ than the parameters', times, and the order of it all.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -34,6 +34,7 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 M = TypeVar("M", bound=Memory)
+HELD = frozenset(("memory", "values", "interpreter"))  # what a run holds until it is closed
 
 
 class PlanExecutable:
@@ -86,6 +87,7 @@ class PlanRun(ABC, Generic[M]):
         self.store, self.randomness, self.timer = store, randomness, timer
         self._pool, self._ended, self.launches = pool, "", 0
         self.targets: Mapping[int, Gradient] = {}
+        self._outputs: list[Any] | None = None
         self.memory = pool.take()
         try:
             with self._silent():
@@ -147,14 +149,15 @@ class PlanRun(ABC, Generic[M]):
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:
         """Run "forward" or "backward": all nodes, or those that are active."""
-        batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
         with self._bound(stage):
+            if activity is None and self.timer is None:
+                self._call(stage, 0, self.plan.schedule.n_batches + 2)
+                return
+            batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
             if activity is not None:
                 self._call_active(stage, batches, activity)
-            elif self.timer is not None:
-                self._call_timed(stage, batches)
             else:
-                self._call(stage, 0, len(batches) + 2)
+                self._call_timed(stage, batches)
 
     def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
         """Run the batches that have active nodes, and clear the gradients of the others."""
@@ -215,11 +218,9 @@ class PlanRun(ABC, Generic[M]):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
 
-    @contextmanager
-    def _silent(self) -> Iterator[None]:
+    def _silent(self) -> AbstractContextManager[None]:
         """Silence NumPy's floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            yield
+        return np.errstate(over="ignore", divide="ignore", invalid="ignore")
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Tell the timer, if there is one, that a batch is done; see `Timer`."""
@@ -228,12 +229,14 @@ class PlanRun(ABC, Generic[M]):
 
     # Results.
 
-    @cached_property
+    @property
     def outputs(self) -> list[Any]:
         """The values that the user asked for; see `Run`."""
-        if self._read is None:
-            raise BackendError("reading the outputs of a run that does not copy them to the host.")
-        return self._read()
+        if self._outputs is None:
+            if self._read is None:
+                raise BackendError("reading the outputs of a run that does not copy them to the host.")
+            self._outputs = self._read()
+        return self._outputs
 
     def on_device(self, slot: int) -> Any:
         """The values of a slot on the device; see `Run`."""
@@ -257,5 +260,5 @@ class PlanRun(ABC, Generic[M]):
             self._ended = "closed"
             self.targets = {}
             self._pool.give_back(self.memory)
-            for name in ("memory", "values", "interpreter"):
-                vars(self).pop(name, None)
+            for name in HELD.intersection(vars(self)):
+                delattr(self, name)

@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
     def check_store(self, backend: str, *stores: Store) -> None:
         """Raise a BackendError if the parameters are in none of the memories that a backend reads them in."""
-        if not any(self.store is store for store in stores):
+        if self.store not in stores:
             raise BackendError(
                 f"the parameters are on {self.store.kind}, where backend {backend!r} does not read them: call "
                 f'to("{stores[0].kind}") on the module, or choose another backend.'

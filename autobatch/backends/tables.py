@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,11 +22,11 @@ from numpy.typing import NDArray
 from autobatch.backends.stages import CellStages
 from autobatch.backends.tiles import (
     WHOLE,
+    BoolArray,
     CallList,
     CellSizes,
     LongArray,
     PlanArrays,
-    Tiles,
     arrays_of,
     find_serial,
     list_calls,
@@ -35,10 +36,13 @@ from autobatch.backends.tiles import (
 from autobatch.compiler.tiles import STAGES, WEIGHTS
 from autobatch.compiler.writer import split_name
 from autobatch.ir.program import NODE, Instruction
+from autobatch.jit.joining import join_longs
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedTypes
 
 WORD = 8  # bytes of an int64
+N_NUMBERS = 11  # of `make_tables`: two sizes, and where nine arrays end
+FORWARD, BACKWARD = STAGES
 N_DESTINATIONS = 3  # the first addresses: of `dest_ptr`, `dest` and `adds`
 C = TypeVar("C", bound=CellStages[Any])
 
@@ -50,30 +54,30 @@ class PlanTables:
     Attributes:
         type_ids: the numbers of the plan's types.
         records: the type of the tiles of each type.
-        made: all tiles.
-        calls: of each stage, by name; none in inference but those of forward.
+        words, ptr, mean_rows, kept_size, scratch_size: of all tiles, see `Tiles`.
+        calls: of each stage, by name; in inference of forward alone.
         addresses: of `dest_ptr`, `dest` and `adds`; per type of its tiles; and per block of the ints, of the floats, of
             the segments, as `place_of` numbers them.
         size_classes, row_classes: the classes of mean rows, and of the rows of types, between which the choice of a
             product may differ, as bytes.
-        mean_rows, kept_size, scratch_size: see `Tiles`.
     """
 
     type_ids: tuple[int, ...]
     records: dict[int, np.dtype[Any]]
-    made: Tiles
+    words: LongArray
+    ptr: LongArray
+    mean_rows: LongArray
+    kept_size: int
+    scratch_size: int
     calls: dict[str, CallList]
     addresses: LongArray
     size_classes: bytes
     row_classes: bytes
 
-    def __post_init__(self) -> None:
-        self.mean_rows, self.kept_size, self.scratch_size = self.made[-3:]
-
     @cached_property
     def tiles(self) -> dict[int, NDArray[Any]]:
         """The tiles of each type."""
-        words, first = self.made.words, self.made.ptr.tolist()
+        words, first = self.words, self.ptr.tolist()
         return {
             type_id: words[first[type_id] : first[type_id + 1]].view(self.records[type_id]) for type_id in self.type_ids
         }
@@ -109,10 +113,19 @@ class CompiledTypes(Generic[C]):
         for type_id in type_ids:
             if type_id not in self.cells:
                 self._add(type_id, compile_cell(type_id))
-        made, *calls, addresses, classes = make_tables(arrays_of(plan), self._sizes, n_threads)
-        of_stages = dict(zip((*STAGES, WEIGHTS), calls, strict=True))
-        of_sizes, of_rows = classes[:2].tobytes(), classes[2].tobytes()
-        return PlanTables(type_ids, self._records, made, of_stages, addresses, of_sizes, of_rows)
+        words, numbers, forward, backward, weights, is_serial, classes = make_tables(
+            arrays_of(plan), self._sizes, n_threads
+        )
+        kept_size, scratch_size, *ends = numbers[:N_NUMBERS].tolist()
+        ptr, mean_rows, *lists, addresses = [numbers[first:end] for first, end in pairwise((N_NUMBERS, *ends))]
+        of_stages = {FORWARD: CallList(forward, lists[0], lists[1], is_serial)}
+        if len(self.stages) > 1:
+            of_stages[BACKWARD] = CallList(backward, lists[2], lists[3], is_serial[:0])
+            of_stages[WEIGHTS] = CallList(weights, lists[4], lists[5], is_serial[:0])
+        return PlanTables(
+            type_ids, self._records, words, ptr, mean_rows.reshape(-1, 2), kept_size, scratch_size, of_stages,
+            addresses, classes[:2].tobytes(), classes[2].tobytes(),
+        )  # fmt: skip
 
     def _add(self, type_id: int, cell: C) -> None:
         """Add a type."""
@@ -139,8 +152,15 @@ class CompiledTypes(Generic[C]):
 @compiled
 def make_tables(
     plan: PlanArrays, sizes: CellSizes, n_threads: int
-) -> tuple[Tiles, CallList, CallList, CallList, LongArray, NDArray[np.uint8]]:
-    """Make the tiles and the calls of a plan, list its addresses, and class mean rows and rows of types."""
+) -> tuple[LongArray, LongArray, NDArray[Any], NDArray[Any], NDArray[Any], BoolArray, NDArray[np.uint8]]:
+    """Make the tiles and the calls of a plan, list its addresses, and class mean rows and rows of types.
+
+    Returns:
+        the words of the tiles; numbers, since each array that compiled code returns takes half a microsecond; the calls
+        of forward, backward and weights; which batches are serial; and classes. The numbers are kept_size,
+        scratch_size, and then where each of these ends, which follow: `ptr` and `mean_rows` of the tiles, `tile_ptr`
+        and `ptr` of the calls of each stage, and the addresses.
+    """
     made = make_tiles(plan, sizes, n_threads)
     is_serial = nowhere = np.zeros(0, np.bool_)
     if n_threads > 1 and plan.adds.any():
@@ -167,7 +187,13 @@ def make_tables(
             while rows:
                 rows >>= 1
                 classes[moment, block] += 1
-    return made, forward, backward, weights, addresses, classes
+    parts = (
+        made.ptr, made.mean_rows.reshape(-1), forward.tile_ptr, forward.ptr, backward.tile_ptr, backward.ptr,
+        weights.tile_ptr, weights.ptr, addresses,
+    )  # fmt: skip
+    numbers = join_longs(parts, N_NUMBERS)
+    numbers[0], numbers[1] = made.kept_size, made.scratch_size
+    return made.words, numbers, forward.calls, backward.calls, weights.calls, is_serial, classes
 
 
 def place_of(name: str, type_id: int, block: int, n_types: int, n_blocks: int) -> int:

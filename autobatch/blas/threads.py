@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autobatch.errors import BackendError
 from autobatch.system.processor import usable_cores
@@ -26,12 +26,16 @@ class ThreadPool(NamedTuple):
     set: Callable[[int], object]
 
 
+OPENBLAS_NAMES = [
+    f"{prefix}openblas_{{}}_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
+]
 _lock = threading.RLock()
 _asked: list[tuple[int, int]] = []  # Python thread and number of each open block
 _before: dict[str, tuple[ThreadPool, int]] = {}  # the number of each library outside all blocks
 _now: dict[str, int] = {}  # the current number of each library
 _number = 1  # the number in force inside the open blocks
 _pools: list[ThreadPool] | None = None
+_is_torch_known = False
 
 
 def limit_threads(n_threads: int = 1) -> AbstractContextManager[int]:
@@ -76,7 +80,8 @@ class _Block:
                 _put_in_force()
                 return
             for pool, number in _before.values():
-                _set(pool, number)
+                if _now[pool.name] != number:
+                    pool.set(number)
             _before.clear()
             _now.clear()
             _number = 1
@@ -95,7 +100,7 @@ def threads_now() -> int:
 
 def threads_in_force() -> dict[str, int]:
     """Return the number of threads of each library now, by its file or name."""
-    return {pool.name: int(pool.get()) for pool in _all_pools()}
+    return {pool.name: pool.get() for pool in _all_pools()}
 
 
 def look_again() -> None:
@@ -112,38 +117,50 @@ def _put_in_force() -> int:
     pools = _all_pools()
     for pool in pools:
         if pool.name not in _before:
-            _now[pool.name] = number = int(pool.get())
+            _now[pool.name] = number = pool.get()
             _before[pool.name] = (pool, number)
     _number = _granted(_asked)
     for pool in pools:
-        _set(pool, _number)
+        if _now[pool.name] != _number:
+            pool.set(_number)
+            _now[pool.name] = _number
     return _number
-
-
-def _set(pool: ThreadPool, number: int) -> None:
-    """Set the number of threads of a library, unless it has that already."""
-    if _now[pool.name] != number:
-        pool.set(number)
-        _now[pool.name] = number
 
 
 def _granted(asked: Sequence[tuple[int, int]]) -> int:
     """Compute the number that is in force while these blocks are open."""
-    smallest = min(number for _, number in asked)
+    smallest = min([number for _, number in asked])
     if smallest == 1:
         return 1
     n_python_threads = len({thread for thread, _ in asked})
-    outside = (_before[pool.name][1] if pool.name in _before else int(pool.get()) for pool in _all_pools())
+    outside = (_before[pool.name][1] if pool.name in _before else pool.get() for pool in _all_pools())
     share = min(usable_cores(), max(outside, default=usable_cores())) // n_python_threads
     return max(1, min(smallest, share))
 
 
 def _all_pools() -> list[ThreadPool]:
-    global _pools
-    if _pools is None:
+    """The pools of all libraries; torch has one of its own, and may be loaded at any time."""
+    global _pools, _is_torch_known
+    if _pools is None or (not _is_torch_known and "torch" in sys.modules):
         from threadpoolctl import ThreadpoolController
 
-        found = ThreadpoolController().select(user_api="blas").lib_controllers
-        _pools = [ThreadPool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found]
-    torch = sys.modules.get("torch")  # has its own thread pool
-    return _pools if torch is None else [*_pools, ThreadPool("torch", torch.get_num_threads, torch.set_num_threads)]
+        _pools = [_pool_of(one) for one in ThreadpoolController().select(user_api="blas").lib_controllers]
+        torch = sys.modules.get("torch")
+        _is_torch_known = torch is not None
+        if torch is not None:
+            _pools.append(ThreadPool("torch", torch.get_num_threads, torch.set_num_threads))
+    return _pools
+
+
+def _pool_of(library: Any) -> ThreadPool:
+    """The pool of a library, as threadpoolctl describes it.
+
+    The pool of OpenBLAS belongs to the process. Its own functions are called: threadpoolctl takes several times as long
+    and obeys one Python thread alone, while here all take turns.
+    """
+    if library.internal_api == "openblas" and library.threading_layer != "openmp":
+        for name in OPENBLAS_NAMES:
+            if hasattr(library.dynlib, name.format("set")):
+                get, put = (getattr(library.dynlib, name.format(verb)) for verb in ("get", "set"))
+                return ThreadPool(library.filepath, get, put)
+    return ThreadPool(library.filepath, library.get_num_threads, library.set_num_threads)

@@ -12,7 +12,7 @@ from autobatch.backends.base import Counts
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import Rewrites
-from autobatch.plan.budget import Part
+from autobatch.plan.budget import Figures, Part
 from autobatch.plan.plan import PlannedTypes
 from autobatch.schedule.schedule import min_batches
 
@@ -78,30 +78,43 @@ class LastCall:
     """Counts and times of one call; all figures but the counts of its parts are added up when they are asked for.
 
     Attributes:
-        graphs: the scheduled graphs, after the rewrites: one, or one per part, in order, if the whole would have
-            exceeded `max_bytes`. With a plan from the cache, the graphs of the mini-batch that it was made for.
-        batches: the number of batches of all parts.
+        figures: what is known of each part, in order: there is one, or several if the whole would have exceeded
+            `max_bytes`.
         counts: the work of each part.
         ms: milliseconds per stage.
-        planned_bytes: bytes of the values and scratch memory of the largest plan.
-        unseen_share: the share of batches for which the policy met a state that it had not learned; None for policies
-            that do not learn.
         plan_hit: whether the plan came from the cache; None if the cache was not asked. Recorded graphs ask it.
         plan_hit_rate: the share of such lookups so far that found a plan.
         per_round: what each round of async programs did.
         n_sources: nodes of rounds that only read what an earlier round computed; `nodes` does not count them.
     """
 
-    graphs: tuple[Graph, ...]
-    batches: int
+    figures: Sequence[Figures]
     counts: list[Counts]
     ms: dict[str, float]
-    planned_bytes: int
-    unseen_share: float | None
     plan_hit: bool | None
     plan_hit_rate: float
     per_round: tuple[RoundCounts, ...] = ()
     n_sources: int = 0
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The scheduled graphs of the parts; with a plan from the cache, of the mini-batch that it was made for."""
+        return tuple(part.graph for part in self.figures)
+
+    @property
+    def batches(self) -> int:
+        """The number of batches of all parts."""
+        return count_batches(self.figures)
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of the values and scratch memory of the largest plan."""
+        return largest_bytes(self.figures)
+
+    @property
+    def unseen_share(self) -> float | None:
+        """The share of batches for which the policy met a state that it had not learned; see `Figures`."""
+        return unseen_share(self.figures)
 
     @property
     def rounds(self) -> int:
@@ -202,27 +215,14 @@ class Step:
     n_sources: int = 0
 
     @property
-    def planned_bytes(self) -> int:
-        """The bytes of the values of the largest part."""
-        return max([part.n_bytes for part in self.parts])
-
-    @property
-    def n_batches(self) -> int:
-        """The number of batches of all parts."""
-        return sum([part.n_batches for part in self.parts])
+    def figures(self) -> list[Figures]:
+        """What is known of each part."""
+        return [part.figures for part in self.parts]
 
     @property
     def n_nodes(self) -> int:
         """The number of nodes of all parts, after the rewrites."""
         return sum([part.plan.graph.n_nodes for part in self.parts])
-
-    @property
-    def unseen_share(self) -> float | None:
-        """The share of batches for which the policy met a state that it had not learned."""
-        shares = [(part.unseen_share, part.n_batches) for part in self.parts if part.unseen_share is not None]
-        if len(shares) <= 1:
-            return shares[0][0] if shares else None
-        return sum(share * n for share, n in shares) / max(sum(n for _, n in shares), 1)
 
     @property
     def rewrites(self) -> Rewrites:
@@ -233,12 +233,8 @@ class Step:
         """The counts and times of the call, which has ended."""
         if self.on_end is not None:
             self.on_end(self.clock.total("forward", "backward") / 1e3 / max(self.graph.n_nodes, 1))
-        graphs, known = (
-            tuple([p.plan.graph for p in self.parts]),
-            (self.unseen_share, self.plan_hit, self.plan_hit_rate),
-        )
-        about = *known, self.rounds, self.n_sources
-        return LastCall(graphs, self.n_batches, self.counts, self.clock.ms, self.planned_bytes, *about)
+        known = self.plan_hit, self.plan_hit_rate, self.rounds, self.n_sources
+        return LastCall(self.figures, self.counts, self.clock.ms, *known)
 
 
 def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sources: int) -> Step:
@@ -248,10 +244,28 @@ def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sourc
         waited: for each round, the instances that waited for it.
         n_sources: as in `LastCall`.
     """
-    rounds = tuple(RoundCounts(s.n_batches, s.n_nodes, w) for s, w in zip(steps[:-1], waited, strict=True))
+    rounds = tuple(RoundCounts(count_batches(s.figures), s.n_nodes, w) for s, w in zip(steps[:-1], waited, strict=True))
     parts, counts = tuple(part for s in steps for part in s.parts), [count for s in steps for count in s.counts]
     whole_bytes = max(s.whole_bytes for s in steps)
     return replace(steps[-1], parts=parts, counts=counts, whole_bytes=whole_bytes, rounds=rounds, n_sources=n_sources)
+
+
+def count_batches(figures: Sequence[Figures]) -> int:
+    """The number of batches of all parts."""
+    return sum(part.n_batches for part in figures)
+
+
+def largest_bytes(figures: Sequence[Figures]) -> int:
+    """The bytes of the values and scratch memory of the largest part."""
+    return max(part.n_bytes for part in figures)
+
+
+def unseen_share(figures: Sequence[Figures]) -> float | None:
+    """The share of the batches of all parts for which the policy met a state that it had not learned."""
+    shares = [(part.unseen_share, part.n_batches) for part in figures if part.unseen_share is not None]
+    if len(shares) <= 1:
+        return shares[0][0] if shares else None
+    return sum(share * n for share, n in shares) / max(sum(n for _, n in shares), 1)
 
 
 def add_up(counts: Sequence[Counts]) -> Counts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -56,6 +56,13 @@ def _within_limits(options: Options) -> Options:
     from autobatch.blas.threads import most_threads
 
     return options._replace(threads=min(options.threads, most_threads()))
+
+
+@contextmanager
+def _last_step(rounds: Rounds, minibatch: MiniBatch) -> Iterator[tuple[Step, Rounds]]:
+    """Run rounds; within the context, the last step is ready to run."""
+    with rounds.run(minibatch.instances) as step:
+        yield step, rounds
 
 
 class Engine:
@@ -184,7 +191,7 @@ class Engine:
         executor = self._executor
         executor.refresh()
         self.recorder.refresh(executor.dtype)
-        facts = self.options, self.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
+        facts = self.options, self.planning.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
         if self._facts != facts:
             given, backend, dtype, store, purpose, _ = facts
             check_precision(given.precision, dtype, backend.name)
@@ -213,24 +220,21 @@ class Engine:
             step.on_end = lambda seconds: size_class.add(n, seconds)
         return step
 
-    @contextmanager
     def _planned(
         self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True
-    ) -> Iterator[tuple[Step, Rounds | None]]:
+    ) -> AbstractContextManager[tuple[Step, Rounds | None]]:
         """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
         if self._profile is not None:
             self._profile.begin()
         if not minibatch.has_programs:
-            yield self._prepare(minibatch, clock, training, has_aux, measured), None
-            return
+            return nullcontext((self._prepare(minibatch, clock, training, has_aux, measured), None))
         rounds = self._rounds(clock)
         if not training:
-            with rounds.run(minibatch.instances) as step:
-                yield step, rounds
-            return
+            return _last_step(rounds, minibatch)
         graph = rounds.record(minibatch.instances, minibatch.inputs)
         whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
-        yield self._prepare(whole, clock, training, has_aux, measured=False), rounds  # the clock has run for rounds too
+        step = self._prepare(whole, clock, training, has_aux, measured=False)  # the clock has run for rounds too
+        return nullcontext((step, rounds))
 
     def _rounds(self, clock: Clock) -> Rounds:
         """What runs the rounds of a mini-batch."""
@@ -266,4 +270,4 @@ class Engine:
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
-        return self._executor.forward(step, self.seed, self.step, self._profile)
+        return self._executor.forward(step, self.options.seed, self.step, self._profile)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from operator import is_
 from typing import Any
 
@@ -88,9 +87,12 @@ class Executor:
             timer: is called when each batch is done.
         """
         for part, instances in self.parts(step):
-            with closing(self.start(step, part, instances, (seed, number), timer)) as run:
+            run = self.start(step, part, instances, (seed, number), timer)
+            try:
                 yield instances, run
                 step.counts.append(run.counts())
+            finally:
+                run.close()
 
     def parts(self, step: Step) -> Iterator[tuple[Part, slice]]:
         """The parts, and the instances of each."""

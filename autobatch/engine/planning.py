@@ -12,7 +12,7 @@ from autobatch.engine.losses import loss_slot
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
-from autobatch.plan.budget import Part, fit_parts
+from autobatch.plan.budget import Figures, Part, fit_parts
 from autobatch.plan.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.plan.plan_check import check_made, check_plan
@@ -122,7 +122,7 @@ class Planning:
         graphs, types, policy = minibatch.instances, self._recorder.types, options.policy
         if not self.cache.size or not graphs or minibatch.graph is not None:
             return None
-        if not all(graph.types is types for graph in graphs):
+        if {graph.types for graph in graphs} != {types}:
             return None
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.revision,
@@ -145,8 +145,9 @@ class Planning:
                 check_plan(plan, cells)
             clock.lap("place")
             executable = self.backend.prepare(plan, cells, options)
-            sizes = executable.n_bytes, schedule.n_batches
-            return Part(graph, rewrites, plan, executable, options.policy.unseen_share, *sizes)
+            unseen = options.policy.unseen_share
+            figures = Figures(rewritten, schedule.n_batches, executable.n_bytes, unseen)
+            return Part(graph, rewrites, plan, executable, figures)
 
         def plan_again(graph: Graph) -> Part:
             clock.lap("merge")

@@ -17,6 +17,8 @@ from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.system.trust import checking
 
+IN_RANGE = operator.attrgetter("in_range")
+
 
 def make_graph(
     types: Types,
@@ -83,7 +85,7 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     """
     types = _common_types(graphs, types)
     merged = graphs[0] if len(graphs) == 1 else _join(graphs, types)
-    if not all(graph.in_range for graph in graphs):
+    if not all(map(IN_RANGE, graphs)):
         check_ranges(merged)
         for graph in graphs:
             graph.in_range = True

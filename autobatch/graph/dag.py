@@ -27,7 +27,8 @@ class Dag(NamedTuple):
 
 def to_dag(graph: Graph) -> Dag:
     """Give the types and edges of a graph, without a copy."""
-    return Dag(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
+    parts = graph.sections
+    return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types)
 
 
 @compiled

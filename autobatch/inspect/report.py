@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from autobatch.engine.counts import RoundCounts, Step, add_up
+from autobatch.engine.counts import RoundCounts, Step, add_up, largest_bytes, unseen_share
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import AsText, Picture, plot_schedules
 from autobatch.ir.arguments import Key
@@ -209,9 +209,9 @@ def make_report(
     title = f"{policy.name}: {schedule.n_batches} batches, lower bound {lower} ({kind})"
     return Report(
         policy.name, step.graph.n_instances, schedule.n_nodes, schedule.n_batches, compacted, lower, kind,
-        counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
+        counts.launches, counts.copied_bytes, largest_bytes(step.figures), counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
-        Picture(title, schedule, types.names), step.unseen_share, step.plan_hit, step.plan_hit_rate,
+        Picture(title, schedule, types.names), unseen_share(step.figures), step.plan_hit, step.plan_hit_rate,
         memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_notes(schedule, types)),
         step.rounds,
     )  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -27,14 +26,17 @@ class Stage(threading.local):
 STAGE = Stage()
 
 
-@contextmanager
-def stage(current: Any) -> Iterator[None]:
+class stage:
     """Make `current` this thread's stage within the context."""
-    before, STAGE.current = STAGE.current, current
-    try:
-        yield
-    finally:
-        STAGE.current = before
+
+    def __init__(self, current: Any) -> None:
+        self._current = current
+
+    def __enter__(self) -> None:
+        self._before, STAGE.current = STAGE.current, self._current
+
+    def __exit__(self, *error: object) -> None:
+        STAGE.current = self._before
 
 
 UFUNCS = {

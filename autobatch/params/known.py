@@ -32,8 +32,7 @@ class Snapshot:
         """The lengths of all containers; and, one after the other, all that is in them."""
         dicts = [*map(vars, self._owners), *self._dicts]
         containers = [*self._others, *dicts]
-        values = chain.from_iterable(map(VALUES, dicts))
-        return [*map(len, containers)], chain(chain.from_iterable(containers), values)
+        return [*map(len, containers)], chain.from_iterable([*containers, *map(VALUES, dicts)])
 
     def holds(self) -> bool:
         """Whether all containers have the same objects, under the same names.

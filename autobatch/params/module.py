@@ -14,7 +14,7 @@ folder and renames it. Either happens entirely or not at all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import getattr_static
 from types import FunctionType
@@ -104,7 +104,7 @@ class Module:
 
     _adopt: Callable[[Any], Any] | None = None
     _switch_mode: Callable[[Any], Any] | None = None  # see `autobatch.trace.driving.Program`
-    _patches: Callable[[], Iterable[Any]] | None = None
+    _patches: Callable[[], Sequence[Any]] | None = None
 
     def _value_methods(self) -> tuple[type, ...]:
         """Classes whose methods the values have that its functions record."""

@@ -46,6 +46,9 @@ class Parameter(Operators):
             otherwise.
         trainable: whether gradients are computed for it and optimizers change it.
 
+    Attributes:
+        array: the numbers, for readers and for writers that call `note_change`; the same array until they are moved.
+
     Raises:
         DataError: `data` holds something other than real numbers, or is ragged.
 
@@ -59,9 +62,10 @@ class Parameter(Operators):
     """
 
     def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
-        self._data = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
+        self.array = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
 
+    array: FloatArray
     _store: Store = HOST
     _lent: Callable[[], FloatArray | None] | None = None  # gives what `data` gave, until it is known to be gone
     _version = 0
@@ -93,7 +97,7 @@ class Parameter(Operators):
                 f"cannot assign an array of shape {floats.shape} to a Parameter of shape {self.shape}; "
                 "assign one of the same shape, or make a new Parameter."
             )
-        self._data[...] = self.store.put(floats)
+        self.array[...] = self.store.put(floats)
         self.note_change()
 
     def _lend(self) -> FloatArray:
@@ -104,17 +108,12 @@ class Parameter(Operators):
                 return lent
             self._version += 1
             if self._store is not HOST:
-                array = self._data
+                array = self.array
                 self._lent = lambda: array  # what refers to an array of a device is not known
                 return array
-            lent = np.asarray(self._data.data)  # views of it refer to it, because what it refers to is no array
+            lent = np.asarray(self.array.data)  # views of it refer to it, because what it refers to is no array
             self._lent = weakref.ref(lent)
             return lent
-
-    @property
-    def array(self) -> FloatArray:
-        """The array, for readers and for writers that call `note_change`; the same until the numbers are moved."""
-        return self._data
 
     def note_change(self) -> None:
         """Take note that numbers of `array` were changed."""
@@ -138,12 +137,12 @@ class Parameter(Operators):
     @property
     def shape(self) -> Shape:
         """Length of each axis; () for a single number."""
-        return self._data.shape
+        return self.array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64."""
-        return self._data.dtype
+        return self.array.dtype
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Change the dtype in place, to float32 or float64, and return the parameter.
@@ -151,31 +150,31 @@ class Parameter(Operators):
         Raises:
             DataError: `dtype` is neither.
         """
-        self._keep(self._data.astype(float_dtype(dtype), copy=False))
+        self._keep(self.array.astype(float_dtype(dtype), copy=False))
         return self
 
     def to(self, store: Store) -> Self:
         """Move the numbers to the memory of a device, and return the parameter."""
         if store is not self._store:
-            moved, self._store = store.put(self._store.get(self._data)), store
+            moved, self._store = store.put(self._store.get(self.array)), store
             self._keep(moved)
         return self
 
     def move_to(self, array: FloatArray) -> None:
         """Copy the numbers into an array of the same shape and device, and keep them there from now on."""
-        array[...] = self._data
+        array[...] = self.array
         self._keep(array)
 
     def _keep(self, array: FloatArray) -> None:
         """Keep the numbers in this array from now on; arrays that `data` gave are no longer the parameter's."""
-        if array is not self._data:
-            self._data, self._lent = array, None
+        if array is not self.array:
+            self.array, self._lent = array, None
             self.note_change()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
         own = ("buffer", "stacks", "_store", "_lent")
-        return {**{name: x for name, x in vars(self).items() if name not in own}, "_data": self.store.get(self._data)}
+        return {**{name: x for name, x in vars(self).items() if name not in own}, "array": self.store.get(self.array)}
 
     def __copy__(self) -> Self:
         """A parameter with numbers of its own: those of this one are known to change by its own `data`."""

@@ -73,16 +73,18 @@ class SharedBuffer:
         """Update the copies; return the bytes copied."""
         if self._is_stale():
             self._pack()
+        n_bytes = 0
         for place in self._copies:
             self._views[place][...] = self.parts[place].array
-        return sum(self._views[place].nbytes for place in self._copies)
+            n_bytes += self._views[place].nbytes
+        return n_bytes
 
     def _is_stale(self) -> bool:
-        parts, views = self.parts, self._views
-        if any(parts[place].array is not views[place] for place in self._owned):
-            return True
-        copies = [parts[place] for place in self._copies]
-        return any(part.dtype != self._buffer.dtype or part.store is not self._store for part in copies)
+        for place in self._owned:
+            if self.parts[place].array is not self._views[place]:
+                return True
+        copies = [self.parts[place] for place in self._copies]
+        return bool(copies) and any(x.dtype != self._buffer.dtype or x.store is not self._store for x in copies)
 
     def _pack(self) -> None:
         """Move the parameters into a new buffer."""
@@ -133,7 +135,7 @@ class Stack(Parameter):
             part.data = piece
 
     @property
-    def array(self) -> FloatArray:
+    def array(self) -> FloatArray:  # type: ignore[override]
         """All numbers; the same array until a part is moved elsewhere."""
         if self.buffer is None:
             settle([self])
@@ -262,7 +264,8 @@ def refresh(stacks: Iterable[Stack]) -> int:
 
     Cost: a comparison per part, and a copy of each part that lies in another buffer.
     """
-    return sum(buffer.refresh() for buffer in {id(s.buffer): s.buffer for s in stacks}.values() if buffer is not None)
+    buffers = dict.fromkeys([stack.buffer for stack in stacks])
+    return sum([buffer.refresh() for buffer in buffers if buffer is not None])
 
 
 class ZeroGradients(NamedTuple):

@@ -25,6 +25,22 @@ from autobatch.plan.plan import Plan
 HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2 it led to the fewest parts in total
 
 
+class Figures(NamedTuple):
+    """What is known of a part when its plan is gone.
+
+    Attributes:
+        graph: as scheduled, after the rewrites.
+        n_batches: of its schedule.
+        n_bytes: of its values and of the scratch memory of the backend.
+        unseen_share: see `autobatch.schedule.schedule.BasePolicy`; None for policies that do not learn.
+    """
+
+    graph: Graph
+    n_batches: int
+    n_bytes: int
+    unseen_share: float | None
+
+
 class Part(NamedTuple):
     """Instances that run together, planned.
 
@@ -33,18 +49,19 @@ class Part(NamedTuple):
         rewrites: the changes made to it before planning.
         executable: the plan, prepared by the backend; knows how many bytes running it takes, see
             `autobatch.backends.base.Executable`.
-        unseen_share: see `autobatch.schedule.schedule.BasePolicy`; None for policies that do not learn.
-        n_bytes: of its values and of the scratch memory of the backend.
-        n_batches: of its schedule.
+        figures: what is said of it when it has run.
     """
 
     graph: Graph
     rewrites: Rewrites
     plan: Plan
     executable: Any
-    unseen_share: float | None
-    n_bytes: int
-    n_batches: int
+    figures: Figures
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its values and of the scratch memory of the backend."""
+        return self.figures.n_bytes
 
 
 def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | None) -> list[Part]:

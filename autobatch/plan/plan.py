@@ -96,7 +96,7 @@ class Plan:
     graph: Graph
     schedule: Schedule
     row: IntArray
-    type_ptr: IntArray
+    type_ptr: NDArray[np.int64]
     node_at: IntArray
     block_rows: NDArray[np.int64]
     base_ptr: NDArray[np.int64]

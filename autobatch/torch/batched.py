@@ -24,7 +24,6 @@ from autobatch.engine.execution import Executor, join_columns
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
-from autobatch.ir.program import Instruction
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -33,7 +32,7 @@ from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.kinds import as_tensor
 from autobatch.torch.modules import TorchModule
-from autobatch.torch.opaque import read_by_others
+from autobatch.torch.opaque import reads_of
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.trace.record import MiniBatch, Recorder, list_instances
@@ -182,13 +181,13 @@ class Passing:
         self._versions = self._look()
         self._is_done = False
         types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
-        weights = {id(weight.parameter) for kind in types for weight in kind.program.weights}
-        self._read = {name: p for name, p in self._trainable.items() if id(p) in weights}
-        self.tensors = [*(p.tensor for p in self._read.values()), *self._inputs.tensors]
-        others = {id(parameter) for kind in types for parameter in read_by_others(kind.program)}
-        self._of_torch = {name for name, p in self._trainable.items() if id(p) not in others}
-        sources = (var.source for kind in types if kind.program.draws for var in kind.program.vars)
-        draws = any(isinstance(source, Instruction) and source.op.random for source in sources)
+        reads = [reads_of(kind.program) for kind in types]
+        parameters = frozenset().union(*[of_type.parameters for of_type in reads])
+        by_others = frozenset().union(*[of_type.by_others for of_type in reads])
+        self._read = {name: p for name, p in self._trainable.items() if id(p) in parameters}
+        self.tensors = [*[p.tensor for p in self._read.values()], *self._inputs.tensors]
+        self._of_torch = {name for name, p in self._trainable.items() if id(p) not in by_others}
+        draws = True in [of_type.draws for of_type in reads]
         self._draw = (int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step)
         self._runs: list[tuple[Part, Run]] = []
         columns = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import is_
@@ -17,6 +17,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
+from autobatch.torch.known import KnownTensors
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
@@ -42,8 +43,13 @@ class TorchModule(Module):
         self.module = module
         self.sparse: frozenset[str] = frozenset()
         self.float_dtype = torch.float32
+        self._known = KnownTensors(module)
+        self._named: list[tuple[str, torch.Tensor]] = []
+        self._dtypes: list[torch.dtype] = []
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
+        self._patched: tuple[Any, list[Patch]] = None, []
+        self._has_own = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -68,9 +74,19 @@ class TorchModule(Module):
         """Those of tensors."""
         return (TensorMethods,)
 
-    def _patches(self) -> Iterator[Patch]:
-        """Methods that are cells, modules that are, and the attributes of other modules that these are."""
+    def _patches(self) -> Sequence[Patch]:
+        """Methods that are cells, modules that are, and the attributes of other modules that these are.
+
+        The same list as long as the attributes of all modules of torch are the same, unless there are own modules.
+        """
+        named = self._known.named()
+        if named is not self._patched[0] or self._has_own:
+            self._patched = named, [*self._find_patches()]
+        return self._patched[1]
+
+    def _find_patches(self) -> Iterator[Patch]:
         modules = list(self.module.modules())
+        self._has_own = any(isinstance(module, OwnModule) for module in modules)
         own = [part for module in modules if isinstance(module, OwnModule) for part in modules_in(module.own)]
         yield from patches_in([*modules, *own])
         for parent in modules:
@@ -106,16 +122,23 @@ class TorchModule(Module):
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters and float buffers, by name; the same dict until the module has others."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        floats = {name: tensor for name, tensor in named if tensor.is_floating_point()}
+        named = self._known.named()
+        dtypes = [tensor.dtype for _, tensor in named]
+        if named is not self._named or dtypes != self._dtypes:
+            self._named, self._dtypes = named, dtypes
+            self._name_floats()
+        for parameter in self._found.values():
+            parameter.refresh()
+        return self._found  # type: ignore[return-value]
+
+    def _name_floats(self) -> None:
+        """Find what stands for the tensors of floats."""
+        floats = {name: tensor for name, tensor in self._named if tensor.is_floating_point()}
         if floats.keys() != self._found.keys() or not all(map(is_, floats.values(), self._tensors)):
             self._found = {name: make_parameter(tensor, name) for name, tensor in floats.items()}
             self._tensors = [*floats.values()]
             tables = {id(m.weight) for m in self.module.modules() if isinstance(m, torch.nn.Embedding) and m.sparse}
             self.sparse = frozenset(name for name, tensor in floats.items() if id(tensor) in tables)
-        for parameter in self._found.values():
-            parameter.refresh()
-        return self._found  # type: ignore[return-value]
 
 
 def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import accumulate, count, pairwise
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -238,7 +239,35 @@ WEIGHTS = Op(
 """Adds nothing: the calls of the run keep the gradient (`autobatch.torch.calls`), which may be large."""
 
 
-def read_by_others(program: CellProgram) -> Iterator[Parameter]:
+class Reads(NamedTuple):
+    """What a program reads and draws.
+
+    Attributes:
+        parameters: the `id`s of all parameters that it reads.
+        by_others: those that something else than a body of torch reads.
+        draws: whether an op of it draws random numbers.
+    """
+
+    parameters: frozenset[int]
+    by_others: frozenset[int]
+    draws: bool
+
+
+_READS: WeakKeyDictionary[CellProgram, Reads] = WeakKeyDictionary()
+
+
+def reads_of(program: CellProgram) -> Reads:
+    """What a program reads and draws, found once."""
+    found = _READS.get(program)
+    if found is None:
+        parameters, by_others = map(frozenset, (map(id, program.parameters), map(id, _read_by_others(program))))
+        sources = [var.source for var in program.vars]
+        draws = any(isinstance(source, Instruction) and source.op.random for source in sources)
+        found = _READS[program] = Reads(parameters, by_others, program.draws and draws)
+    return found
+
+
+def _read_by_others(program: CellProgram) -> Iterator[Parameter]:
     """The parameters of a program that something else than a body of torch reads."""
     for var in program.vars:
         if isinstance(var.source, Instruction) and var.source.op not in (FORWARD, DRAWING):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from autobatch.errors import GraphError
+from autobatch.jit.addresses import address_of
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.guards import content_of
 
@@ -36,7 +37,7 @@ class TensorParameter(Parameter):
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.name, self._tensor, self._noted = name, weakref.ref(tensor), -1
-        self._data = _array_of(tensor, name)
+        self._take(_array_of(tensor, name))
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -54,22 +55,29 @@ class TensorParameter(Parameter):
     @property
     def version(self) -> int:
         """Another number whenever the numbers or their place may have changed since the last look."""
-        if self.tensor._version != self._noted:
-            self._noted = self.tensor._version
+        noted = self.tensor._version
+        if noted != self._noted:
+            self._noted = noted
             self.note_change()
         return super().version
 
     def refresh(self) -> None:
         """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`."""
-        array = self._data
-        if self.tensor.data_ptr() != array.ctypes.data or self.tensor.dtype is not TENSOR_TYPES[array.dtype]:
-            self._data, self._lent, self.buffer = _array_of(self.tensor, self.name), None, None
+        tensor = self.tensor
+        if tensor.data_ptr() != self._address or tensor.dtype is not self._dtype:
+            self._take(_array_of(tensor, self.name))
+            self._lent, self.buffer = None, None
             self.n_assigned += 1
             self.note_change()
 
     def _keep(self, array: FloatArray) -> None:
         super()._keep(array)
+        self._take(array)
         self.tensor.data = torch.from_numpy(array)
+
+    def _take(self, array: FloatArray) -> None:
+        """Take the array in which the numbers of the tensor lie."""
+        self.array, self._address, self._dtype = array, address_of(array), TENSOR_TYPES[array.dtype]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         raise GraphError("parameters of torch are copied with their module: copy.deepcopy(module).")

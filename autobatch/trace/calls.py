@@ -223,19 +223,20 @@ class Calls:
 
     def _record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
+        if type(x) is np.ndarray:
+            return self._entry_of_arrays(is_ragged).known.function(x)
         if isinstance(x, FloatInput):
             return self._record_input(x, is_ragged)
-        if isinstance(x, Parameter):
-            return self._entry_of_parameter(x).known.function()
-        return self._entry_of_arrays(is_ragged).known.function(x)
+        return self._entry_of_parameter(x).known.function()
 
     def _entry_of_arrays(self, is_ragged: bool) -> Entry:
         key = ("source", is_ragged)
+        known = self._entries.get(key)
+        if known is not None:
+            return known
         run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
         ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
-        return self._entries.get(key) or self._add(
-            key, Entry("constant", identity, ONE_ARRAY, run, never, key, lifts=False, ragged=ragged)
-        )
+        return self._add(key, Entry("constant", identity, ONE_ARRAY, run, never, key, lifts=False, ragged=ragged))
 
     def _entry_of_parameter(self, parameter: Parameter) -> Entry:
         key, identity = ("source", id(parameter)), (Static("source"), Static(parameter))
@@ -302,23 +303,14 @@ class Calls:
     # The slow path: the first call of each form, and calls that pass arrays or parameters.
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
-        lifted = dict(zip(entry.signature.parameters, args, strict=True))
         if STAGE.current is not self:  # the caller is another thread, or traces a cell
-            return invoke(entry.plain, entry.signature, lifted)
-        if self.adopt is not None:
-            adopted = tuple(map(self.adopt, args))
-            if not all(map(is_, adopted, args)):
-                return invoke(
-                    entry.known.function, entry.signature, dict(zip(entry.signature.parameters, adopted, strict=True))
-                )
-        for name, x in lifted.items():
-            if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
-                x = to_values(x)
-            if entry.lifts and not entry.is_static(name, x):
-                lifted[name] = self.lifting.lift(x, entry.is_static, is_ragged=name in entry.ragged)
-        if any(x is not lifted[name] for name, x in zip(entry.signature.parameters, args, strict=True)):
-            return invoke(entry.known.function, entry.signature, lifted)  # the form with values may be known
-        reader, keys = self._read(entry, lifted)
+            return entry.call(entry.plain, args)
+        given = args if self.adopt is None else [*map(self.adopt, args)]
+        if all(map(is_, given, args)) and entry.lifts:
+            given = self._lifted(entry, args)
+        if not all(map(is_, given, args)):
+            return entry.call(entry.known.function, given)  # the form with values may be known
+        reader, keys = self._read(entry, dict(zip(entry.names, args, strict=True)))
         form = tuple(reader.conditions)
         try:
             family = self._family_of(entry, keys, reader.lengths)
@@ -332,17 +324,27 @@ class Calls:
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
             if reader.lengths[needs.group]:
                 self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}; {ONE_TYPE}"
-            return self._slow(entry, tuple(lifted.values()))
+            return self._slow(entry, args)
         except NeedsData as needs:
             texts = reader.data(needs.leaves)
             if not texts:
                 raise GraphError(f"in cell {entry.name!r}: {needs}") from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = texts
-            return self._slow(entry, tuple(lifted.values()))
+            return self._slow(entry, args)
         if form not in entry.known.by_form:
             self._note_lengths(entry, keys)
             self._add_form(entry, reader, family)
-        return invoke(entry.known.by_form[form], entry.signature, lifted)
+        return entry.call(entry.known.by_form[form], args)
+
+    def _lifted(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
+        """The arguments with values for arrays and parameters."""
+        lifted = [*args]
+        for place, (name, x) in enumerate(zip(entry.names, args, strict=True)):
+            if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
+                x = to_values(x)
+            if not entry.is_static(name, x):
+                lifted[place] = self.lifting.lift(x, entry.is_static, is_ragged=name in entry.ragged)
+        return lifted
 
     def _note_lengths(self, entry: Entry, keys: Mapping[str, Key]) -> None:
         """Note an argument if calls before differ from these in nothing but the lengths of such arrays."""
@@ -383,7 +385,7 @@ class Calls:
 
     def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
         """Refuse a call of a known form: lists or arrays that must be equally long are not."""
-        reader, _ = self._read(entry, dict(zip(entry.signature.parameters, args, strict=True)))
+        reader, _ = self._read(entry, dict(zip(entry.names, args, strict=True)))
         lengths, names = dict(enumerate(reader.lengths)), dict(enumerate(reader.lists))
         for group, parts in program.derived.items():
             known = [part.n if part.group < 0 else lengths[part.group] for part in parts]

@@ -29,21 +29,6 @@ STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
 
 
-class Log(NamedTuple):
-    """The log of a recorded mini-batch.
-
-    Attributes:
-        ints, ptr: instance i logged ints[ptr[i]:ptr[i + 1]].
-        out_ref, out_slot, out_ptr: instance i returned out_ref[out_ptr[i]:out_ptr[i + 1]], in the slots out_slot.
-    """
-
-    ints: LongArray
-    ptr: LongArray
-    out_ref: LongArray
-    out_slot: LongArray
-    out_ptr: LongArray
-
-
 class FormTables(NamedTuple):
     """The forms of calls, as the decoder reads them.
 
@@ -91,11 +76,12 @@ def _count_words(log: LongArray, at: int, code: IntArray, c: int) -> int:
 
 @compiled
 def decode_log(
-    log: Log, forms: FormTables, node_of: LongArray, base: int, owner: IntArray, n_floats: int
+    log: LongArray, forms: FormTables, node_of: LongArray, base: int, owner: IntArray, n_floats: int
 ) -> tuple[IntArray, LongArray]:
     """Encode the recorded instances as one graph.
 
     Args:
+        log: from `encode_log`.
         node_of: serial number of the last node of each handle; updated.
         base: serial number of this graph's first node.
         owner: the instances of the nodes before it that may be read, numbered backwards from -1; see
@@ -105,7 +91,7 @@ def decode_log(
     Returns:
         The words, and (status, instance, node within it, position in the log) of the first fault.
     """
-    (ints, log_ptr, out_ref, out_slot, out_ptr), (form_of, code, code_ptr) = log, forms
+    (ints, log_ptr, out_ref, out_slot, out_ptr), (form_of, code, code_ptr) = _parts_of(log), forms
     n, e, a = count_log(ints, form_of, code, code_ptr)
     n_instances = log_ptr.size - 1
     words = np.empty(words_size(n_instances, n, e, a, out_ref.size), np.int32)
@@ -197,14 +183,36 @@ def _find_outputs(
     return True
 
 
-def as_longs(values: list[int]) -> LongArray:
-    """A logged list as an array; OverflowError if an int needs more than 64 bits."""
+def encode_log(
+    ints: list[int], ptr: list[int], out_ref: list[int], out_slot: list[int], out_ptr: list[int]
+) -> LongArray:
+    """The log of a recorded mini-batch as one array, headed by the numbers of ints, instances and outputs.
+
+    Args:
+        ints, ptr: instance i logged ints[ptr[i]:ptr[i + 1]].
+        out_ref, out_slot, out_ptr: instance i returned out_ref[out_ptr[i]:out_ptr[i + 1]], in the slots out_slot.
+
+    Raises:
+        OverflowError: an int needs more than 64 bits.
+    """
+    values = [len(ints), len(ptr) - 1, len(out_ref), *ints, *ptr, *out_ref, *out_slot, *out_ptr]
     array = np.empty(len(values), np.int64)
     try:
         pack_into(f"{len(values)}q", array.data, 0, *values)  # takes two thirds of the time of np.array
     except StructError:
         raise OverflowError("an int needs more than 64 bits") from None
     return array
+
+
+@compiled
+def _parts_of(log: LongArray) -> tuple[LongArray, LongArray, LongArray, LongArray, LongArray]:
+    """View the lists that `encode_log` encoded."""
+    n_ints, n_instances, n_outputs = log[0], log[1], log[2]
+    ptr = 3 + n_ints
+    refs = ptr + n_instances + 1
+    slots = refs + n_outputs
+    ends = slots + n_outputs
+    return log[3:ptr], log[ptr:refs], log[refs:slots], log[slots:ends], log[ends:]
 
 
 def form_tables(form_of: list[int], codes: list[tuple[int, ...]]) -> FormTables:

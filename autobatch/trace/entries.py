@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -39,7 +39,7 @@ class Entry:
         identity: the part of a type's key that belongs to the entry; the arguments are the rest.
         origin: what is called: ("cell", cell, owner), ("op", op, static), ("function", function),
             ("source", is_ragged), ("parameter", parameter), or what no other process can call.
-        signature: the arguments, without the module.
+        signature: the arguments, without the module; names: of these.
         run: runs the body on arguments by name, for tracing.
         is_static: whether an argument (name, value), or a value in it, is part of the type.
         plain: the cell itself, for callers that do not record.
@@ -66,6 +66,17 @@ class Entry:
     former: dict[Hashable, Known] = field(default_factory=dict)
     fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], set[str]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        parameters = self.signature.parameters
+        self.names = tuple(parameters)
+        self._is_positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Call a function of the same signature with arguments in its order."""
+        if self._is_positional:
+            return function(*args)
+        return invoke(function, self.signature, dict(zip(self.names, args, strict=True)))
+
 
 class Patch(NamedTuple):
     """An attribute that is set to a function in place of a cell while programs are recorded.
@@ -87,25 +98,27 @@ class Patches:
     """Replaces a module's cells by functions; the cells are restored while a cell's body is traced."""
 
     def __init__(self) -> None:
+        self._known: tuple[Sequence[Patch], dict[Entry, list[Patch]]] = (), {}
         self._patches: dict[Entry, list[Patch]] = {}
         self._before: list[tuple[dict[str, Any], str, Any]] = []
         self._around: Callable[[Any], Any] | None = None
 
     @contextmanager
-    def applied(self, patches: Iterable[Patch], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
-        """Within the context, the functions of entries replace cells."""
-        for patch in patches:
-            self._patches.setdefault(entry_of(patch.cell, patch.owner), []).append(patch)
-            if patch.name in patch.attributes:
-                self._before.append((patch.attributes, patch.name, patch.attributes[patch.name]))
+    def applied(self, patches: Sequence[Patch], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
+        """Within the context, the functions of entries replace cells; the same patches have the same entries."""
+        if patches is not self._known[0]:
+            by_entry: dict[Entry, list[Patch]] = {}
+            for patch in patches:
+                by_entry.setdefault(entry_of(patch.cell, patch.owner), []).append(patch)
+            self._known = patches, by_entry
+        self._patches = self._known[1]
+        self._before = [(p.attributes, p.name, p.attributes[p.name]) for p in patches if p.name in p.attributes]
         try:
-            self._apply()
+            self._apply(self._patches)
             yield
         finally:
             self._undo()
-            self._patches.clear()
-            self._before.clear()
-            self._around = None
+            self._patches, self._before, self._around = {}, [], None
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -114,27 +127,28 @@ class Patches:
         try:
             yield
         finally:
-            self._apply()
+            self._apply(self._patches)
 
     def wrap_functions(self, around: Callable[[Any], Any] | None) -> None:
         """Wrap each function in `around` from now on, until the recording ends; None: no longer."""
         self._around = around
-        self._apply()
+        self._apply(self._patches)
 
     def renew(self, entry: Entry) -> None:
         """Replace the old function of an entry by its new one."""
-        function = entry.known.function if self._around is None else self._around(entry.known.function)
-        for patch in self._patches.get(entry, ()):
-            patch.attributes[patch.name] = function if patch.wrap is None else patch.wrap(function)
+        self._apply({entry} & self._patches.keys())
 
-    def _apply(self) -> None:
-        for entry in self._patches:
-            self.renew(entry)
+    def _apply(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            function = entry.known.function if self._around is None else self._around(entry.known.function)
+            for patch in self._patches[entry]:
+                patch.attributes[patch.name] = function if patch.wrap is None else patch.wrap(function)
 
     def _undo(self) -> None:
-        for patches in self._patches.values():
-            for patch in patches:
-                patch.attributes.pop(patch.name, None)
+        for entry in self._patches:
+            for patch in self._patches[entry]:
+                if patch.name in patch.attributes:
+                    del patch.attributes[patch.name]
         for attributes, name, cell in self._before:
             attributes[name] = cell
 

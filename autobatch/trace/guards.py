@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import singledispatch
 from itertools import repeat
-from operator import call, is_
+from operator import call, is_, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from autobatch.ir.arguments import exact
 from autobatch.params.known import Snapshot
 from autobatch.trace.live import Live, can_be_live
 
+HOLDS = methodcaller("holds")
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 
 
@@ -125,7 +126,7 @@ class GuardSet:
     def holds(self) -> bool:
         """Whether nothing has changed since it was read; live numbers take their new values."""
         found = [*map(call, self._gets, self._names, repeat(MISSING))]
-        if not are(found, self._seen):
+        if not all(map(is_, found, self._seen)):
             if not all(
                 guard.holds() for guard, x, y in zip(self._others, found, self._seen, strict=True) if x is not y
             ):
@@ -136,7 +137,7 @@ class GuardSet:
             if not all(guard.holds() for guard in self._containers):
                 return False
             self._snapshot = snapshot
-        return all(guard.holds() for guard in self._deep)
+        return all(map(HOLDS, self._deep))
 
 
 def differences(guards: Iterable[Guard]) -> list[Difference]:

@@ -31,7 +31,7 @@ class Kept(Parameter):
 
     def reserve(self, n: int, dtype: np.dtype[Any], store: Store) -> None:
         """Make room for n rows on a device; rows that are there stay, if they are there and of this float type."""
-        array = self._data
+        array = self.array
         is_right = self.store is store and array.dtype == dtype
         if is_right and n <= len(array):
             return

@@ -14,6 +14,8 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Handles, Outputs, Value
 from autobatch.trace.inputs import FloatInput
 
+PLAIN = frozenset((int, float, str, bool, type(None)))
+
 
 def never(name: str, x: Any) -> bool:
     """Treat no argument as static."""
@@ -48,12 +50,14 @@ class Lifting:
         In a result NumPy's floats become values too, since an eager call returns them as such. If `is_ragged`, sources
         of arrays have any number of rows.
         """
-        if isinstance(x, (Value, Outputs)):
-            self._handles.check(x)
+        if type(x) in PLAIN:
             return x
         if type(x) is np.ndarray and x.dtype.char in "fd":
             return self._source_of_array(x, is_ragged)
-        if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
+        if isinstance(x, (Value, Outputs)):
+            self._handles.check(x)
+            return x
+        if is_static("", x):
             return x
         if isinstance(x, Parameter):
             return self._source(x, id(x))

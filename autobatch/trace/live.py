@@ -54,7 +54,7 @@ class Live(Parameter):
         """Convert the value taken last to this float type, for the next run."""
         if dtype != self.dtype:
             self.astype(dtype)
-        if not np.array_equal(self._data, np.asarray(self._value, dtype)):
+        if not np.array_equal(self.array, np.asarray(self._value, dtype)):
             self.data = self._value
 
 

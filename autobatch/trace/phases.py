@@ -275,9 +275,9 @@ class Phases:
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:
     """A structure of slots with numbers in their place."""
-    if isinstance(structure, Slot):
+    if type(structure) is Slot:
         return next(numbers)
-    if isinstance(structure, Static):
+    if type(structure) is Static:
         return structure.value
     if structure.kind == "rows":
         (slot,) = structure.children

@@ -6,7 +6,7 @@ and returns a handle. At the end one compiled pass turns the log into a `Graph`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
-from autobatch.trace.decode import STALE, Log, as_longs, decode_log
+from autobatch.trace.decode import STALE, decode_log, encode_log
 from autobatch.trace.entries import Patch, patches_in
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
@@ -81,6 +81,7 @@ class Recorder:
         self.kept = KeptTables()
         self._serial = 1
         self._checked: tuple[Any, ...] = ()
+        self._patched: tuple[list[Module], list[Patch]] = [], []
 
     def record(self, instances: Iterable[Any], inputs: Inputs | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
@@ -128,11 +129,16 @@ class Recorder:
         """The context in which cells of the module are recorded and traced."""
         return nullcontext() if self.module is None else self.module._while_recording()
 
-    def _patches(self) -> Iterable[Patch]:
-        """The attributes that functions replace."""
+    def _patches(self) -> Sequence[Patch]:
+        """The attributes that functions replace; the same list as long as the modules are the same."""
         if self.module is None or self.known is None:
             return ()
-        return patches_in(self.known.modules()) if self.module._patches is None else self.module._patches()
+        if self.module._patches is not None:
+            return self.module._patches()
+        modules = self.known.modules()
+        if modules is not self._patched[0]:
+            self._patched = modules, [*patches_in(modules)]
+        return self._patched[1]
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of the module, by name."""
@@ -210,7 +216,8 @@ class Recorder:
     def to_graph(self, minibatch: MiniBatch) -> Graph:
         """The merged graph of a mini-batch; GraphError if cells that it calls have another signature now."""
         graph = merge_graphs(minibatch.instances, self.types) if minibatch.graph is None else minibatch.graph
-        self.types.check(graph.type_id)
+        if self.types.outdated:
+            self.types.check(graph.type_id)
         return graph
 
     def _arrived(self, instances: list[Any]) -> list[Any]:
@@ -299,7 +306,7 @@ class Recorder:
         """
         calls = self.calls
         try:
-            log = Log(*map(as_longs, (calls.log, log_ptr, refs, slots, output_ptr)))
+            log = encode_log(calls.log, log_ptr, refs, slots, output_ptr)
         except OverflowError:
             raise DataError(f"recording met an int that {TOO_LONG}") from None
         forms = calls.form_tables()

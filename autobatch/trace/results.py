@@ -38,9 +38,15 @@ class Slot:
 
 @dataclass
 class SlotTable:
-    """The slots that one function has returned so far."""
+    """The slots that one function has returned so far.
+
+    Attributes:
+        shapes: of the values of each slot.
+        of_class: the slots met so far, by the path and the class of values.
+    """
 
     shapes: list[Shape] = field(default_factory=list)
+    of_class: dict[tuple[str, type[Value]], Slot] = field(default_factory=dict)
     _slots: dict[tuple[str, tuple[Shape, str] | None], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
@@ -92,23 +98,26 @@ class SlotTable:
 
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
     """Append the handles in `result` to `refs` and their slots to `numbers`; return the structure."""
+    if type(result) in NUMBERS:
+        return Static(result)
     if isinstance(result, Rows):
         slot = slots.slot(f"{path}[]", result.row.key.detail, _dtype_of(result.row), in_list=True)
         refs += result.refs
         numbers += [slot.number] * len(result)
         return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
-        slot = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
+        found = slots.of_class.get((path, type(result)))
+        if found is None:
+            found = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
+            slots.of_class[path, type(result)] = found
         refs.append(result.ref)
-        numbers.append(slot.number)
-        return slot
+        numbers.append(found.number)
+        return found
     if isinstance(result, Outputs):
         result = tuple(result)
     if type(result) is tuple:  # the most frequent container
         children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
         return slots.share(Key("tuple", None, tuple(children)))
-    if type(result) in NUMBERS:
-        return Static(result)
     if not is_structure(result):
         _refuse_awaitable(result, path)
         return Static(result)
@@ -163,17 +172,14 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], re
     first = structures[0]
     if not are_same:
         _check_outlines(structures)
-    if isinstance(first, Slot):
+    if type(first) is Slot:
         return columns[first.number]
-    if isinstance(first, Static):
+    if type(first) is Static:
         return _stack_constants([s.value for s in structures])
     if first.kind in ("list", "rows"):
         return [_per_instance(s, columns, rest) for s in structures]
-    stacked = []
-    for i, child in enumerate(first.children):
-        children = [child] * len(structures) if are_same else [s.children[i] for s in structures]
-        stacked.append(_stack(children, are_same, columns, rest))
-    return first.build(stacked)
+    parts = zip(*[s.children for s in structures], strict=True)
+    return first.build([_stack(children, are_same, columns, rest) for children in parts])
 
 
 def _check_outlines(structures: Sequence[Any]) -> None:

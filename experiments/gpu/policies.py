@@ -66,7 +66,7 @@ def prepare(check: Check, workload: Workload, policy: str, size: int) -> Planned
     else:
         loss.policy = ab.policies.get(policy)
     steps = [loss.prepare(graph, training=True) for graph in graphs]
-    return Planned(loss, graphs, [sum(part.n_batches for part in step.parts) for step in steps])
+    return Planned(loss, graphs, [sum(part.figures.n_batches for part in step.parts) for step in steps])
 
 
 def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Mapping[str, Planned]) -> None:

@@ -32,6 +32,7 @@ from autobatch.jit.addresses import address_of
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
+from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
 LongArray = NDArray[np.int64]
@@ -121,7 +122,8 @@ class BoundStages:
         self._steps: list[BoundStep] = []
         self._tables: PlanTables | None = None
         self._chosen_for: tuple[Any, ...] = ()
-        self._parameters = list({id(p): p for stage in stages for p in stage.shared.parameters}.values())
+        read = [parameter for stage in stages for parameter in stage.shared.parameters]
+        self._parameters = list({id(part): part for parameter in read for part in parts_of(parameter)}.values())
         self._seen: list[int] = []  # the versions of parameters with which stages were refreshed
         self._versions: list[int] = []
         self._n_moved: list[int] = []

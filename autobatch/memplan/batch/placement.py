@@ -7,6 +7,7 @@ added.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.words import sections
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.jit.joining import join_longs
 from autobatch.jit.loops import compiled
 from autobatch.memplan.batch.destinations import list_destinations
-from autobatch.memplan.batch.rows import Areas, Batches, LongArray, Rows, Widths, find_data, gather_rows, place_rows
+from autobatch.memplan.batch.rows import Batches, LongArray, Widths, find_data, gather_rows, place_rows
 from autobatch.plan.plan import Plan, PlannedTypes, TypeTables
 from autobatch.schedule.schedule import Schedule
 
 INT32_ELEMENTS = 2**31 - 1  # beyond this, destinations need 64 bits
+N_NUMBERS = 11  # of `place_values`: two of the plan, and where nine arrays end
 
 
 def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
@@ -32,18 +35,21 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
     """
     tables, arrays = cells.tables, graph.types.arrays()
     batches = Batches(schedule.batch_type, schedule.batch_ptr, schedule.order)
-    widths = Widths(cells.slot_width, cells.saved_width)
-    rows, areas, ints, floats, narrow, dest_base, dest_ptr, adds = place_values(
-        graph.words, graph.floats, batches, tables, widths, arrays, cells.training
-    )
-    dest: NDArray[Any] = narrow
-    if areas.size > INT32_ELEMENTS:
-        dest = np.empty(narrow.size, np.int64)
-        dest_base, dest_ptr, adds = list_destinations(graph.words, rows, tables, areas.slot_base, widths.slot, dest)
+    widths, n_destinations = Widths(cells.slot_width, cells.saved_width), graph.n_edges + graph.n_outputs
+    for places in (np.int32, np.int64):
+        dest: NDArray[Any] = np.empty(n_destinations, places)
+        row, node_at, segments, ints, floats, dest_ptr, adds, numbers = place_values(
+            graph.words, graph.floats, batches, tables, widths, arrays, cells.training, dest
+        )
+        mirror, size, *ends = numbers[:N_NUMBERS].tolist()
+        if size <= INT32_ELEMENTS:
+            break
+    type_ptr, block_rows, base_ptr, base, segment_base, saved_base, slot_base, slot_rows, dest_base = [
+        numbers[first:end] for first, end in pairwise((N_NUMBERS, *ends))
+    ]
     return Plan(
-        graph, schedule, rows.row, rows.type_ptr, rows.node_at, rows.block_rows, rows.base_ptr, rows.base,
-        areas.saved_base, rows.segments, rows.segment_base, dest_base, dest_ptr, dest, adds, areas.slot_base,
-        areas.slot_rows, areas.mirror, areas.size, ints, floats, arrays, tables,
+        graph, schedule, row, type_ptr, node_at, block_rows, base_ptr, base, saved_base, segments, segment_base,
+        dest_base, dest_ptr, dest, adds, slot_base, slot_rows, mirror, size, ints, floats, arrays, tables,
     )  # fmt: skip
 
 
@@ -56,14 +62,27 @@ def place_values(
     widths: Widths,
     types: TypeArrays,
     training: bool,
-) -> tuple[Rows, Areas, IntArray, FloatArray, IntArray, LongArray, LongArray, NDArray[np.bool_]]:
-    """Place rows, sort attributes by row, and list destinations; none if they do not fit 32 bits."""
+    dest: NDArray[Any],
+) -> tuple[IntArray, IntArray, LongArray, IntArray, FloatArray, LongArray, NDArray[np.bool_], LongArray]:
+    """Place rows, sort attributes by row, and list destinations.
+
+    Args:
+        dest: [E+O], overwritten; its dtype is that of places, which are wrong if they do not fit.
+
+    Returns:
+        row, node_at, segments, ints, floats, dest_ptr and adds, as `Plan` has them; and numbers, since each array that
+        compiled code returns takes half a microsecond: mirror, size, and then where each of these ends, which follow:
+        type_ptr, block_rows, base_ptr, base, segment_base, saved_base, slot_base, slot_rows, dest_base.
+    """
     graph = sections(words)
     data = find_data(graph, types)
     rows, areas = place_rows(words, batches, tables, widths, data, training)
     ints, reals = gather_rows(graph, floats, data, tables, rows.node_at, rows.type_ptr)
-    dest = np.empty(graph.edge_src.size + graph.out_node.size, np.int32)
-    base, ptr, adds = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
-    if areas.size <= INT32_ELEMENTS:
-        base, ptr, adds = list_destinations(words, rows, tables, areas.slot_base, widths.slot, dest)
-    return rows, areas, ints, reals, dest, base, ptr, adds
+    dest_base, dest_ptr, adds = list_destinations(words, rows, tables, areas.slot_base, widths.slot, dest)
+    parts = (
+        rows.type_ptr.astype(np.int64), rows.block_rows, rows.base_ptr, rows.base, rows.segment_base, areas.saved_base,
+        areas.slot_base, areas.slot_rows, dest_base,
+    )  # fmt: skip
+    numbers = join_longs(parts, N_NUMBERS)
+    numbers[0], numbers[1] = areas.mirror, areas.size
+    return rows.row, rows.node_at, rows.segments, ints, reals, dest_ptr, adds, numbers

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from autobatch.schedule.schedule import BasePolicy, Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]
+N_BATCHES = attrgetter("batch_type.size")
 
 
 class Directed(BasePolicy):
@@ -102,7 +104,7 @@ class Directed(BasePolicy):
         """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
         plans = [Schedule(*plan) for plan in self.plans(dag)]
         if not self.compact or any(plan.n_nodes < dag.type_id.size for plan in plans):
-            return min(plans, key=len)
+            return min(plans, key=N_BATCHES)
         compacted = [compact_sequence(dag, plan.batch_type) for plan in plans]
         plan, shortest = min(zip(plans, compacted, strict=True), key=lambda pair: pair[1].size)
         if shortest.size == plan.n_batches:
