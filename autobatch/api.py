@@ -28,7 +28,7 @@ from autobatch.engine.losses import UnreadLoss, loss_weights, put_gradients, tak
 from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import DEFAULT, rewrite, to_passes
+from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, to_passes
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
@@ -215,7 +215,8 @@ class Batched(Engine):
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
-        return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided)
+        sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
+        return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing)
 
     def profile(
         self,
@@ -329,7 +330,7 @@ def batched(
     policy: str | Policy = "auto",
     backend: str | Backend = "auto",
     planner: Planner | None = None,
-    rewrites: Sequence[str] = DEFAULT,
+    rewrites: str | Sequence[str] = "auto",
     seed: int = 0,
     max_bytes: int | None = None,
     plan_cache: int = DEFAULT_SIZE,
@@ -351,8 +352,9 @@ def batched(
             seconds when a model runs for the first time, and half a minute more where autobatch never ran before; or
             for the GPU ("cuda"), if the parameters were moved there.
         planner: what decides where values live.
-        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is
-            off by default: nodes of a mini-batch that compute the same are computed once.
+        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`: their names, or "auto", by
+            which nodes of a mini-batch that compute the same are computed once where a rule expects this to pay (not on
+            a GPU, where products cost too little); or "all", by which they always are.
         seed: of random numbers (dropout, draws).
         max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that
             `explain` names, without parameters and their gradients. What is on its way within one batch counts too,
@@ -409,6 +411,8 @@ def batched(
         raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
     if on_error not in ("raise", "return"):
         raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
+    if rewrites == "auto" and backend.name == "cuda":
+        rewrites = UNSHARED
     options = Options(
         adapt(policy), to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,
         on_error=on_error,

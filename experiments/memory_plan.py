@@ -288,7 +288,7 @@ CLAIM = Claim(
         "a cell's inputs lie as its code names them, and not so that joining them copies nothing; with sums of "
         "products apart, x·A + y·B is two products and not one; with cells not stacked, gates of the same form run one "
         "by one; with sums not folded, a sum is a node of its own and no part of what reads it. In “equal nodes "
-        "shared” nothing is switched off: nodes that compute the same become one, which is off by default. All figures "
+        "shared” nothing is switched off: nodes that compute the same become one whatever it saves. All figures "
         "are counts: they do not depend on the machine, and have no spread."
     ),
     settings=Config(),

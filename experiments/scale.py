@@ -3,7 +3,7 @@
 *Planning*: trees are recorded, merged, rewritten, scheduled by the rule that `auto` starts with on the cpu backend, and
 placed for training, in mini-batches of a thousand to two million nodes. A node is one of the merged graph, a call of a
 cell. Beside recording stands what Python takes anyway: the same recursion over the same trees, calling empty functions
-where the recorded one calls cells. Sharing is off by default, and trees have no sums to fold: both are left out.
+where the recorded one calls cells. Sharing depends on the data, and trees have no sums to fold: both are left out.
 
 *Learning*: a state machine learns on random graphs of a few types, for a fixed number of episodes.
 
@@ -26,7 +26,7 @@ from autobatch import policies
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import rewrite
+from autobatch.graph.rewrite.passes import UNSHARED, rewrite
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.data.dag import draw_dags
 from autobatch.models.data.tree import Tree
@@ -148,12 +148,12 @@ def take_nodes(graphs: Sequence[Graph], n_nodes: int) -> list[int]:
 def stages(batch: list[Graph], policy: str, planned: PlannedTypes) -> dict[str, Callable[[], object]]:
     """What each stage does, on what the stage before it gave."""
     merged = merge_graphs(batch)
-    rewritten, _ = rewrite(merged)
+    rewritten, _ = rewrite(merged, UNSHARED)
     chosen = policies.get(policy)
     schedule = make_schedule(rewritten, chosen)
     return {
         "merge": partial(merge_graphs, batch),
-        "rewrite": partial(rewrite, merged),
+        "rewrite": partial(rewrite, merged, UNSHARED),
         "schedule": partial(make_schedule, rewritten, chosen),
         "place": partial(MemoryPlanner().place, rewritten, schedule, planned),
     }

@@ -92,6 +92,7 @@ class NamedTypes:
             range_size=none,
             range_ignore=none,
             random=no,
+            product_work=np.zeros(n, np.int64),
         )
 
     def describe_range(self, r: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from autobatch.engine.counts import RoundCounts, Step, add_up, largest_bytes, unseen_share
-from autobatch.graph.rewrite.passes import Rewrites
+from autobatch.graph.rewrite.passes import Rewrites, Shared
 from autobatch.inspect.plotting import AsText, Picture, plot_schedules
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
@@ -85,6 +85,7 @@ class Report(AsText):
         of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
         notes: on cells, each with the name of its cell.
         rounds: what each round of async programs did.
+        sharing: of each type whose nodes were looked up for equal ones, in each part, what that gave.
     """
 
     policy: str
@@ -113,6 +114,7 @@ class Report(AsText):
     of_one_length: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     rounds: tuple[RoundCounts, ...] = ()
+    sharing: tuple[tuple[str, Shared], ...] = ()
 
     @property
     def optimal(self) -> bool:
@@ -162,6 +164,7 @@ class Report(AsText):
             lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
         lines += [f"  {name} has a type for each length {note}" for name, note in self.of_one_length]
         lines += [f"  {name} {note}" for name, note in self.notes]
+        lines += [f"  {name}: {_describe_shared(found)}" for name, found in self.sharing if found.equal]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -171,6 +174,14 @@ class Report(AsText):
             AutobatchError: Matplotlib is missing, or the file cannot be written.
         """
         plot_schedules([self.picture], path)
+
+
+def _describe_shared(found: Shared) -> str:
+    """What looking for equal nodes of a type gave, and what followed."""
+    among = f"{found.nodes}" if found.looked_up == found.nodes else f"the {found.looked_up} looked up of {found.nodes}"
+    return f"{found.equal} of {among} nodes equal an earlier one, " + (
+        "and are not computed again" if found.is_shared else "too few to save more than sharing them costs"
+    )
 
 
 def _describe_rounds(rounds: Sequence[RoundCounts]) -> Iterator[str]:
@@ -201,6 +212,7 @@ def make_report(
     memory: MemoryReport | None,
     precision: str = "float32",
     decided: str = "",
+    sharing: Sequence[Shared] = (),
 ) -> Report:
     """Describe a mini-batch that has run, and the quality of its parts' schedules by a judgement of each."""
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
@@ -213,7 +225,7 @@ def make_report(
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), unseen_share(step.figures), step.plan_hit, step.plan_hit_rate,
         memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_notes(schedule, types)),
-        step.rounds,
+        step.rounds, tuple((types.names[found.type_id], found) for found in sharing),
     )  # fmt: skip
 
 

@@ -36,3 +36,4 @@ class TypeArrays(NamedTuple):
     range_size: IntArray  # [ranges] ... to 0..size-1
     range_ignore: IntArray  # [ranges] a number that may be outside of that
     random: IntArray  # [T] 1 if the cell draws random numbers
+    product_work: NDArray[np.int64]  # [T] multiply-adds of a node's products with matrices, one edge in each group

@@ -15,9 +15,10 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
-from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Port, RowSlice, origin
+from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, origin
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
+from autobatch.ops.linear import affine, matmul
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 
@@ -232,6 +233,7 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         range_size=_ints([limited.size for r in ranges for limited in r]),
         range_ignore=_ints([limited.ignore for r in ranges for limited in r]),
         random=_ints([int(is_random(t.program)) for t in types]),
+        product_work=np.array([product_work(t.program) for t in types], np.int64),
     )
 
 
@@ -301,6 +303,15 @@ def pass_through(program: CellProgram) -> Iterator[int]:
 def is_random(program: CellProgram) -> bool:
     """Whether what a program computes depends on random numbers."""
     return any(isinstance(var.source, Instruction) and var.source.op.random for var in program.vars)
+
+
+def product_work(program: CellProgram) -> int:
+    """Count the multiply-adds of a node's products with matrices, taking one edge in each group."""
+    work = 0
+    for var in program.vars:
+        if isinstance(var.source, Instruction) and var.source.op in (matmul, affine) and var.domain != SHARED:
+            work += var.size * program.vars[var.source.args[0]].shape[-1]
+    return work
 
 
 def _ints(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -289,7 +289,8 @@ def test_an_unknown_pass_is_refused() -> None:
     with pytest.raises(GraphError) as error:
         rewrite(merge_graphs([], TOYS), ("sums", "sort"))
     assert str(error.value) == (
-        "rewriting a graph: ['sort'] are no passes; the passes are ['forward', 'dead', 'sums', 'fold', 'share']."
+        "rewriting a graph: ['sort'] are no passes; "
+        "the passes are ['forward', 'dead', 'sums', 'fold', 'share_products', 'share']."
     )
 
 
@@ -297,7 +298,8 @@ def test_a_name_is_no_list_of_names() -> None:
     with pytest.raises(GraphError) as error:
         rewrite(merge_graphs([], TOYS), "share")
     assert str(error.value) == (
-        "rewriting a graph: 'share' is one text; give 'all', or a list of ['forward', 'dead', 'sums', 'fold', 'share']."
+        "rewriting a graph: 'share' is one text; "
+        "give 'auto', 'all', or a list of ['forward', 'dead', 'sums', 'fold', 'share_products', 'share']."
     )
 
 

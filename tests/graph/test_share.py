@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,8 @@ from autobatch.graph.build import make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite import share as sharing
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES, Rewrites, rewrite
-from helpers.counters.counting import count_lines, plain_loops
+from autobatch.graph.rewrite.passes import DEFAULT, UNSHARED, Rewrites, Shared, explain_sharing, rewrite
+from helpers.counters.counting import count_lines, files_entered, plain_loops
 from helpers.programs.graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
@@ -58,9 +59,36 @@ def first_equals(graph: Graph, types: ToyTypes) -> list[int]:
     return first
 
 
-def check_shared(graph: Graph, result: Graph, types: ToyTypes) -> int:
+def first_by_rule(graph: Graph, types: ToyTypes) -> list[int]:
+    """For each node the one that stays by the rule, in steps: who is looked up, which types gain, who reads whom."""
+    equal, kinds = first_equals(graph, types), graph.type_id.tolist()
+    gain, found, looked_up = Counter[int](), Counter[int](), set[int]()
+    reads = [graph.edge_src[slice(*graph.edge_ptr[node : node + 2])].tolist() for node in range(graph.n_nodes)]
+    credit = sharing.CREDIT * max(graph.n_nodes, sharing.SMALL)
+    for node, number in enumerate(kinds):
+        kind = types.types[number]
+        is_open = not kind.random and gain[number] > -credit
+        if is_open and (not reads[node] or kind.work) and looked_up.issuperset(reads[node]):
+            n_words = sharing.HEAD + 3 * len(reads[node]) + kind.n_ints + 2 * kind.n_floats
+            cost = sharing.LOOK_UP + sharing.WORD * n_words
+            is_found = equal[node] in looked_up
+            found[number] += is_found
+            gain[number] += is_found * (sharing.NODE + kind.work if kind.work else 2 * cost) - cost
+            looked_up.add(node)
+    chosen = {number for number, kind in enumerate(types.types) if kind.work and gain[number] > 0}
+    saved = sum(found[number] * (sharing.NODE + types.types[number].work) for number in chosen)
+    if saved < sharing.WRITE * graph.n_nodes:
+        return list(range(graph.n_nodes))
+    goes = {node for node in looked_up if equal[node] != node and equal[node] in looked_up}
+    for node in sorted(goes, reverse=True):
+        if kinds[node] in chosen:
+            chosen |= {kinds[source] for source in reads[node]}
+    return [equal[node] if node in goes and kinds[node] in chosen else node for node in range(graph.n_nodes)]
+
+
+def check_shared(graph: Graph, result: Graph, types: ToyTypes, first: list[int] | None = None) -> int:
     """Check the result node by node; return how many nodes went."""
-    first = first_equals(graph, types)
+    first = first_equals(graph, types) if first is None else first
     kept = sorted(set(first))
     place = {node: kept.index(first[node]) for node in range(graph.n_nodes)}
     n_ints, n_floats = types.arrays().int_width[graph.type_id], types.arrays().float_width[graph.type_id]
@@ -97,9 +125,47 @@ def test_the_first_of_equal_nodes_stays(seed: int, types: ToyTypes) -> None:
 @each("seed", SEEDS)
 def test_all_passes_share_what_the_others_leave(seed: int) -> None:
     graph = draw_batch(seed)
-    others, done = rewrite(graph, [name for name in PASSES if name != "share"])
+    others, done = rewrite(graph, UNSHARED)
     result, all_done = rewrite(graph, "all")
     assert all_done == replace(done, shared=check_shared(others, result, TOYS))
+
+
+@each("seed", SEEDS)
+@each("work", [1, 3000, 40_000])
+def test_the_rule_is_what_it_says(seed: int, work: int) -> None:
+    """Half of the types multiply matrices; many instances come twice."""
+    rng = np.random.default_rng(seed)
+    kinds = [replace(kind, work=work * int(rng.integers(2)), random=rng.random() < 0.1) for kind in TOYS.types]
+    types = ToyTypes(tuple(kinds))
+    drawn = [random_toys(1000 * seed + k, 60) for k in range(12)]
+    merged = merge_graphs([drawn[k] for k in rng.integers(12, size=20)])
+    graph = Graph(merged.words, rng.choice(SPECIAL, merged.floats.size), types, merged.structures, merged.keys)
+    first, n_multiplying = first_by_rule(graph, types), types.arrays().product_work[graph.type_id].astype(bool).sum()
+    result, done = rewrite(graph, ("share_products",))
+    assert done.shared == check_shared(graph, result, types, first if n_multiplying >= 32 else [*range(graph.n_nodes)])
+    told = explain_sharing(graph, ("share_products",))
+    assert sum(found.equal for found in told if found.is_shared) == done.shared
+
+
+def test_the_rule_shares_on_both_sides_of_its_bounds() -> None:
+    """The test above would pass if nothing were ever shared, or everything."""
+    leaf = replace(TOYS.types[WORD], work=12_000)
+    for n_words, shares in ((2, True), (90, False)):
+        graph = make_graph(ToyTypes((leaf,)), [0] * 100, [], range(100), attr=[k % n_words for k in range(100)])
+        result, done = rewrite(graph)
+        assert done.shared == (98 if shares else 0)
+        [found] = explain_sharing(graph, "auto")
+        assert found == Shared(0, 100, 100 if shares else 56, 98 if shares else 0, shares)
+        assert (result is graph) is not shares
+        assert rewrite(graph, "all")[1].shared == 100 - n_words
+
+
+def test_few_nodes_are_not_looked_at() -> None:
+    leaf = replace(TOYS.types[WORD], work=10**6)
+    graph = make_graph(ToyTypes((leaf,)), [0] * 31, [], range(31), attr=[1] * 31)
+    assert rewrite(graph)[0] is graph
+    assert explain_sharing(graph, "auto") == explain_sharing(graph, UNSHARED) == []
+    assert [found.equal for found in explain_sharing(graph, "all")] == [30]
 
 
 @each("seed", range(10))
@@ -222,15 +288,16 @@ def relative(found: Any, expected: Any) -> float:
 
 @pytest.mark.cases(1)
 @each("policy", ["unbatched", "depth", "agenda"])
+@each("way", ["all", "auto"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_losses_and_gradients_are_those_without_sharing(case: Case, policy: str) -> None:
+def test_losses_and_gradients_are_those_without_sharing(case: Case, way: str, policy: str) -> None:
     """Some instances come twice, with weights of their own."""
     model, instances = case.draw(0, n_instances=12, dim=6)
     instances += instances[3:7]
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(instances))
     apart, shared = (
         ab.batched(model.loss, policy=policy, rewrites=rewrites, backend=Reference(poison=True))
-        for rewrites in (DEFAULT, "all")
+        for rewrites in (UNSHARED, way)
     )
     assert relative(shared(instances), apart(instances)) < TO_UNSHARED
     value, grads = shared.value_and_grad(instances, reduce=weights)
@@ -241,7 +308,40 @@ def test_losses_and_gradients_are_those_without_sharing(case: Case, policy: str)
         assert relative(gradient, expected_grads[name]) < TO_UNSHARED, name
     assert shared.last is not None
     assert apart.last is not None
-    assert shared.last.nodes < 0.9 * apart.last.nodes
+    assert shared.last.nodes < (0.9 if way == "all" else 1.01) * apart.last.nodes
+
+
+@each("backend", ["reference", "cpu"])
+def test_kept_plans_are_of_the_data(backend: str) -> None:
+    """Sentences of the same lengths, whose words repeat or do not: what is shared differs, and so do the plans."""
+    model, trees = CASES[0].draw(3, n_instances=12, dim=6)
+    twice = [*trees[:6], *trees[:6]]
+    shared, apart = (ab.batched(model.loss, rewrites=rewrites, backend=backend) for rewrites in ("auto", UNSHARED))
+    recorded = {"twice": shared.record_all(twice), "once": shared.record_all(trees)}
+    nodes = Counter[tuple[str, int]]()
+    for _ in range(3):
+        for name, instances in (("twice", twice), ("once", trees)):
+            value, grads = shared.value_and_grad(recorded[name])
+            expected, expected_grads = apart.value_and_grad(instances)
+            assert relative(value, expected) < TO_UNSHARED
+            assert max(relative(grads[key], expected_grads[key]) for key in expected_grads) < TO_UNSHARED
+            assert shared.last is not None
+            assert shared.last.plan_hit is (nodes.total() >= 2)
+            nodes[name, shared.last.nodes] += 1
+    assert sorted(count for count in nodes.values()) == [3, 3]
+    assert apart.explain(twice).nodes > shared.explain(twice).nodes
+
+
+def test_a_small_mini_batch_pays_nothing_for_the_rule() -> None:
+    model, trees = CASES[0].draw(1, n_instances=2, dim=6)
+    counts = []
+    for rewrites in ("auto", UNSHARED):
+        loss = ab.batched(model.loss, rewrites=rewrites, backend="reference", plan_cache=0)
+        graphs = loss.record_all(trees)
+        for _ in range(3):
+            loss(graphs)
+        counts.append(files_entered(loss, graphs))
+    assert counts[0].total() <= counts[1].total()
 
 
 def test_every_instance_gets_what_it_returned() -> None:
@@ -284,7 +384,7 @@ class Drops(ab.Module):
 def test_dropout_is_what_it_was() -> None:
     model = Drops().astype("float64")
     sentences = [[1, 2, 1], [1, 2, 1], [2], [2]]
-    apart, shared = (ab.batched(model.loss, rewrites=rewrites, seed=3) for rewrites in (DEFAULT, "all"))
+    apart, shared = (ab.batched(model.loss, rewrites=rewrites, seed=3) for rewrites in (UNSHARED, "all"))
     value, grads = apart.value_and_grad(sentences, reduce=[1.0, 2.0, 3.0, 4.0])
     shared_value, shared_grads = shared.value_and_grad(sentences, reduce=[1.0, 2.0, 3.0, 4.0])
     assert relative(shared_value, value) < TO_UNSHARED
@@ -317,3 +417,54 @@ def test_explain_says_how_many_nodes_are_shared() -> None:
     report = loss.explain([[1, 2, 1], [1, 2, 1], [2], [2]])
     assert report.rewrites == Rewrites(shared=14)
     assert "rewrites: 14 nodes shared" in str(report)
+
+
+class Leaves(ab.Module):
+    """A cell that reads a word alone and multiplies, and one that reads that."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.embedding = ab.Parameter(rng.standard_normal((90, 32)))
+        self.input, self.output = (ab.Linear(32, 32, rng=rng) for _ in range(2))
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        return ab.tanh(self.input(ab.lookup(self.embedding, word)))
+
+    @ab.cell
+    def join(self, left: Any, right: Any) -> Any:
+        return ab.tanh(self.output(left) + right)
+
+    def loss(self, words: list[int]) -> Any:
+        leaves = [self.leaf(word) for word in words]
+        return ab.sum(functools.reduce(self.join, leaves))
+
+
+def test_explain_says_what_the_rule_shared_and_what_not() -> None:
+    loss = ab.batched(Leaves().loss, backend="reference")
+    repeating = [[1, 2, k] for k in range(3, 43)]
+    report = loss.explain(repeating)
+    told = str(report)
+    assert report.rewrites.shared == 78 + 39 == sum(found.equal for _, found in report.sharing)
+    assert "  leaf: 78 of 120 nodes equal an earlier one, and are not computed again" in told
+    assert "  join: 39 of 80 nodes equal an earlier one, and are not computed again" in told
+    report = loss.explain([[1, 3]] + [[k, 89 - k] for k in range(40)])
+    assert report.rewrites.shared == 0
+    assert (
+        "  leaf: 2 of the 64 looked up of 82 nodes equal an earlier one, too few to save more than sharing them costs"
+        in str(report)
+    )
+    assert "join:" not in str(report)
+    unshared = ab.batched(Leaves().loss, backend="reference", rewrites=UNSHARED).explain(repeating)
+    assert (unshared.rewrites.shared, unshared.sharing) == (0, ())
+
+
+def test_what_the_rule_shares_is_to_the_bit_what_all_shares() -> None:
+    model = Leaves()
+    sentences = [[1, 2, k] for k in range(3, 43)]
+    ways = [ab.batched(model.loss, backend="reference", rewrites=rewrites) for rewrites in ("auto", "all")]
+    (value, grads), (expected, expected_grads) = (loss.value_and_grad(sentences) for loss in ways)
+    assert value == expected
+    for name, gradient in grads.items():
+        np.testing.assert_array_equal(np.asarray(gradient), np.asarray(expected_grads[name]))
+    np.testing.assert_array_equal(*(loss(sentences) for loss in ways))

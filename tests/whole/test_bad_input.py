@@ -122,7 +122,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
     ),
     "backend object": ({"backend": 3}, ab.BackendError, ("backend=3 is neither a name nor a Backend",)),
     "rewrite": ({"rewrites": ("sum",)}, ab.GraphError, ("['sum'] are no passes; the passes are", "'sums'")),
-    "no rewrites": ({"rewrites": None}, ab.GraphError, ("None names no passes; give 'all', or a list of ['forward'",)),
+    "no rewrites": (
+        {"rewrites": None},
+        ab.GraphError,
+        ("None names no passes; give 'auto', 'all', or a list of ['forward'",),
+    ),
     "seed": ({"seed": "a"}, ab.DataError, ("seed='a' is no seed of random numbers; give an int that is not negative",)),
     "negative seed": ({"seed": -1}, ab.DataError, ("seed=-1 is no seed",)),
     "module": ({"module": 3}, ab.GraphError, ("takes a function over one instance and a Module", "and 3")),

@@ -1,14 +1,15 @@
 """Make a graph smaller before it is scheduled, without changing what it computes.
 
-Five passes, in this order:
+Six passes, in this order:
 
 - forward: copy propagation: readers of a pass-through output read its source.
 - dead: nodes that reach no returned output are dropped, including those left by the first pass.
 - sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
   becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
 - fold: a sum that only plain ports read is folded into them: each port then has the terms as edges.
-- share: common-subexpression elimination: of the nodes that compute the same, in any instance, only the first is kept.
-  Off by default.
+- share_products: common-subexpression elimination where it pays: of the nodes that compute the same, in any instance,
+  only the first is kept, if they are of a type whose products with matrices are worth looking for equal nodes.
+- share: the same for nodes of all types. Off by default.
 
 Each is one or two compiled sweeps over the nodes in topological order; the dropped nodes are then removed in one sweep.
 A survey comes first: a pass that cannot apply neither runs nor is compiled.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.fold import fold_sums
-from autobatch.graph.rewrite.share import share_equal
+from autobatch.graph.rewrite.share import find_shared, share_equal
 from autobatch.graph.words import (
     OUTPUT,
     Sections,
@@ -43,8 +44,13 @@ from autobatch.jit.arrays import FloatArray, IntArray, indices
 from autobatch.jit.loops import compiled
 from autobatch.system.trust import checking
 
-PASSES = ("forward", "dead", "sums", "fold", "share")
-DEFAULT = ("forward", "dead", "sums", "fold")
+PASSES = ("forward", "dead", "sums", "fold", "share_products", "share")
+DEFAULT = PASSES[:5]
+UNSHARED = PASSES[:4]
+"""The passes that leave equal nodes apart."""
+NAMED = {"auto": DEFAULT, "all": PASSES}
+FEW = 32
+"""With fewer nodes that multiply matrices no equal ones are looked for: sharing some would not pay for asking."""
 SEVERAL = -2
 READ, ASKED_FOR = 1, 2
 DROPPED, KEPT, DISSOLVED = 0, 1, 2  # the fate of a node: uint8[N]
@@ -90,13 +96,31 @@ class Rewrites:
 NOTHING = Rewrites()
 
 
+class Shared(NamedTuple):
+    """What looking for equal nodes of one type gave.
+
+    Attributes:
+        type_id: of the type.
+        nodes: in the graph, before nodes are shared.
+        looked_up: of these; a type that is not worth it is given up.
+        equal: nodes looked up that equal an earlier one.
+        is_shared: whether the equal ones are computed once.
+    """
+
+    type_id: int
+    nodes: int
+    looked_up: int
+    equal: int
+    is_shared: bool
+
+
 def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rewrites]:
     """Apply the named passes; they run in the order of `PASSES`.
 
     Args:
         graph: of one or many instances; it is not changed.
-        passes: any of `PASSES`, or "all". "dead" keeps everything in a graph that returns nothing. After "share" a
-            node, which belongs to the first instance that computes it, may be read or returned by others.
+        passes: any of `PASSES`, or "auto" or "all". "dead" keeps everything in a graph that returns nothing. After the
+            last two a node, which belongs to the first instance that computes it, may be read or returned by others.
 
     Returns:
         The new graph, or `graph` itself if nothing applied, and the counts of changes.
@@ -108,7 +132,7 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     """
     chosen, types = passes if passes is DEFAULT else to_passes(passes), graph.types.arrays()
     words, floats, done = graph.words, graph.floats, NOTHING
-    ports, may_forward, may_drop, may_take, may_widen = _survey(words, types)
+    ports, may_forward, may_drop, may_take, may_widen, may_share = _survey(words, types)
     if may_forward and "forward" in chosen:
         words, forwarded = _forward(words, types.out_ptr, ports)
         if forwarded:
@@ -120,8 +144,8 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     if may_take and "fold" in chosen:
         words, floats, folded, folded_edges = fold_sums(words, floats, types, ports)
         done = replace(done, folded=folded, folded_edges=folded_edges)
-    if "share" in chosen:
-        words, floats, shared = share_equal(words, floats, types)
+    if "share" in chosen or (may_share and "share_products" in chosen):
+        words, floats, shared = share_equal(words, floats, types, "share" not in chosen)
         done = replace(done, shared=shared)
     if done is NOTHING or done == NOTHING:
         return graph, NOTHING
@@ -131,14 +155,40 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     return result, done
 
 
+def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
+    """Say of each type whose nodes were looked up how many equal an earlier one, and whether they are shared.
+
+    Args:
+        graph: before any pass.
+        passes: as for `rewrite`; without a pass that shares, nothing is looked up.
+
+    Cost: of all passes, again.
+    """
+    chosen, types = to_passes(passes), graph.types.arrays()
+    by_rule = "share" not in chosen
+    graph, _ = rewrite(graph, [name for name in chosen if name in UNSHARED])
+    n_multiplying = np.count_nonzero(types.product_work[graph.type_id])
+    if by_rule and ("share_products" not in chosen or n_multiplying < FEW):
+        return []
+    found = find_shared(graph.words, graph.floats, types, by_rule)
+    n_nodes = np.bincount(graph.type_id, minlength=found.tried.size)
+    columns = zip(n_nodes, found.tried, found.found, found.chosen, strict=True)
+    return [
+        Shared(type_id, int(nodes), int(looked_up), int(equal), bool(is_shared))
+        for type_id, (nodes, looked_up, equal, is_shared) in enumerate(columns)
+        if looked_up
+    ]
+
+
 def to_passes(passes: Collection[str]) -> tuple[str, ...]:
-    """List passes by name, with "all" expanded; raise a GraphError for unknown names."""
-    if passes == "all":
-        return PASSES
+    """List passes by name, with "auto" and "all" expanded; raise a GraphError for unknown names."""
+    if isinstance(passes, str) and passes in NAMED:
+        return NAMED[passes]
+    given = f"give 'auto', 'all', or a list of {list(PASSES)}."
     if isinstance(passes, str):
-        raise GraphError(f"rewriting a graph: {passes!r} is one text; give 'all', or a list of {list(PASSES)}.")
+        raise GraphError(f"rewriting a graph: {passes!r} is one text; {given}")
     if not isinstance(passes, Collection):
-        raise GraphError(f"rewriting a graph: {passes!r} names no passes; give 'all', or a list of {list(PASSES)}.")
+        raise GraphError(f"rewriting a graph: {passes!r} names no passes; {given}")
     unknown = sorted(set(passes) - set(PASSES))
     if unknown:
         raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")
@@ -146,13 +196,13 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
 
 
 @compiled
-def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, bool, bool]:
+def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, bool, bool, bool]:
     """Look for nodes that a pass may change, before any has run.
 
     Returns:
-        The port that each output passes through, or -1; then four flags, whether there is: a node that may pass through
+        The port that each output passes through, or -1; then five flags, whether there is: a node that may pass through
         its only edge; a node that is neither read nor returned; a sum that is not returned, and may be absorbed or
-        folded; a sum that is not the variadic one.
+        folded; a sum that is not the variadic one; enough nodes that multiply matrices to look for equal ones.
     """
     graph, ports = sections(words), _passed_ports(types)
     type_ids, edge_src, out_node = indices(graph.type_id), indices(graph.edge_src), indices(graph.out_node)
@@ -167,10 +217,12 @@ def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, b
         sums[type_id] = types.sum_type[type_id] >= 0 or _any_id(
             ports[types.out_ptr[type_id] : types.out_ptr[type_id + 1]]
         )
-    n_used = 0
+    multiplies = types.product_work > 0
+    n_used = n_multiplying = 0
     may_forward = may_take = may_widen = False
     for node in range(type_ids.size):
         n_used += used[node] > 0
+        n_multiplying += multiplies[type_ids[node]]
         if sums[type_ids[node]]:
             may_take |= used[node] < ASKED_FOR
             may_widen |= widens[type_ids[node]]
@@ -178,7 +230,7 @@ def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, b
             for e in range(first, end):
                 starts = e == first or graph.edge_in[e - 1] != graph.edge_in[e]
                 may_forward |= starts and (e + 1 == end or graph.edge_in[e + 1] != graph.edge_in[e])
-    return ports, may_forward, n_used < type_ids.size, may_take, may_widen
+    return ports, may_forward, n_used < type_ids.size, may_take, may_widen, n_multiplying >= FEW
 
 
 @compiled

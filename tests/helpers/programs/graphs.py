@@ -19,7 +19,7 @@ TREE = NamedTypes(("leaf", "inner_a", "inner_b", "output", "loss"))
 class ToyType:
     """One type: `passes` maps outputs to the port they pass through, `sum_type` names the variadic sum it equals.
 
-    `ports` has a letter for each port: p if it is plain, v if it is variadic.
+    `ports` has a letter for each port: p if it is plain, v if it is variadic. `work` is that of its products.
     """
 
     name: str
@@ -31,6 +31,7 @@ class ToyType:
     sum_type: str | None = None
     ranges: dict[int, int] = field(default_factory=dict)
     random: bool = False
+    work: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class ToyTypes:
             range_size=_ints([size for _, size in ranges]),
             range_ignore=_ints([0 for _ in ranges]),
             random=_ints([kind.random for kind in self.types]),
+            product_work=np.array([kind.work for kind in self.types], np.int64),
         )
 
     def describe_range(self, r: int) -> str:
