@@ -12,14 +12,19 @@ import pytest
 
 from helpers.runs.commands import Command
 
-TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+TREES = [
+    "(3 (2 good{0}) (2 film{0}))",
+    "(1 (2 bad{0}) (1 (2 long{0}) (2 film{0})))",
+    "(2 film{0})",
+    "(4 (3 very{0}) (3 good{0}))",
+]
 RUN = ("--data", "trees.txt", "--dim", 4, "--batch-size", 32, "--lr", 0.03, "--policy", "score")
 
 
 @pytest.fixture
 def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process, in a folder with 120 trees; give its exit status and what it printed."""
-    (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
+    """Run a command in this process, in a folder with 120 different trees; give its exit status and what it printed."""
+    (tmp_path / "trees.txt").write_text("".join(f"{tree.format(i)}\n" for i in range(30) for tree in TREES))
     monkeypatch.chdir(tmp_path)
     return command
 
@@ -54,7 +59,7 @@ def test_training_in_parts_resumes_and_gives_the_same_model(command: Command) ->
         ("train", "tree-lstm", "--checkpoint", folder, "--resume", "--epochs", 2, "--json", f"{folder}.jsonl")
         for folder in ("parts", "larger")
     )
-    status, out, err = command(*larger, "--max-bytes", "9kB")
+    status, out, err = command(*larger, "--max-bytes", "12kB")
     assert (status, err) == (0, "")
     assert out.splitlines()[2] == "with another --max-bytes: results are equal to rounding, not to the bit"
     status, out, _ = command(*again)
@@ -66,7 +71,7 @@ def test_training_in_parts_resumes_and_gives_the_same_model(command: Command) ->
     assert whole["batches"] < in_larger["batches"] < parts["batches"]
     assert (whole["epoch"], parts["epoch"]) == (2, 2)
     assert parts["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-4)
-    assert parts["nodes"] == whole["nodes"]
+    assert parts["nodes"] >= whole["nodes"], "what two parts share is computed in both"
     assert parts["batches"] > 2 * whole["batches"]
     metrics = [command("eval", "tree-lstm", "--checkpoint", "whole", *more)[:2] for more in ((), limit)]
     assert metrics[0] == metrics[1]

@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 
 import autobatch as ab
+from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_fc import TreeFC
 
@@ -14,7 +15,8 @@ from autobatch.models.tree_fc import TreeFC
 def test_full_trees_take_a_batch_for_each_level() -> None:
     """As in the benchmark: two full trees of eight leaves, so leaves, three levels, losses and their sums."""
     tree = reduce(lambda t, _: Tree.inner(1, t, t), range(3), Tree.leaf(0, 1))
-    loss = ab.batched(TreeFC(n_words=2, dim=4, n_classes=2, rng=np.random.default_rng(0)).loss)
+    model = TreeFC(n_words=2, dim=4, n_classes=2, rng=np.random.default_rng(0))
+    loss = ab.batched(model.loss, rewrites=UNSHARED)
     loss([tree, tree])
     assert loss.last is not None
     assert (loss.last.nodes, loss.last.batches) == (2 * (8 + 7 + 15 + 1), 6)
