@@ -64,9 +64,10 @@ def first_by_rule(graph: Graph, types: ToyTypes) -> list[int]:
     equal, kinds = first_equals(graph, types), graph.type_id.tolist()
     gain, found, looked_up = Counter[int](), Counter[int](), set[int]()
     reads = [graph.edge_src[slice(*graph.edge_ptr[node : node + 2])].tolist() for node in range(graph.n_nodes)]
-    credit = sharing.CREDIT * max(graph.n_nodes, sharing.SMALL)
+    least = sharing.CREDIT * max(graph.n_nodes, sharing.SMALL)
     for node, number in enumerate(kinds):
         kind = types.types[number]
+        credit = max(kinds.count(number) * (sharing.NODE + kind.work) // sharing.SHARE, least)
         is_open = not kind.random and gain[number] > -credit
         if is_open and (not reads[node] or kind.work) and looked_up.issuperset(reads[node]):
             n_words = sharing.HEAD + 3 * len(reads[node]) + kind.n_ints + 2 * kind.n_floats

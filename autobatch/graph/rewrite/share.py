@@ -43,8 +43,9 @@ LOOK_UP is for a node that is looked up, and WORD for each word of its record: 2
 costs beside its products: half of it to schedule and place it. WRITE is for each node of a graph that is written anew,
 and whose operands are gathered where they no longer lie side by side.
 """
-CREDIT, SMALL = LOOK_UP // 16, 1024
-"""What a type may lose by being looked up, per node of the graph or of a small one: later nodes have more to equal."""
+SHARE, CREDIT, SMALL = 128, LOOK_UP // 16, 1024
+"""What a type may lose by being looked up, since later nodes have more to equal: 1 / SHARE of what its nodes cost, or
+CREDIT per node of the graph or of a small one if that is more."""
 
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -118,7 +119,7 @@ def _find_equal(
     records = np.empty(HEAD * type_ids.size + 3 * edge_src.size + attr.size + bits.size, np.int32)
     first, looked_up = count_up(type_ids.size), np.zeros(type_ids.size, np.bool_)
     table = np.full(_table_size(type_ids.size), FREE, np.int32)  # where the record of a node starts
-    is_open, work, credit = types.random == 0, types.product_work, -CREDIT * max(type_ids.size, SMALL)
+    is_open, work, credit = types.random == 0, types.product_work, _credits(type_ids, types.product_work)
     tried, found = np.zeros(is_open.size, np.int64), np.zeros(is_open.size, np.int64)
     gain = np.zeros(is_open.size, np.int64)
     start = 0
@@ -163,8 +164,18 @@ def _find_equal(
             gain[type_id] += NODE + work[type_id] if work[type_id] > 0 else 2 * cost
         else:
             table[place], start = start, at
-        is_open[type_id] = gain[type_id] > credit or not by_rule
+        is_open[type_id] = gain[type_id] > -credit[type_id] or not by_rule
     return first, tried, found, gain
+
+
+@compiled
+def _credits(type_ids: IntArray, work: LongArray) -> LongArray:
+    """What each type may lose by being looked up."""
+    n_nodes = np.zeros(work.size, np.int64)
+    for type_id in type_ids:
+        n_nodes[type_id] += 1
+    credits: LongArray = np.maximum(n_nodes * (NODE + work) // SHARE, CREDIT * max(type_ids.size, SMALL))
+    return credits
 
 
 @compiled
