@@ -348,9 +348,9 @@ def batched(
             object, the module among its attributes, and for a partial among its arguments, that holds the others there.
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
             `autobatch.policies.get`. "auto" is a rule for the backend, `autobatch.policies.AUTO`.
-        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
-            seconds when a model runs for the first time, and half a minute more where autobatch never ran before; or
-            for the GPU ("cuda"), if the parameters were moved there.
+        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), in the
+            background, while a new model's mini-batches are interpreted; or for the GPU ("cuda"), if the parameters
+            were moved there.
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`: their names, or "auto", by
             which nodes of a mini-batch that compute the same are computed once where a rule expects this to pay (not on
