@@ -20,8 +20,9 @@ def join_longs(parts: tuple[NDArray[np.int64], ...], n_numbers: int) -> NDArray[
     joined = np.empty(end, np.int64)
     first, end = n_numbers - len(parts), n_numbers
     for part in parts:
-        joined[end : end + part.size] = part
-        end += part.size
+        for number in part:
+            joined[end] = number
+            end += 1
         joined[first] = end
         first += 1
     return joined

@@ -171,10 +171,11 @@ def _find_equal(
 @compiled
 def _credits(type_ids: IntArray, work: LongArray) -> LongArray:
     """What each type may lose by being looked up."""
-    n_nodes = np.zeros(work.size, np.int64)
+    credits = np.zeros(work.size, np.int64)
     for type_id in type_ids:
-        n_nodes[type_id] += 1
-    credits: LongArray = np.maximum(n_nodes * (NODE + work) // SHARE, CREDIT * max(type_ids.size, SMALL))
+        credits[type_id] += NODE + work[type_id]
+    for type_id in range(work.size):
+        credits[type_id] = max(credits[type_id] // SHARE, CREDIT * max(type_ids.size, SMALL))
     return credits
 
 
