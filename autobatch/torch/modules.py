@@ -22,7 +22,7 @@ from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
-from autobatch.trace.entries import Patch, patches_in
+from autobatch.trace.entries import Found, Patch, patches_in
 
 
 class TorchModule(Module):
@@ -48,7 +48,7 @@ class TorchModule(Module):
         self._dtypes: list[torch.dtype] = []
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
-        self._patched: tuple[Any, list[Patch]] = None, []
+        self._patched = Found()
         self._has_own = False
 
     @property
@@ -77,12 +77,12 @@ class TorchModule(Module):
     def _patches(self) -> Sequence[Patch]:
         """Methods that are cells, modules that are, and the attributes of other modules that these are.
 
-        The same list as long as the attributes of all modules of torch are the same, unless there are own modules.
+        The same list as long as the attributes and the cells of all modules are the same, unless there are own modules.
         """
         named = self._known.named()
-        if named is not self._patched[0] or self._has_own:
-            self._patched = named, [*self._find_patches()]
-        return self._patched[1]
+        if self._has_own or not self._patched.holds(named):
+            self._patched = Found.among(named, self._find_patches())
+        return self._patched.patches
 
     def _find_patches(self) -> Iterator[Patch]:
         modules = list(self.module.modules())

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from autobatch.ir.arguments import Key, Static
@@ -153,16 +153,43 @@ class Patches:
             attributes[name] = cell
 
 
+class Found(NamedTuple):
+    """The patches that were found once, which are those of now as long as they hold.
+
+    Attributes:
+        where: the list in which they were found; None at first.
+        patches: all of them.
+        cells: of those that replace methods, by class and name.
+    """
+
+    where: Any = None
+    patches: Sequence[Patch] = ()
+    cells: Mapping[tuple[type, str], Cell] = MappingProxyType({})
+
+    @classmethod
+    def among(cls, where: Any, patches: Iterable[Patch]) -> Found:
+        """What was found in a list."""
+        listed = [*patches]
+        methods: dict[tuple[type, str], Cell] = {(type(patch.owner), patch.name): patch.cell for patch in listed}
+        return cls(where, listed, {key: cell for key, cell in methods.items() if getattr(*key, None) is cell})
+
+    def holds(self, where: Any) -> bool:
+        """Whether they are those of this list: it is the same, and classes have the same cells."""
+        return where is self.where and all(getattr(*key, None) is cell for key, cell in self.cells.items())
+
+
 def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
     """The cells among the methods of modules, each of which a function may replace on its module."""
+    found: dict[type, dict[str, Cell]] = {}
     for owner in modules:
         kind: type = type(owner)
-        for name, cell in _cells_of(kind).items():
+        if kind not in found:
+            found[kind] = _cells_of(kind)
+        for name, cell in found[kind].items():
             if name not in vars(owner):
                 yield Patch(cell, owner, vars(owner), name)
 
 
-@cache
 def _cells_of(kind: type) -> dict[str, Cell]:
     """The cells among the methods of a class, by name."""
     members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}

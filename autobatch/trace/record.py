@@ -25,7 +25,7 @@ from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE, decode_log, encode_log
-from autobatch.trace.entries import Patch, patches_in
+from autobatch.trace.entries import Found, Patch, patches_in
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
@@ -81,7 +81,7 @@ class Recorder:
         self.kept = KeptTables()
         self._serial = 1
         self._checked: tuple[Any, ...] = ()
-        self._patched: tuple[list[Module], list[Patch]] = [], []
+        self._patched = Found()
 
     def record(self, instances: Iterable[Any], inputs: Inputs | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
@@ -130,15 +130,15 @@ class Recorder:
         return nullcontext() if self.module is None else self.module._while_recording()
 
     def _patches(self) -> Sequence[Patch]:
-        """The attributes that functions replace; the same list as long as the modules are the same."""
+        """The attributes that functions replace; the same list as long as the modules and their cells are the same."""
         if self.module is None or self.known is None:
             return ()
         if self.module._patches is not None:
             return self.module._patches()
         modules = self.known.modules()
-        if modules is not self._patched[0]:
-            self._patched = modules, [*patches_in(modules)]
-        return self._patched[1]
+        if not self._patched.holds(modules):
+            self._patched = Found.among(modules, patches_in(modules))
+        return self._patched.patches
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of the module, by name."""

@@ -158,7 +158,10 @@ class ReadTracker:
         member, get = vars(base)[name], partial(getattr, owner)
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
             return self._note(owner, get, name, text)
-        self._note(base, vars(base).get, name, f"{name} of class {base.__name__}")
+        for kind in type(owner).__mro__:  # those before the base may come to have it
+            self._note(kind, vars(kind).get, name, f"{name} of class {kind.__name__}")
+            if kind is base:
+                break
         text = f"the class of {type(owner).__name__}"
         self.guards.setdefault((id(owner), "__class__"), Guard(owner, text, {}, get, "__class__"))
         if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded

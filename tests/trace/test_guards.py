@@ -597,3 +597,45 @@ def test_a_class_that_a_property_names() -> None:
     loss = ab.batched(model.loss)
     for Settings.gain in (2.0, 5.0, 7.0):
         np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-5)
+
+
+class Scaled(ab.Module):
+    """A cell and a method that another cell calls."""
+
+    def __init__(self) -> None:
+        self.w = ab.Parameter(np.ones(3))
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return ab.sum(x * self.w)
+
+    @ab.cell
+    def shift(self, x: Any) -> Any:
+        return self.scale(x) + 1.0
+
+    def halve(self, x: Any) -> Any:
+        return 0.5 * ab.sum(x * self.w)
+
+    @ab.cell
+    def half(self, x: Any) -> Any:
+        return self.halve(x)
+
+
+class Narrow(Scaled):
+    """Inherits all."""
+
+
+@pytest.mark.parametrize(("called", "replaced"), [("scale", "scale"), ("shift", "scale"), ("half", "halve")])
+@pytest.mark.parametrize("kind", [Scaled, Narrow])
+def test_what_a_class_replaces(called: str, replaced: str, kind: type[Scaled], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell or a method, by another cell, by a plain method, in a class below; and the old one again."""
+    model, instances = kind(), [np.arange(3.0)]
+    loss = ab.batched(lambda x: getattr(model, called)(x), module=model)
+    before = loss(instances)
+    for new in (ab.cell(lambda self, x: -ab.sum(x * self.w)), lambda self, x: 7.0 * ab.sum(x * self.w)):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, replaced, new)
+            expected = getattr(model, called)(instances[0])
+            assert expected != before
+            np.testing.assert_allclose(loss(instances), [expected])
+        np.testing.assert_allclose(loss(instances), before)
