@@ -16,6 +16,7 @@ from autobatch.blas.product import Matrix
 from autobatch.blas.provider import Provider
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload, record
+from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.params.stacks import make_gradients
 from helpers.runs.commands import Command
 from matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
@@ -62,7 +63,7 @@ def run_model(model: str, mode: str, provider: Provider | None = None) -> tuple[
     backend = Cpu(provider="numpy")
     if provider is not None:
         backend.chooser.choose = lambda *args, **kwargs: provider  # type: ignore[method-assign]
-    loss.backend = backend
+    loss.backend, loss.rewrites = backend, UNSHARED  # so that nodes are those of the instances
     instances = workload.first(BATCH_SIZE)
     graphs = record(loss, instances)
     if mode == "train":
