@@ -12,6 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
+from autobatch.graph.rewrite.passes import UNSHARED
 from helpers.checkers.refusals import refused
 from helpers.runs.ways import each
 
@@ -77,7 +78,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @each("backend", BACKENDS)
 def test_gradients_are_added_wherever_they_are(backend: str, max_bytes: int | None, n: int) -> None:
     model, batch = Net(), [[1, 2], [4]] * n
-    run = ab.batched(model.loss, backend=BACKENDS[backend](), max_bytes=max_bytes)
+    run = ab.batched(model.loss, backend=BACKENDS[backend](), max_bytes=max_bytes, rewrites=UNSHARED)
     wanted = {k: np.asarray(g) for k, g in ab.batched(model.loss, backend="reference").value_and_grad(batch)[1].items()}
     for layout in LAYOUTS.values():
         given = {name: layout(np.full(gradient.shape, 2.0)) for name, gradient in wanted.items()}
