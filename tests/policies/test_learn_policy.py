@@ -11,6 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
+from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.models.tree_classifier import NodeClassifier
 from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
@@ -153,7 +154,7 @@ def test_going_on_learning_meets_fewer_new_states() -> None:
     """Mini-batches of two-type trees, none of them seen before: the share of states that are new falls."""
     case = next(case for case in CASES if case.name == "tree-lstm-2type")
     model, instances = case.draw(seed=0, n_instances=400, dim=2)
-    loss = ab.batched(model.loss)
+    loss = ab.batched(model.loss, rewrites=UNSHARED)
     graphs = loss.record_all(instances)
     loss.learn_policy([graphs[:8]], episodes=50, online=True)
     shares = []
