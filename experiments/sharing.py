@@ -24,6 +24,7 @@ from autobatch.models import MODELS
 from harness import find_data, run, take_turns
 from records import Findings, Settings
 from table import Table
+from throughput import sweep
 
 DATA = {"tree-lstm": "sst", "bilstm-tagger": "wikiner", "lattice-lstm": "lattice"}
 UNSHARED, SHARED, RULE = "nothing shared", "all shared", "by rule"
@@ -81,16 +82,6 @@ def race(workload: Workload, mode: str, config: Config) -> tuple[dict[str, list[
         "rule / better": ratio(times, RULE, better),
     }
     return times, found
-
-
-def sweep(loss: ab.Batched, minibatches: Sequence[Any], optimizer: ab.optim.Adam | None) -> None:
-    """Run all mini-batches once; with an optimizer, train on them."""
-    for batch in minibatches:
-        if optimizer is None:
-            loss(batch)
-        else:
-            _, grads = loss.value_and_grad(batch)
-            optimizer.step(grads)
 
 
 def ratio(times: Mapping[str, Sequence[float]], way: str, other: str) -> float:

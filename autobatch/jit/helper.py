@@ -66,7 +66,7 @@ def alone(is_over: Callable[[], bool]) -> Iterator[None]:
     """Let no other process compile for this cache in the block, where the system has locks of files.
 
     Args:
-        is_over: whether nobody waits for it any more: while another process compiles, this one then ends.
+        is_over: whether the program that asked has ended: while another process compiles, this one then ends too.
     """
     folder = cache_folder()
     try:
