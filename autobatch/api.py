@@ -146,21 +146,35 @@ class Batched(Engine):
             return (found, grads) if read is None else (found, grads, read.structures())
         return (value, grads) if read is None else (value, grads, read.structures())
 
-    def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
+    def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
         Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
-        With `progress`, standard error shows how far it is.
+
+        Args:
+            instances: whatever the function takes.
+            progress: show on standard error how far it is.
+            workers: how many processes record; more than one pays from some thousand instances on.
+
+        Raises:
+            DataError: `workers` is no number of processes.
+            GraphError: several workers for an async function, whose instances run together; or what a cell depends on
+                is not found by its name in another process.
         """
-        listed: Iterable[Any] = list_instances(instances)
-        if self.recorder.is_async:
-            return check_carried(split_graph(self._record_rounds(list(listed))))
+        listed = list_instances(instances)
+        show: Callable[[Iterable[Any]], Iterable[Any]] = iter
         if progress:
             from rich.console import Console
             from rich.progress import track
 
-            listed = track(listed, "recording", console=Console(stderr=True))
-        return check_carried(split_graph(self.recorder.record(listed)))
+            show = partial(track, description="recording", total=len(listed), console=Console(stderr=True))
+        if type(workers) is not int or workers != 1:
+            from autobatch.trace.workers import record_in_processes
+
+            return check_carried([*show(record_in_processes(self.recorder, listed, workers))])
+        if self.recorder.is_async:
+            return check_carried(split_graph(self._record_rounds(listed)))
+        return check_carried(split_graph(self.recorder.record(show(listed))))
 
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.

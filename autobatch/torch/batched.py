@@ -78,9 +78,9 @@ class TorchBatched(Batched):
         columns: list[Any] = list(_Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
         return _to_tensors(stack_results(step.graph.structures, self._typed(columns)))
 
-    def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
+    def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
-        return super().record_all(self._met(instances), progress)
+        return super().record_all(self._met(instances), progress, workers)
 
     def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
         return super()._read(self._met(instances), inputs)

@@ -174,7 +174,7 @@ class Calls:
         return self._entry_of_op(op, static).known.function(*args)
 
     def _entry_of_op(self, op: Op, static: dict[str, Any]) -> Entry:
-        key = (op, repr(static))
+        key = (op, repr(static) if static else "")
         return self._entries.get(key) or self._add(
             key,
             Entry(

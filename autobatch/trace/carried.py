@@ -204,14 +204,23 @@ def check_carried(graphs: list[Graph]) -> list[Graph]:
     """
     loading = sys.modules.get("torch.utils.data")
     if loading is not None and loading.get_worker_info() is not None:
-        try:
-            pickle.dumps(graphs)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise GraphError(
-                f"cannot pickle a recorded graph: what its function returns holds something that another process "
-                f"cannot find by its name ({error}); return values, numbers and texts."
-            ) from error
+        dump_graphs(graphs)
     return graphs
+
+
+def dump_graphs(graphs: Graph | list[Graph]) -> bytes:
+    """Pickle graphs.
+
+    Raises:
+        GraphError: they cannot be pickled.
+    """
+    try:
+        return pickle.dumps(graphs)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise GraphError(
+            f"cannot pickle a recorded graph: what its function returns holds something that another process "
+            f"cannot find by its name ({error}); return values, numbers and texts."
+        ) from error
 
 
 def _describe(family: Family) -> CarriedCall:

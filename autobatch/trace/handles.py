@@ -13,7 +13,7 @@ import gc
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, compress, islice, takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,7 +170,7 @@ class HandlePool:
         namespace, name: where generated code finds the iterator over the free handles.
 
     Attributes:
-        handles: all handles of the pool; parts: the handles and the values and tuples in them, equally many for each.
+        handles: all handles of the pool; parts: of each, it and the values and tuples in it.
         ids: of the handles.
         idle: the reference count of a part that is not in use.
     """
@@ -179,7 +179,7 @@ class HandlePool:
         self, make: Callable[[int], Any], new_id: Callable[[], int], namespace: dict[str, Any], name: str
     ) -> None:
         self.handles: list[Any] = []
-        self.parts: list[Any] = []
+        self.parts: list[list[Any]] = []
         self.ids: list[int] = []
         self.idle = self._n_survivors = 0
         self._parked: list[tuple[int, Any]] = []
@@ -197,7 +197,7 @@ class HandlePool:
         for place in range(start, start + min(max(start, 8), CHUNK)):
             self._put(place)
         if not start:
-            self.idle = min(map(sys.getrefcount, self.parts))
+            self.idle = min(self._counts(len(self.handles)), default=0)
         self._restart(start)
         return next(self._iterator)
 
@@ -207,15 +207,14 @@ class HandlePool:
         if self._parked:
             self.ids += [own for own, _ in self._parked]
             self.handles += [handle for _, handle in self._parked]
-            self.parts += [part for _, handle in self._parked for part in _parts_of(handle)]
+            self.parts += [_parts_of(handle) for _, handle in self._parked]
             self._parked.clear()
             self._restart(len(self.handles))
-        if not self.used:
+        used = self.used
+        if not used:
             return
-        width = len(self.parts) // len(self.handles)
-        n_used = self.used * width
-        if sum(map(sys.getrefcount, islice(self.parts, n_used))) > self.idle * n_used:  # rarely true
-            for place in {k // width for k in range(n_used) if sys.getrefcount(self.parts[k]) > self.idle}:
+        if sum(self._counts(used)) > self.idle * used * len(self.parts[0]):  # rarely true
+            for place in compress(range(used), self._in_use(used)):
                 self._put(place)
         self._restart(0)
 
@@ -227,36 +226,41 @@ class HandlePool:
         Returns:
             The ids of handles that survived their first sweep, and of those that are no longer referenced since.
         """
-        used, old, idle = self.used, self._n_survivors, self.idle
-        if not used or not self.parts:
+        used, old, ids, handles = self.used, self._n_survivors, self.ids, self.handles
+        if not used or not self.parts[0]:
             return [], []
-        width = len(self.parts) // len(self.handles)
-        counts = map(sys.getrefcount, islice(self.parts, used * width))
-        alive = {k // width for k, n in enumerate(counts) if n > idle}
-        if not alive:
-            gone = self.ids[:old]
+        alive = self._in_use(used)
+        if True not in alive:
+            gone = ids[:old]
             self._n_survivors = 0
             self._restart(0)
             return [], gone
-        young = [place for place in range(old, used) if place in alive]
-        free = [place for place in range(used) if place not in alive]
-        gone = [self.ids[place] for place in free if place < old]
-        self._parked += [(self.ids[place], self.handles[place]) for place in range(old) if place in alive]
-        first = young + free
-        self.handles[:used] = [self.handles[place] for place in first]
-        self.ids[:used] = [self.ids[place] for place in first]
-        self.parts[: used * width] = [x for place in first for x in self.parts[place * width : (place + 1) * width]]
+        young = [*compress(range(old, used), alive[old:])]
+        free = [*compress(range(used), map(operator.not_, alive))]
+        gone = [ids[place] for place in takewhile(old.__gt__, free)]
+        self._parked += [(ids[place], handles[place]) for place in compress(range(old), alive)]
+        of_all: tuple[list[Any], ...] = handles, ids, self.parts
+        for of_each in of_all:
+            of_each[:used] = [of_each[place] for place in young + free]
         self._n_survivors = len(young)
         self._restart(len(young))
-        return self.ids[: len(young)], gone
+        return ids[: len(young)], gone
+
+    def _counts(self, n: int) -> Iterator[int]:
+        """The reference count of each part of the first n handles."""
+        return map(sys.getrefcount, chain.from_iterable(islice(self.parts, n)))
+
+    def _in_use(self, n: int) -> list[bool]:
+        """Whether any part of each of the first n handles is in use."""
+        of_each = map(max, *[self._counts(n)] * len(self.parts[0])) if len(self.parts[0]) > 1 else self._counts(n)
+        return [*map(self.idle.__lt__, of_each)]
 
     def _put(self, place: int) -> None:
         """Put a new handle at this place of the pool."""
         own = self._new_id()
         handle = self._make(own << OUTPUT_BITS)
         self.ids[place : place + 1] = [own]
-        parts = _parts_of(handle)
-        self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
+        self.parts[place : place + 1] = [_parts_of(handle)]
         self.handles[place : place + 1] = [handle]
 
     def _restart(self, place: int) -> None:

@@ -192,7 +192,7 @@ class Recorder:
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         refuse_inside()
-        listed = self._arrived(list_instances(instances))
+        listed = self.arrived(list_instances(instances))
         recorded = [isinstance(x, Graph) for x in listed]
         if inputs and any(recorded):
             raise GraphError(
@@ -220,7 +220,7 @@ class Recorder:
             self.types.check(graph.type_id)
         return graph
 
-    def _arrived(self, instances: list[Any]) -> list[Any]:
+    def arrived(self, instances: list[Any]) -> list[Any]:
         """The instances, with graphs from other processes as graphs of this."""
         carried = {x.types for x in instances if type(x) is Graph and type(x.types) is CarriedTypes}
         if not carried:

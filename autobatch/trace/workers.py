@@ -1,0 +1,95 @@
+"""Record many instances in worker processes: each records some at a time, and sends them back as one graph.
+
+A worker is a fork of this process where there are forks, so that it has the function and the instances already;
+elsewhere it is a new process, which is sent both. What graphs need to find their types here is in `carried`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autobatch.errors import DataError, GraphError
+from autobatch.graph.build import split_graph
+from autobatch.graph.graph import Graph
+from autobatch.trace.carried import dump_graphs
+from autobatch.trace.record import Recorder
+
+PARTS = 4  # per worker, so that one that gets long instances does not hold up the others
+
+Function: TypeAlias = Callable[[Any], Any]
+
+
+class _Work:
+    """What a worker records."""
+
+    recorder: Recorder
+    instances: Sequence[Any]
+
+
+def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers: int) -> Iterator[Graph]:
+    """Record instances in worker processes; yield their graphs in order.
+
+    Raises:
+        DataError: this is no number of workers.
+        GraphError: the function is an async one, or cannot be sent to a worker; or graphs cannot leave one, or it died.
+        As `Recorder.record`.
+    """
+    if isinstance(n_workers, bool) or not isinstance(n_workers, int | np.integer) or n_workers < 1:
+        raise DataError(f"workers={n_workers!r} is no number of worker processes; give an int of at least 1.")
+    if recorder.is_async:
+        raise GraphError(f"workers={n_workers}: the instances of an async function run together; give workers=1.")
+    if multiprocessing.current_process().daemon:
+        raise GraphError(f"workers={n_workers}: this process is a worker itself, and has none; give workers=1.")
+    has_fork = "fork" in multiprocessing.get_all_start_methods()
+    given = (recorder,) if has_fork else (recorder.function, recorder.module)
+    size = max(-(-len(instances) // (n_workers * PARTS)), 1)
+    parts = [slice(first, first + size) for first in range(0, len(instances), size)]
+    context: Any = multiprocessing.get_context("fork" if has_fork else "spawn")
+    pool = ProcessPoolExecutor(n_workers, context, _begin, (given, instances))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: these only record
+            found = pool.map(_record, parts)
+        for part, content in zip(parts, found, strict=True):
+            yield from _read(recorder, instances, part, content)
+    except BrokenProcessPool as error:
+        raise GraphError(f"workers={n_workers}: a worker process ended while it recorded ({error}).") from error
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise GraphError(
+            f"workers={n_workers}: the function, its module or the instances cannot be sent to a new process "
+            f"({error}); give functions that are found by their names, or workers=1."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(recorder: Recorder, instances: Sequence[Any], part: slice, content: bytes) -> list[Graph]:
+    """The graphs of a part, from the pickle of their merged graph; if that is empty, they are recorded here."""
+    if not content:
+        return split_graph(recorder.record(instances[: part.stop]))[part]  # from the first on, as errors number them
+    (whole,) = recorder.arrived([pickle.loads(content)])
+    graphs = split_graph(whole)
+    for position, graph in enumerate(graphs, part.start):
+        graph.key = position
+    return graphs
+
+
+def _begin(given: tuple[Recorder] | tuple[Function, Any], instances: Sequence[Any]) -> None:
+    _Work.recorder = given[0] if isinstance(given[0], Recorder) else Recorder(*given)
+    _Work.instances = instances
+
+
+def _record(part: slice) -> bytes:
+    try:
+        graph = _Work.recorder.record(_Work.instances[part])
+    except Exception:  # raised again, with its traceback, where the caller records the same instances
+        return b""
+    return dump_graphs(graph)
