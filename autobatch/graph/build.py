@@ -147,17 +147,27 @@ def check_ranges(graph: Graph) -> None:
     Raises:
         DataError: names the first that does not.
     """
-    arrays = graph.types.arrays()
-    node, r, value = _first_out_of_range(graph.type_id, graph.attr, arrays) if arrays.range_size.size else (-1, -1, 0)
-    if node < 0:
-        graph.in_range = True
-        return
-    instance = int(np.searchsorted(graph.instance_ptr, node, side="right")) - 1
-    raise DataError(
-        f"merging instances: instance {instance}, node {node - graph.instance_ptr[instance]} ({graph.type_of(node)!r}) "
-        f"gives {value} as {graph.types.describe_range(r)}, which takes 0..{arrays.range_size[r] - 1}; "
-        f"map unknown ids to one in that range, or enlarge what they index."
-    )
+    for error in find_out_of_range(graph).values():
+        raise error
+    graph.in_range = True
+
+
+def find_out_of_range(graph: Graph) -> dict[int, DataError]:
+    """Find the instances that have a limited int attribute outside its range: an error for each, by instance."""
+    arrays, found, first, at = graph.types.arrays(), dict[int, DataError](), 0, 0
+    while arrays.range_size.size:
+        node, r, value = _first_out_of_range(graph.type_id[first:], graph.attr[at:], arrays)
+        if node < 0:
+            break
+        instance = int(np.searchsorted(graph.instance_ptr, first + node, side="right")) - 1
+        found[instance] = DataError(
+            f"merging instances: instance {instance}, node {first + node - graph.instance_ptr[instance]} "
+            f"({graph.type_of(first + node)!r}) gives {value} as {graph.types.describe_range(r)}, which takes "
+            f"0..{arrays.range_size[r] - 1}; map unknown ids to one in that range, or enlarge what they index."
+        )
+        first = int(graph.instance_ptr[instance + 1])
+        at = int(data_starts(graph.type_id, graph.attr, arrays)[0][first])
+    return found
 
 
 @compiled

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import AutobatchError
+from autobatch.graph.build import find_out_of_range
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import NOWHERE, SLOT, OutputSlots, Results
@@ -81,7 +82,7 @@ class Phases:
         self._first = recorder.first_serial()
         self._structures: list[Any] = [None] * len(instances)
         self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * len(instances)
-        self._asked: list[list[Any]] = []
+        self._asked = dict[int, list[Any]]()
         self._wanted: list[IntArray] = []
         self._slot_of: dict[type, Slot] = {}
         self.programs = list[Program]()
@@ -114,7 +115,7 @@ class Phases:
         calls = self._calls
         calls.start()
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
-        over, asked, log, programs = list[int](), list[list[Any]](), calls.log, self.programs
+        over, asked, log, programs = list[int](), dict[int, list[Any]](), calls.log, self.programs
         forget, enter, read = calls.lifting.start_instance, calls.enter_branch, self._read
         with stage(calls):
             for i in self._active:
@@ -127,7 +128,7 @@ class Phases:
                 if not program.is_over:
                     n_refs = len(refs)
                     try:
-                        asked.append([read(x, refs, numbers) for _, x in program.waiting])
+                        asked[i] = [read(x, refs, numbers) for _, x in program.waiting]
                         continue
                     except AutobatchError as error:
                         del refs[n_refs:], numbers[n_refs:]
@@ -138,13 +139,19 @@ class Phases:
         log_ptr += [len(log)] * n_left
         output_ptr += [len(refs)] * n_left
         forget()
-        self._asked = asked
-        if over:
-            self._active = [i for i in self._active if not programs[i].is_over]
         first = self._first + self.graph.n_nodes
         phase = self._recorder.decode(
             log_ptr, refs, numbers, output_ptr, (None,) * len(self.programs), first, self.graph.owner
         )
+        with stage(calls):
+            for i, outside in find_out_of_range(phase).items():
+                programs[i].fail(outside)
+                self._structures[i] = Static(outside)
+                if asked.pop(i, None) is not None:
+                    over.append(i)
+        self._asked = asked
+        if over:
+            self._active = [*asked]
         before = self.graph.n_nodes
         self._learn_types()
         self.graph.append(phase, self.output_slots.rows)
@@ -152,8 +159,10 @@ class Phases:
         is_wanted = np.ones(values.size, bool)
         for i in over:
             own = slice(output_ptr[i], output_ptr[i + 1])
-            self._results[i], is_wanted[own] = (values[own], numbers[own]), False
-            self.graph.hold(values[own], 1)
+            is_wanted[own] = False
+            if programs[i].error is None:
+                self._results[i] = values[own], numbers[own]
+                self.graph.hold(values[own], 1)
         self._sweep(over)
         wanted = values[is_wanted] if over else values
         self._wanted.append(wanted)
@@ -162,7 +171,7 @@ class Phases:
     def answer(self, numbers: Sequence[Any]) -> None:
         """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
         left, shapes = iter(numbers), self._recorder.slots.shapes
-        for i, asked in zip(self._active, self._asked, strict=True):
+        for i, asked in self._asked.items():
             self.programs[i].answer([_fill(structure, left, shapes) for structure in asked])
 
     def results(self) -> tuple[Results, list[Any]]:

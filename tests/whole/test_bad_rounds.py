@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.errors import DataError
 from helpers.programs.waiting_programs import DIM, Boom, Model, batched, data, fail, items, last, taken
 from helpers.runs.ways import each
 
@@ -424,3 +425,38 @@ def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
         del error
         n_handles.append(len(run.recorder.calls.handles.form_of))
     assert n_handles[0] == n_handles[1] == n_handles[2]
+
+
+class Words(ab.Module):
+    """Adds up the vectors of words, and waits for each."""
+
+    def __init__(self) -> None:
+        self.table = ab.Parameter(np.arange(12.0).reshape(4, 3))
+
+    @ab.cell
+    def vector(self, word: int) -> Any:
+        return ab.lookup(self.table, word)
+
+    async def run(self, words: list[int]) -> Any:
+        vectors = []
+        for word in words:
+            vectors.append(self.vector(word))
+            if len(vectors) < len(words):
+                await ab.value(vectors[-1])
+        return vectors[-1]
+
+
+@pytest.mark.parametrize("word", [4, -1, 1000])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_id_outside_of_its_range_fails_its_instance(word: int, place: int) -> None:
+    bad = [1, 1, 1]
+    bad[place] = word  # the last one is among the results, and nothing waits for it
+    given = [[0, 1], bad, [2, 3, 3, 1], [*bad, 0], [1]]
+    with pytest.raises(DataError, match=rf"instance 1, .*gives {word} as vector argument 'word', which takes 0..3"):
+        batched(Words().run)(given)
+    results = batched(Words().run, on_error="return")(given)
+    for i, expected in ((0, [3, 4, 5]), (2, [3, 4, 5]), (4, [3, 4, 5])):
+        assert np.array_equal(results[i], expected)
+    for i in (1, 3):
+        assert isinstance(results[i], DataError)
+        assert f"instance {i}, " in str(results[i])
