@@ -15,6 +15,7 @@ from autobatch.errors import (
     PlanError,
     PolicyError,
     ScheduleError,
+    ServingError,
     ShapeError,
 )  # fmt: skip
 from autobatch.graph.graph import Graph
@@ -99,21 +100,25 @@ __version__ = "0.1.0"
 __all__ = [
     "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding", "GRUCell",
     "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
-    "PolicyError", "Rows", "ScheduleError", "ShapeError", "abs", "add", "affine", "argmax", "attend", "batched",
-    "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "div", "dot", "dot_n", "dropout", "each", "eager",
-    "einsum", "elu", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm", "leaky_relu",
-    "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
-    "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
-    "outer", "policies", "pow", "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n", "softplus",
-    "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k",
-    "transpose", "value", "where",
+    "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add", "affine", "argmax", "attend",
+    "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "div", "dot", "dot_n", "dropout",
+    "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm",
+    "leaky_relu", "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max",
+    "max_n", "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops",
+    "optim", "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "sigmoid", "sin", "softmax",
+    "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh",
+    "testing", "top_k", "transpose", "value", "where",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from autobatch.serving.server import serve
+else:
 
     def __getattr__(name: str) -> Any:
         if name == "policies":
             return import_module("autobatch.policies")
+        if name == "serve":
+            return import_module("autobatch.serving.server").serve
         from autobatch.missing import advice
 
         raise AttributeError(f"module 'autobatch' has no attribute {name!r}{advice(name, __all__)}", name=name)

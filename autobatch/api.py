@@ -73,11 +73,20 @@ class Batched(Engine):
         read = self._read(instances)
         with run_lock(), self._planned(*read, training=False) as (step, rounds):
             if not step.graph.n_instances:
-                return np.zeros(0, self._executor.dtype)
+                return np.zeros(0, self.executor.dtype)
             columns = join_columns([run.outputs for _, run in self._run(step)])
             self._finish(step, rounds)
         give = list_results if rounds is not None and self.options.on_error == "return" else stack_results
         return give(step.graph.structures, self._typed(columns))
+
+    def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
+        """What the function returned for each of some instances.
+
+        Args:
+            structures: per instance, from `autobatch.trace.results.read_result`.
+            columns: per slot, its rows in instance order.
+        """
+        return list_results(structures, self._typed(columns))
 
     def _typed(self, columns: list[Any]) -> list[Any]:
         """The rows of each slot as what they stand for."""
@@ -125,11 +134,11 @@ class Batched(Engine):
             slot = step.loss_slot
             weights = loss_weights(reduce, step.graph.n_instances)
             is_simple = not has_aux and not inputs and self._profile is None and self._thread_choice is None
-            late = is_simple and self._executor.can_be_late(out)
+            late = is_simple and self.executor.can_be_late(out)
             apart = len(step.parts) > 1 and not late
-            taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
-            read = InputGradients(minibatch.inputs, self._executor.dtype) if minibatch.inputs is not None else None
-            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
+            taken = None if out is None else take_gradients(out, self.executor.trainable(), apart)
+            read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
+            runs, grads = self.executor.train(step, self._run(step), slot, weights, taken, read, late)
             grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step, rounds)

@@ -42,3 +42,7 @@ class BackendError(AutobatchError):
 
 class CheckpointError(AutobatchError):
     """Stored parameters that cannot be read, or do not fit the model."""
+
+
+class ServingError(AutobatchError):
+    """A request that a server cannot take, or cannot finish in time."""

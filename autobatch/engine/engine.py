@@ -104,7 +104,7 @@ class Engine:
         self.planning = Planning(self.recorder, planner, backend, plan_cache)
         self.threads = threads
         self._profile: Profiler | None = None
-        self._executor = Executor(self.recorder)
+        self.executor = Executor(self.recorder)
         self._unread: UnreadLoss | None = None
         self._facts: tuple[Any, ...] = ()
         self._now: Options
@@ -130,6 +130,13 @@ class Engine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made"])  # type: ignore[misc]
         self.step = state["step"]
+
+    def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
+        """Another engine, of what `wrap` makes of the function, with the same model, planner, backend and options."""
+        function, *made, _ = self.__getstate__()["made"]
+        twin = object.__new__(type(self))
+        twin.__setstate__({"made": (wrap(function), *made, 0), "step": self.step})
+        return twin
 
     @property
     def policy(self) -> Policy:
@@ -186,9 +193,9 @@ class Engine:
         clock = Clock(profiled=self._profile is not None)
         return self.recorder.read(instances, inputs), clock
 
-    def _options_now(self, training: bool, has_aux: bool | None) -> Options:
+    def options_now(self, training: bool, has_aux: bool | None) -> Options:
         """The options with the facts of a call: the parameters' type and device, and what they are run for."""
-        executor = self._executor
+        executor = self.executor
         executor.refresh()
         self.recorder.refresh(executor.dtype)
         facts = self.options, self.planning.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
@@ -209,7 +216,7 @@ class Engine:
         """
         if minibatch.graph is not None:
             clock.lap("record")  # and waiting for other threads
-        options = self._options_now(training, has_aux)
+        options = self.options_now(training, has_aux)
         if self._thread_choice is None:
             return self.planning.prepare(minibatch, options, clock)
         size_class = self._thread_choice.of(minibatch, training)
@@ -240,8 +247,8 @@ class Engine:
         """What runs the rounds of a mini-batch."""
         from autobatch.engine.rounds import Rounds
 
-        options = self._options_now(training=False, has_aux=False)
-        return Rounds(self.recorder, self.planning, self._executor, options, clock, self.step, self._profile)
+        options = self.options_now(training=False, has_aux=False)
+        return Rounds(self.recorder, self.planning, self.executor, options, clock, self.step, self._profile)
 
     def _record_rounds(self, instances: list[Any]) -> Graph:
         """Run async programs, and give the graph of all that they recorded."""
@@ -252,8 +259,8 @@ class Engine:
         """Run all parts, and backward in training, for what is learned from that."""
         for part, run in self._run(step):
             if training:
-                seeds = {step.loss_slot: np.ones(part.stop - part.start, self._executor.dtype)}
-                self._executor.backward(step, run, seeds, None)
+                seeds = {step.loss_slot: np.ones(part.stop - part.start, self.executor.dtype)}
+                self.executor.backward(step, run, seeds, None)
 
     def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
         """Keep what there is to say about a call."""
@@ -261,7 +268,7 @@ class Engine:
             step = rounds.joined(step)
         self.last = step.finish()
         if self._profile is not None:
-            self._profile.add(step, self._executor.dtype.itemsize, self.precision)
+            self._profile.add(step, self.executor.dtype.itemsize, self.precision)
 
     def _watch(self, profile: Profiler | None) -> Profiler | None:
         """Take this profile from now on, or none; give the one that was taken."""
@@ -270,4 +277,4 @@ class Engine:
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
-        return self._executor.forward(step, self.options.seed, self.step, self._profile)
+        return self.executor.forward(step, self.options.seed, self.step, self._profile)

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.backends.base import Timer
 from autobatch.devices.store import HOST, Store
+from autobatch.engine.counts import Step
+from autobatch.engine.execution import Executor
 from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import KEPT, ROW, RUN, SLOT
 from autobatch.graph.kept_rows import KeptRows
@@ -96,8 +99,36 @@ class KeptValues:
                 found[place] = number
         return found
 
+    def renumber(self, of_value: IntArray) -> None:
+        """Values have other numbers now; no run is open."""
+        self._rows.renumber(of_value)
+
     def close(self) -> None:
         """Close the run that is open, if there is one."""
         last, self._last = self._last, None
         if last is not None:
             last.close()
+
+
+def run_and_keep(
+    executor: Executor, kept: KeptValues, step: Step, values: IntArray, draw: tuple[int, int], timer: Timer | None
+) -> None:
+    """Run a round, and keep these values of it: they stay where they are, or are copied if there are parts.
+
+    Args:
+        draw: the seed and the number of the step.
+        timer: called after every batch.
+    """
+    copies: list[list[Any]] = []
+    slots = range(len(step.cells.slot_shapes))
+    for part, instances in executor.parts(step):
+        run = executor.start(step, part, instances, draw, timer, copies=False)
+        step.counts.append(run.counts())
+        store = run.store
+        if len(step.parts) == 1:
+            kept.add(Done(run.on_device, values, run.close), store)
+            return
+        copies.append([store.xp.array(run.on_device(slot)) for slot in slots])
+        run.close()
+    columns = [store.xp.concatenate(parts) for parts in zip(*copies, strict=True)]
+    kept.add(Done(columns.__getitem__, values, lambda: None), store)

@@ -17,7 +17,7 @@ from autobatch.backends.base import Timer
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step, join_steps
 from autobatch.engine.execution import Executor
-from autobatch.engine.kept_values import Done, KeptValues
+from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.planning import Planning
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
@@ -135,26 +135,10 @@ class Rounds:
         kept.settle()
         graph = phases.graph.emit(chosen, phases.output_slots.source, types)
         step = self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
-        self._start(step, chosen.kept.values)
+        run_and_keep(self._executor, kept, step, chosen.kept.values, self._draw, self._timer)
         self._steps.append(step)
         self._waited.append(tuple(phases.waiting))
         self._n_sources += chosen.sources.size
-
-    def _start(self, step: Step, values: IntArray) -> None:
-        """Run a round, and keep these values of it: they stay where they are, or are copied if there are parts."""
-        copies: list[list[Any]] = []
-        slots = range(len(step.cells.slot_shapes))
-        for part, instances in self._executor.parts(step):
-            run = self._executor.start(step, part, instances, self._draw, self._timer, copies=False)
-            step.counts.append(run.counts())
-            store = run.store
-            if len(step.parts) == 1:
-                self._kept.add(Done(run.on_device, values, run.close), store)
-                return
-            copies.append([store.xp.array(run.on_device(slot)) for slot in slots])
-            run.close()
-        columns = [store.xp.concatenate(parts) for parts in zip(*copies, strict=True)]
-        self._kept.add(Done(columns.__getitem__, values, lambda: None), store)
 
     def _plan_last(self) -> Step:
         """Plan the step that computes the results."""

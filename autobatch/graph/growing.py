@@ -14,17 +14,27 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.graph.graph import Graph
 from autobatch.graph.growth import (
     ATTR_PTR,
+    CHOSEN,
+    DONE,
+    EDGE_PTR,
     FLOAT_PTR,
+    IN_USE,
+    MADE_BY,
+    MARK,
     N_OF_EDGES,
     N_OF_NODES,
     N_OF_VALUES,
     NOWHERE,
+    OUTPUT_PTR,
     OWNER,
     PENDING,
+    READERS,
+    SOURCE,
     STATE,
     Nodes,
     OutputSlots,
@@ -32,12 +42,16 @@ from autobatch.graph.growth import (
     append_phase,
     choose_nodes,
     count_readers,
+    drop_pending,
     emit_graph,
     most_rows,
     set_in_use,
+    sketch_pending,
     values_of,
 )  # fmt: skip
 from autobatch.jit.arrays import IntArray
+
+NONE = np.zeros(0, np.int32)
 
 
 class Chosen(NamedTuple):
@@ -131,6 +145,61 @@ class GrowingGraph:
         nodes, sources, self._pending, *kept = found
         return Chosen(nodes, sources, Results(*kept))
 
+    def sketch(self, wanted: IntArray, types: Any) -> tuple[IntArray, Graph]:
+        """The pending nodes that these values depend on, and the graph of their types and edges alone."""
+        nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending, self.n_nodes)
+        return nodes, Graph(words, np.zeros(0), types, (None,))
+
+    def pick(self, picked: IntArray, slot_of: IntArray, run: int, types: Any) -> Chosen:
+        """Choose these pending nodes, which need no others; see `choose`."""
+        self.nodes.table[STATE, picked] = CHOSEN
+        return self.choose(NONE, slot_of, run, types)
+
+    def are_done(self, values: IntArray) -> NDArray[np.bool_]:
+        """Whether each of these values was computed."""
+        done: NDArray[np.bool_] = self.nodes.table[STATE, self.values[MADE_BY, values]] == DONE
+        return done
+
+    def drop(self, place: int) -> None:
+        """Forget the instance at a place: its pending nodes, and that its program may use any value."""
+        self._pending = drop_pending(self.nodes, self.values, self._pending, place)
+        self.use(np.flatnonzero(self.owner == place).astype(np.int32), False)
+
+    def compact(self) -> tuple[IntArray, IntArray]:
+        """Forget the nodes that are done, and of which no value may be read; number all others anew.
+
+        Returns:
+            The new number of each node, and of each value; NOWHERE if it is forgotten.
+        """
+        n, n_values, (table, first_value, edges, attr, floats) = self.n_nodes, self.n_values, self.nodes
+        values = self.values[:, :n_values]
+        is_read = (values[IN_USE] != 0) | (values[READERS] > 0) | (values[MARK] == -self.round)
+        is_pending = table[STATE, :n] == PENDING
+        is_kept = is_pending | (np.bincount(values[MADE_BY], is_read, n) > 0)
+        kept, with_edges = np.flatnonzero(is_kept), is_pending[is_kept]
+        of_node, of_value = np.full(n, NOWHERE, np.int32), np.full(n_values, NOWHERE, np.int32)
+        of_node[kept] = np.arange(kept.size)
+        lengths = np.diff(table[:, : n + 1])[:, kept]
+        lengths[EDGE_PTR:OUTPUT_PTR] *= with_edges
+        parts = [_ranges(table[row, kept], lengths[row]) for row in (EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR)]
+        n_rows = np.diff(first_value)[parts[3]]
+        found = _ranges(first_value[parts[3]], n_rows)
+        of_value[found] = np.arange(found.size)
+        new = np.zeros((N_OF_NODES, max(kept.size + 1, 64)), np.int32)
+        new[:EDGE_PTR, : kept.size] = table[:EDGE_PTR, kept]
+        new[EDGE_PTR:, 1 : kept.size + 1] = np.cumsum(lengths[EDGE_PTR:], 1)
+        self.nodes = Nodes(
+            new, _spare(np.concatenate(([0], np.cumsum(n_rows))).astype(np.int32)), _spare(edges[:, parts[0]]),
+            _spare(attr[parts[1]]), _spare(floats[parts[2]]),
+        )  # fmt: skip
+        read = of_node[self.nodes.edges[SOURCE, : parts[0].size]]
+        self.nodes.edges[SOURCE, : read.size] = read
+        self.values = _spare(values[:, found])
+        self.values[MADE_BY, : found.size] = of_node[self.values[MADE_BY, : found.size]]
+        self._pending = of_node[self._pending]
+        self.n_nodes, self._n_edges, self._n_outputs, self.n_values = kept.size, read.size, n_rows.size, found.size
+        return of_node, of_value
+
     @contextmanager
     def holding(self, values: IntArray) -> Iterator[None]:
         """Within the context, these values are kept."""
@@ -175,6 +244,17 @@ class GrowingGraph:
 
 def _zeros(*rows: int) -> IntArray:
     return np.zeros((*rows, 64), np.int32)
+
+
+def _spare(array: Any) -> Any:
+    """A copy of an array with some room at the end of its rows."""
+    return _with_room(array, max(array.shape[-1], 64)).copy()
+
+
+def _ranges(starts: IntArray, lengths: IntArray) -> NDArray[np.int64]:
+    """The numbers from each start on, as many as its length, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if ends.size else 0)
 
 
 def _with_room(array: Any, size: int) -> Any:

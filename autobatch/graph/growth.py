@@ -185,6 +185,68 @@ def count_readers(values: IntArray, of: IntArray, n: int) -> None:
 
 
 @compiled
+def sketch_pending(
+    nodes: Nodes, values: IntArray, wanted: IntArray, pending: IntArray, n_nodes: int
+) -> tuple[IntArray, IntArray]:
+    """Find the pending nodes that wanted values depend on, and write the graph of their types and edges alone.
+
+    Returns:
+        The nodes, in order; and the words of the graph, of one instance, in which they are numbered from 0.
+    """
+    table, edges, made_by = nodes.table, nodes.edges, values[MADE_BY]
+    state, edge_ptr, type_id, source = table[STATE], table[EDGE_PTR], table[TYPE_ID], edges[SOURCE]
+    number, stack = filled(n_nodes, NOWHERE), blank(pending.size)
+    n_needed = n_edges = 0
+    for k in range(wanted.size):
+        node, height = made_by[wanted[k]], 0
+        if state[node] == PENDING and number[node] == NOWHERE:
+            number[node], stack[0], height = 0, node, 1
+        while height:
+            height -= 1
+            node, n_needed = stack[height], n_needed + 1
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                if state[source[e]] == PENDING:
+                    n_edges += 1
+                    if number[source[e]] == NOWHERE:
+                        number[source[e]], stack[height] = 0, source[e]
+                        height += 1
+    needed, n = blank(n_needed), 0
+    words = np.empty(words_size(1, n_needed, n_edges, 0, 0), np.int32)
+    graph = write_header(words, 1, n_needed, n_edges, 0, 0, 0)
+    graph.instance_ptr[1], graph.output_ptr[1], e_new = n_needed, 0, 0
+    for k in range(pending.size):
+        node = pending[k]
+        if number[node] != NOWHERE:
+            number[node], needed[n], graph.type_id[n] = n, node, type_id[node]
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                if number[source[e]] != NOWHERE:
+                    graph.edge_src[e_new], graph.edge_out[e_new] = number[source[e]], 0
+                    graph.edge_in[e_new] = edges[PORT][e]
+                    e_new += 1
+            n += 1
+            graph.edge_ptr[n] = e_new
+    return needed, words
+
+
+@compiled
+def drop_pending(nodes: Nodes, values: IntArray, pending: IntArray, place: int) -> IntArray:
+    """Drop the pending nodes of the instance at a place: nothing reads them; give the other pending nodes."""
+    table, edges, first_value, readers = nodes.table, nodes.edges, nodes.first_value, values[READERS]
+    state, owner, edge_ptr, output_ptr = table[STATE], table[OWNER], table[EDGE_PTR], table[OUTPUT_PTR]
+    left, n = blank(pending.size), 0
+    for k in range(pending.size):
+        node = pending[k]
+        if owner[node] == place:
+            state[node] = DONE
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                readers[value_of(output_ptr, first_value, edges[SOURCE, e], edges[OUTPUT_WORD, e])] -= 1
+        else:
+            left[n] = node
+            n += 1
+    return copied(left, n)
+
+
+@compiled
 def choose_nodes(
     nodes: Nodes, values: IntArray, out_ptr: IntArray, slot_of: IntArray, wanted: IntArray, pending: IntArray,
     about: tuple[int, int, int],
@@ -205,6 +267,8 @@ def choose_nodes(
         edges[SOURCE], edges[OUTPUT_WORD], values[MADE_BY], values[MARK], values[READERS]
     )  # fmt: skip
     stack, n_chosen, n_sources = blank(pending.size), 0, 0
+    for k in range(pending.size):
+        n_chosen += state[pending[k]] == CHOSEN  # picked before
     for k in range(wanted.size):
         node, mark[wanted[k]], height = made_by[wanted[k]], now, 0
         if state[node] == DONE:

@@ -50,6 +50,10 @@ class KeptRows:
         self._make_room(int(graph.values[SLOT, values].max(initial=NOWHERE)) + 1, values.size)
         return Moved(*move_rows(graph.values, values, graph.round, self._held, self._free, self._n_free, self.size))
 
+    def renumber(self, of_value: IntArray) -> None:
+        """Values have other numbers now; those that have none are in no row."""
+        self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
+
     def _make_room(self, n_slots: int, n: int) -> None:
         """Make room for this many slots, and for n more rows in each."""
         old_slots, old_rows = self._held.shape

@@ -42,11 +42,11 @@ from autobatch.trace.results import stack_results
 class TorchBatched(Batched):
     """A function over one instance, run on mini-batches; made by `abt.batched`."""
 
-    _executor: TorchExecutor
+    executor: TorchExecutor
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
-        self._executor = TorchExecutor(self.recorder)
+        self.executor = TorchExecutor(self.recorder)
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated once.
@@ -92,6 +92,11 @@ class TorchBatched(Batched):
         assert isinstance(module, TorchModule)
         module.meet(listed)
         return listed
+
+    def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
+        """What the function returned for each of some instances, with tensors; see `autobatch.api.Batched`."""
+        results: list[Any] = _to_tensors(super().results_of(structures, columns))
+        return results
 
     def _typed(self, columns: list[Any]) -> list[Any]:
         """The rows of each slot as tensors of what they stand for."""
@@ -172,7 +177,7 @@ class Passing:
     """
 
     def __init__(self, batched: TorchBatched, step: Step, minibatch: MiniBatch) -> None:
-        self._executor, self._step = batched._executor, step
+        self._executor, self._step = batched.executor, step
         self._trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
         module = batched.recorder.module
         assert isinstance(minibatch.inputs, TensorInputs)

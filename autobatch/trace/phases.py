@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, note_instance, refuse_inside
 from autobatch.trace.results import INT, Slot, read_result
 
+NO_PROGRAM: Any = None
 AWAITED = "value[]"  # the path of slots of kept values, which have one for each shape
 
 
@@ -48,8 +49,9 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     recorder.renew()
     n_taken = recorder.calls.traces.lives.n_taken
     with recorder.patching():
-        recorder.calls.handles.recycle()
-        with closing(Phases(recorder, instances, inputs)) as phases:
+        with closing(Phases(recorder, len(instances), inputs)) as phases:
+            for place, instance in enumerate(instances):
+                phases.begin(place, instance)
             try:
                 yield phases
             except BaseException as error:
@@ -60,41 +62,58 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     recorder.check_unchanged(n_taken)
 
 
+class Phase(NamedTuple):
+    """What programs have recorded until each waits or has ended.
+
+    Attributes:
+        values: that they wait for or have returned; ptr: where those of each place begin.
+        over: the places of the programs that have ended.
+    """
+
+    values: IntArray
+    ptr: list[int]
+    over: list[int]
+
+
 class Phases:
-    """The programs of a mini-batch, and all that they have recorded.
+    """The programs of a mini-batch, each at a place, and all that they have recorded.
 
     Args:
         recorder: of their function; it is recording.
-        instances: what the function is given, in whose place `inputs` puts copies, if there are inputs.
+        n_places: how many there are.
+        inputs: puts copies in the place of instances, if there are inputs.
 
     Attributes:
         graph: what was recorded so far.
-        programs: one for each instance.
+        programs: one for each place.
         output_slots: what is known of the outputs of all types, and of slots.
         int_slots: the slots of kept values that are ints.
     """
 
-    def __init__(self, recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None) -> None:
-        self._recorder, self._calls = recorder, recorder.calls
-        self.graph = GrowingGraph(len(instances))
+    def __init__(self, recorder: Recorder, n_places: int, inputs: Inputs | None = None) -> None:
+        self._recorder, self._calls, self._inputs = recorder, recorder.calls, inputs
+        self.graph = GrowingGraph(n_places)
         self.output_slots = OutputSlots(*(np.zeros(0, np.int32) for _ in OutputSlots._fields))
         self.int_slots = set[int]()
         self._first = recorder.first_serial()
-        self._structures: list[Any] = [None] * len(instances)
-        self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * len(instances)
+        self._structures: list[Any] = [None] * n_places
+        self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * n_places
         self._asked = dict[int, list[Any]]()
         self._wanted: list[IntArray] = []
         self._slot_of: dict[type, Slot] = {}
-        self.programs = list[Program]()
-        switch_mode = None if recorder.module is None else recorder.module._switch_mode
-        for number, instance in enumerate(instances):
-            try:
-                given = instance if inputs is None else inputs.enter(instance)
-                self.programs.append(Program(recorder.function(given), switch_mode))
-            except Exception as error:
-                note_instance(error, number)
-                raise
-        self._active = list(range(len(instances)))
+        self._switch_mode = None if recorder.module is None else recorder.module._switch_mode
+        self.programs: list[Program] = [NO_PROGRAM] * n_places
+        self._active = list(range(n_places))
+        self._calls.handles.recycle()
+
+    def begin(self, place: int, instance: Any) -> None:
+        """Begin the program of an instance."""
+        try:
+            given = instance if self._inputs is None else self._inputs.enter(instance)
+            self.programs[place] = Program(self._recorder.function(given), self._switch_mode)
+        except Exception as error:
+            note_instance(error, place)
+            raise
 
     @property
     def is_over(self) -> bool:
@@ -112,14 +131,30 @@ class Phases:
         Raises:
             GraphError, DataError: as `Recorder.record` does, but not what programs raise: that is theirs.
         """
+        values, ptr, over = self.go_on(self._active)
+        if over:
+            is_wanted = np.ones(values.size, bool)
+            for i in over:
+                is_wanted[ptr[i] : ptr[i + 1]] = False
+            values = values[is_wanted]
+            self._active = [*self._asked]
+        self._wanted.append(values)
+        return values
+
+    def go_on(self, places: Sequence[int]) -> Phase:
+        """Run the programs at some places, which ascend, until each waits or has ended; the results of these are held.
+
+        Raises:
+            As `advance`.
+        """
         calls = self._calls
         calls.start()
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
         over, asked, log, programs = list[int](), dict[int, list[Any]](), calls.log, self.programs
         forget, enter, read = calls.lifting.start_instance, calls.enter_branch, self._read
         with stage(calls):
-            for i in self._active:
-                while len(log_ptr) <= i:  # programs that have ended
+            for i in places:
+                while len(log_ptr) <= i:  # places of others
                     log_ptr.append(len(log))
                     output_ptr.append(len(refs))
                 program = programs[i]
@@ -150,29 +185,45 @@ class Phases:
                 if asked.pop(i, None) is not None:
                     over.append(i)
         self._asked = asked
-        if over:
-            self._active = [*asked]
         before = self.graph.n_nodes
         self._learn_types()
         self.graph.append(phase, self.output_slots.rows)
         values = self.graph.values_of(before + phase.out_node, phase.out_port)
-        is_wanted = np.ones(values.size, bool)
         for i in over:
-            own = slice(output_ptr[i], output_ptr[i + 1])
-            is_wanted[own] = False
             if programs[i].error is None:
+                own = slice(output_ptr[i], output_ptr[i + 1])
                 self._results[i] = values[own], numbers[own]
                 self.graph.hold(values[own], 1)
         self._sweep(over)
-        wanted = values[is_wanted] if over else values
-        self._wanted.append(wanted)
-        return wanted
+        return Phase(values, output_ptr, over)
 
     def answer(self, numbers: Sequence[Any]) -> None:
         """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
         left, shapes = iter(numbers), self._recorder.slots.shapes
         for i, asked in self._asked.items():
             self.programs[i].answer([_fill(structure, left, shapes) for structure in asked])
+
+    def result(self, place: int) -> tuple[IntArray, list[int], Any]:
+        """The values that the program at a place returned, their slots, and their structure."""
+        return *self._results[place], self._structures[place]
+
+    def fill(self, structure: Any, numbers: Iterator[Any]) -> Any:
+        """A structure with the next of these numbers in the place of its values."""
+        return _fill(structure, numbers, self._recorder.slots.shapes)
+
+    def asked(self, place: int) -> list[Any]:
+        """The structures of what the waiting branches of the program at a place ask for."""
+        return self._asked[place]
+
+    def compact(self) -> IntArray:
+        """Forget the nodes that are done, and of which nothing can be read; give the new number of each value."""
+        node_of, first, n = self._recorder.node_of, self._first, self.graph.n_nodes
+        of_node, of_value = self.graph.compact()
+        own = np.flatnonzero((node_of >= first) & (node_of < first + n))
+        new = of_node[node_of[own] - first]
+        self._first = first + n  # handles of what was forgotten keep smaller numbers, which are stale
+        node_of[own[new != NOWHERE]] = self._first + new[new != NOWHERE]
+        return of_value
 
     def results(self) -> tuple[Results, list[Any]]:
         """The values that the programs returned, and per instance the structure."""
@@ -256,7 +307,8 @@ class Phases:
         kept, gone = self._calls.handles.sweep()
         for ids, in_use in ((gone, False), (kept, True)):
             if ids:
-                graph.use((node_of[ids] - self._first).astype(np.int32), in_use)
+                nodes = (node_of[ids] - self._first).astype(np.int32)
+                graph.use(nodes[nodes >= 0], in_use)
         if over:
             graph.use(np.flatnonzero(np.isin(graph.owner, over)).astype(np.int32), False)
 

@@ -14,6 +14,7 @@ from autobatch.graph.growing import Chosen, GrowingGraph
 from autobatch.graph.growth import NOWHERE, OutputSlots, Results
 from autobatch.graph.kept_rows import KeptRows
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
+from autobatch.jit.arrays import IntArray
 from helpers.programs.graphs import CELL, TOYS, ToyType, ToyTypes
 from helpers.runs.ways import each
 
@@ -98,6 +99,15 @@ class Tables:
         for v in chosen.sources.tolist():
             assert self.values[int(values[growth.SLOT, v]), int(values[growth.KEPT, v])] == v
         self.last = chosen.kept.values
+
+    def flush(self) -> None:
+        """Copy what may be read from the last run, when no round was chosen."""
+        self.settle(Chosen(self.last[:0], self.last[:0], Results(self.last[:0], self.last[:0], self.last[:0])))
+
+    def renumber(self, of_value: IntArray) -> None:
+        """Values have other numbers."""
+        self.kept.renumber(of_value)
+        self.values = {place: int(of_value[v]) for place, v in self.values.items()}
 
 
 def words_of(node: Node) -> list[int]:
@@ -199,12 +209,18 @@ def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list
 
 
 def check_round(
-    plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, tables: Tables, wanted: list[int], run: int
-) -> None:
-    """Run a round that computes these values, and compare it with the definition."""
+    plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, tables: Tables, wanted: list[int], run: int,
+    picks: bool,
+) -> None:  # fmt: skip
+    """Run a round that computes these values, and compare it with the definition; with `picks`, name its nodes."""
     needed = plain.needed(wanted)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(wanted, np.int32), output_slots.slot, run, TYPES)
+    if picks:
+        nodes, sketch = growing.sketch(np.array(wanted, np.int32), TYPES)
+        check_sketch(plain, nodes.tolist(), sketch, needed)
+        chosen = growing.pick(nodes, output_slots.slot, run, TYPES)
+    else:
+        chosen = growing.choose(np.array(wanted, np.int32), output_slots.slot, run, TYPES)
     check_chosen(plain, chosen, needed, sources)
     tables.settle(chosen)
     plain.done.update(needed)
@@ -223,6 +239,49 @@ def check_round(
     plain.kept.update(expected)
 
 
+def check_sketch(plain: Plain, nodes: list[int], sketch: Graph, needed: list[int]) -> None:
+    """A sketch has the types of what is needed, and the edges within that."""
+    assert nodes == sorted(needed)
+    assert sketch.type_id.tolist() == [plain.nodes[node].kind for node in nodes]
+    for number, node in enumerate(nodes):
+        assert sketch.inputs_of(number) == [
+            nodes.index(read) for read, _, _ in plain.nodes[node].reads if read in nodes
+        ]
+
+
+def compact(plain: Plain, growing: GrowingGraph, tables: Tables) -> None:
+    """Forget what nothing can read any more, and number what is left as the growing graph does."""
+    readable = set(plain.held) | (plain.in_use & plain.kept)
+    readable |= {v for node in range(len(plain.nodes)) if node not in plain.done for v in plain.reads(node)}
+    needed = {node for node in range(len(plain.nodes)) if node not in plain.done}
+    needed |= {plain.values[v][0] for v in readable}
+    last = {plain.values[v][0] for v in np.flatnonzero(growing.values[growth.MARK] == -growing.round)}
+    tables.flush()
+    of_node, of_value = growing.compact()
+    left = np.flatnonzero(of_node != NOWHERE).tolist()
+    used = {plain.values[v][0] for v in plain.in_use}
+    assert needed <= set(left) <= needed | last | used
+    assert of_node[left].tolist() == list(range(len(left)))
+    tables.renumber(of_value)
+    values = np.flatnonzero(of_value != NOWHERE).tolist()
+    assert values == [v for v, (node, _) in enumerate(plain.values) if node in left]
+    plain.values = [(int(of_node[node]), word) for node, word in (plain.values[v] for v in values)]
+    nodes = [plain.nodes[node] for node in left]
+    plain.nodes = [
+        Node(x.kind, x.owner, () if node in plain.done else renumbered(x.reads, of_node), x.ints, x.floats)
+        for node, x in zip(left, nodes, strict=True)
+    ]
+    plain.done = {int(of_node[node]) for node in plain.done if node in left}
+    plain.held = of_value[plain.held].tolist()
+    plain.in_use, plain.kept = (
+        {int(of_value[v]) for v in own if of_value[v] >= 0} for own in (plain.in_use, plain.kept)
+    )
+
+
+def renumbered(reads: tuple[Read, ...], of_node: IntArray) -> tuple[Read, ...]:
+    return tuple((int(of_node[node]), output, port) for node, output, port in reads)
+
+
 def kind_of(plain: Plain, v: int) -> int:
     return plain.nodes[plain.values[v][0]].kind
 
@@ -237,8 +296,9 @@ def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[i
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compacts", [0.0, 0.7])
 @each("seed", range(150))
-def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> None:
+def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, compacts: float) -> None:
     rng = np.random.default_rng(seed)
     plain, growing, output_slots, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_output_slots(rng), 0
     tables = Tables(growing)
@@ -256,10 +316,13 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> 
             plain.held.extend(held.tolist())
         wanted = rng.choice(known, rng.integers(0, 4)).tolist()
         with growing.holding(np.array(wanted, np.int32)):
-            check_round(plain, growing, output_slots, tables, wanted, n_runs)
+            check_round(plain, growing, output_slots, tables, wanted, n_runs, picks=rng.random() < 0.5)
         n_runs += 1
+        if rng.random() < compacts:
+            compact(plain, growing, tables)
     check_last(plain, growing, output_slots, tables)
-    check_whole(plain, growing, output_slots)
+    if not compacts:
+        check_whole(plain, growing, output_slots)
 
 
 def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:

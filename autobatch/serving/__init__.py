@@ -1,0 +1,1 @@
+"""Serving: requests of any shape join a running mini-batch."""

@@ -1,0 +1,284 @@
+"""The server: requests of any thread or event loop go through one queue to one thread, which runs their programs.
+
+A request waits in the queue until a place is free (`autobatch.serving.running`), in the order of deadlines, then of
+arrival. Its future is set when its program has ended. A request that fails, is cancelled, or passes its deadline leaves
+its place; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from inspect import iscoroutinefunction
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from autobatch.api import Batched, batched
+from autobatch.errors import DataError, ServingError
+from autobatch.schedule.schedule import Policy
+from autobatch.serving.counts import Counts
+from autobatch.serving.running import Running
+from autobatch.system.turns import run_lock
+
+MOST_RUNNING = 128
+MOST_WAITING = 4096
+
+
+class Request:
+    """A request: its instance, and the future of its result.
+
+    Attributes:
+        number: counts requests; deadline: a time of `time.monotonic`.
+    """
+
+    __slots__ = ("arrived", "deadline", "future", "instance", "number")
+
+    def __init__(self, number: int, instance: Any, deadline: float) -> None:
+        self.number, self.instance, self.deadline, self.arrived = number, instance, deadline, monotonic()
+        self.future = Future[Any]()
+
+    def __lt__(self, other: Request) -> bool:
+        return (self.deadline, self.number) < (other.deadline, other.number)
+
+    def finish(self, result: Any) -> None:
+        """Set the result, unless the request was cancelled."""
+        try:
+            self.future.set_result(result)
+        except InvalidStateError:
+            assert self.future.cancelled(), "nothing else ends a request"
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error, unless the request was cancelled."""
+        try:
+            self.future.set_exception(error)
+        except InvalidStateError:
+            assert self.future.cancelled(), "nothing else ends a request"
+
+
+class Server:
+    """Serves a function: requests join the mini-batch that is on its way, and leave it when they are done.
+
+    Use `serve` to make one. Any thread may call it; as a context manager it ends with the context, when all requests
+    that it has taken are done.
+    """
+
+    def __init__(self, batched: Batched, max_running: int, max_waiting: int) -> None:
+        self._engine, self._n_places, self._max_waiting = batched, max_running, max_waiting
+        self._queue: list[Request] = []
+        self._alone: list[Request] = []
+        self._at: dict[int, Request] = {}
+        self._running: Running | None = None
+        self._n_taken, self._is_closing = 0, False
+        self._changed = threading.Condition()
+        self._counts = Counts()
+        self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
+        self._thread.start()
+
+    # For callers.
+
+    def submit(self, instance: Any, deadline: float | None = None) -> Future[Any]:
+        """Give an instance to the server; the future has what the function returns for it.
+
+        A future that is cancelled gives up its request at once, also one that runs.
+
+        Args:
+            instance: whatever the function takes.
+            deadline: seconds from now on, after which the request is given up; earlier ones go first.
+
+        Raises:
+            DataError: the deadline is no number of seconds.
+            ServingError: too many requests wait, or the server is closed.
+        """
+        until = math.inf
+        if deadline is not None:
+            if not isinstance(deadline, (int, float)) or not deadline > 0:
+                raise DataError(f"deadline={deadline!r} is no number of seconds; give one above 0, or None.")
+            until = monotonic() + deadline
+        with self._changed:
+            if self._is_closing:
+                raise ServingError("the server is closed, and takes no more requests.")
+            if len(self._queue) >= self._max_waiting:
+                raise ServingError(
+                    f"{len(self._queue)} requests wait, and max_waiting={self._max_waiting} are the most; come again "
+                    f"in {self._counts.seconds_for(len(self._queue)):.2g} seconds."
+                )
+            request = Request(self._n_taken, instance, until)
+            self._n_taken += 1
+            heapq.heappush(self._queue, request)
+            self._changed.notify()
+        return request.future
+
+    async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
+        """Await what the function returns for an instance; arguments and errors are those of `submit`."""
+        return await asyncio.wrap_future(self.submit(instance, deadline))
+
+    def explain(self) -> Counts:
+        """What the server did so far; prints as a table."""
+        with self._changed:
+            return self._counts.copy(len(self._queue), len(self._at))
+
+    def close(self) -> None:
+        """Take no more requests, and wait until all that were taken are done."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    # The thread.
+
+    def _serve(self) -> None:
+        """Run requests until the server is closed and all are done."""
+        try:
+            while self._wait():
+                try:
+                    self._running = self._running or Running(self._engine, self._n_places)
+                    self._begin(self._running)
+                    self._go_on(self._running)
+                except Exception as error:
+                    self._recover(error)
+        except BaseException as error:
+            with self._changed:
+                self._is_closing = True
+            for request in [*self._at.values(), *self._alone, *self._queue]:
+                request.fail(error)
+            raise
+
+    def _wait(self) -> bool:
+        """Wait for something to do; False if there will be nothing any more."""
+        with self._changed:
+            while not (self._queue or self._alone or self._at):
+                if self._is_closing:
+                    return False
+                self._changed.wait()
+        return True
+
+    def _begin(self, running: Running) -> None:
+        """Give free places to requests."""
+        with self._changed:
+            if self._alone:  # one at a time, without others
+                new = [] if self._at else [self._alone.pop()]
+            else:
+                new = [heapq.heappop(self._queue) for _ in range(min(self._n_places - len(self._at), len(self._queue)))]
+        now, free = (
+            monotonic(),
+            iter([place for place in range(self._n_places) if place not in self._at] if new else []),
+        )
+        for request in new:
+            if request.future.cancelled():
+                self._counts.cancelled += 1
+            elif request.deadline < now:
+                self._fail(request, _too_late(request))
+            else:
+                place = next(free)
+                self._at[place] = request
+                running.begin(place, request.number, request.instance)
+        for place, request in [*self._at.items()]:
+            if request.future.cancelled():
+                self._counts.cancelled += 1
+            elif request.deadline < now:
+                self._fail(request, _too_late(request))
+            else:
+                continue
+            running.leave(place)
+            del self._at[place]
+
+    def _go_on(self, running: Running) -> None:
+        """Record what can go on, run a round, and answer."""
+        for place, error in running.record():
+            self._fail(self._at.pop(place), error)
+        with run_lock():
+            done = running.run()
+            results = running.answer()
+            running.compact()
+        for place, result in results:
+            request = self._at.pop(place)
+            request.finish(result)
+            self._counts.finish(monotonic() - request.arrived)
+        if done is not None:
+            self._counts.rounds.append(done)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        self._counts.failed += 1
+        request.fail(error)
+
+    def _recover(self, error: Exception) -> None:
+        """After an error of several requests together, run each alone; it is the error of one that runs alone."""
+        requests = [*self._at.values()]
+        self._at.clear()
+        self._running = None
+        if len(requests) == 1:
+            self._fail(requests[0], error)
+        else:
+            self._alone += requests
+
+
+def _too_late(request: Request) -> ServingError:
+    return ServingError(f"the deadline of request {request.number} passed before it was done.")
+
+
+def serve(
+    function: Callable[[Any], Any] | Batched,
+    *,
+    max_running: int = MOST_RUNNING,
+    max_waiting: int = MOST_WAITING,
+    policy: str | Policy = "auto",
+    **options: Any,
+) -> Server:
+    """Serve a function over one instance: requests are batched as they come.
+
+    Args:
+        function: takes one instance and calls cells, as for `batched`; or a batched function, whose options are taken.
+        max_running: how many requests run at a time.
+        max_waiting: how many others wait; more are refused.
+        policy: what decides the batches, as for `batched`.
+        options: the other options of `batched`.
+
+    Raises:
+        DataError: a number of requests is none.
+        As `batched`.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def double(x):
+    ...     return 2.0 * x
+    >>> with ab.serve(lambda x: double(double(x)), backend="reference") as server:
+    ...     futures = [server.submit(np.full(2, k)) for k in (1.0, 2.0)]
+    ...     print([future.result().tolist() for future in futures])
+    [[4.0, 4.0], [8.0, 8.0]]
+    """
+    for name, number in (("max_running", max_running), ("max_waiting", max_waiting)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise DataError(f"{name}={number!r} is no number of requests; give an int of at least 1.")
+    given = function if isinstance(function, Batched) else batched(function, policy=policy, plan_cache=0, **options)
+    return Server(given.of_programs(_as_program), max_running, max_waiting)
+
+
+def _as_program(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function as an async one."""
+    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+        return function
+
+    async def program(instance: Any) -> Any:
+        return function(instance)
+
+    return program

@@ -1,0 +1,262 @@
+"""A server: what it answers is what the function returns, whoever else is served, fails or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import DataError, GraphError, PlanError, ServingError
+from autobatch.serving import running
+from helpers.models.every_model import MODELS
+from helpers.programs.waiting_programs import Boom, Model, items
+
+QUICK = ("tree-lstm", "lattice-lstm")
+WAIT = 60.0
+
+
+def serve(function: Any, **options: Any) -> Any:
+    return ab.serve(function, **{"backend": "reference", **options})
+
+
+@pytest.fixture(params=["whole", "one batch a round"])
+def rounds(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that run all there is, and such as run a single batch; nodes are forgotten often."""
+    monkeypatch.setattr(running, "COMPACT_AT", 16)
+    monkeypatch.setattr(running, "QUANTUM", 1e3 if request.param == "whole" else 1e-15)
+
+
+@pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in MODELS])
+@pytest.mark.usefixtures("rounds")
+def test_every_model_is_served_as_it_runs_alone(name: str) -> None:
+    model, instances = MODELS[name]()
+    model.astype("float64")
+    expected = [model.loss(x) for x in instances]
+    with serve(model.loss, max_running=3) as server:
+        for futures in ([server.submit(x) for x in instances] for _ in range(3)):
+            for future, value in zip(futures, expected, strict=True):
+                assert future.result(WAIT) == pytest.approx(value, abs=1e-10)
+
+
+@pytest.mark.usefixtures("rounds")
+def test_async_programs_go_on_with_their_numbers() -> None:
+    model, given = Model(), items(3, 0, 7, 1, 5, 2)
+    expected = [ab.eager(model.loop, item) for item in given]
+    with serve(model.loop, max_running=4) as server:
+        futures = [server.submit(item) for item in given * 5]
+        for future, value in zip(futures, expected * 5, strict=True):
+            assert future.result(WAIT) == pytest.approx(value, abs=1e-10)
+
+
+def test_structures_constants_and_ints_come_as_the_function_returns_them() -> None:
+    model = Model()
+
+    def run(item: Any) -> Any:
+        x = model.turn(item)
+        return {"x": x, "best": ab.argmax(x), "n": 3, "list": [model.total(x), None], "of data": item}
+
+    item = items(0)[0][0]
+    with serve(run, module=model) as server:
+        found, alone = server.submit(item).result(WAIT), run(item)
+    assert found["n"] == 3
+    assert found["list"][1] is None
+    assert found["best"] == alone["best"]
+    assert np.issubdtype(np.asarray(found["best"]).dtype, np.integer)
+    np.testing.assert_allclose(found["x"], alone["x"], atol=1e-12)
+    np.testing.assert_allclose(found["of data"], item, atol=1e-12)
+
+
+class Mixed(Model):
+    """A program that does what the request says."""
+
+    async def run(self, request: tuple[str, Any]) -> Any:
+        what, n = request
+        x: Any = np.ones(3)
+        if what == "raise at once":
+            raise Boom("at once")
+        for _ in range(n):
+            x = self.turn(x)
+            if what == "stale" and self.kept is not None:
+                return self.turn(self.kept)
+            if what == "keep":
+                self.kept = x
+            if what == "wait":
+                await ab.value(self.total(x))
+        if what == "range":
+            return self.row(x, 99)
+        if what == "raise":
+            raise Boom("late")
+        return self.total(x)
+
+
+@pytest.mark.usefixtures("rounds")
+def test_what_fails_fails_alone() -> None:
+    model = Mixed()
+    good = [("wait", n % 5) for n in range(12)] + [("run", 4)]
+    expected = [ab.eager(model.run, request) for request in good]
+    bad = [("raise", 2), ("raise at once", 0), ("range", 1)]
+    with serve(model.run, max_running=6) as server:
+        for _ in range(3):
+            futures, failing = [], []
+            for k, request in enumerate(good):
+                futures.append(server.submit(request))
+                failing.append(server.submit(bad[k % len(bad)]))
+            for future, value in zip(futures, expected, strict=True):
+                assert future.result(WAIT) == pytest.approx(value, abs=1e-10)
+            for k, future in enumerate(failing):
+                assert isinstance(future.exception(WAIT), DataError if bad[k % len(bad)][0] == "range" else Boom)
+        assert server.explain().failed == 3 * len(good)
+
+
+def test_what_cannot_be_recorded_with_others_is_found_alone() -> None:
+    model = Mixed()
+    with serve(model.run, max_running=8) as server:
+        server.submit(("keep", 1)).result(WAIT)
+        futures = [server.submit(request) for request in [("run", 2), ("stale", 1), ("wait", 3), ("run", 1)]]
+        assert isinstance(futures[1].exception(WAIT), GraphError)
+        for k, request in ((0, ("run", 2)), (2, ("wait", 3)), (3, ("run", 1))):
+            assert futures[k].result(WAIT) == pytest.approx(ab.eager(model.run, request), abs=1e-10)
+
+
+def test_a_request_that_does_not_fit_fails_alone() -> None:
+    @ab.cell
+    def double(x: Any) -> Any:
+        return ab.sum(2.0 * x)
+
+    sizes = [3, 4, 5000, 3, 6000, 4]
+    with serve(double, max_running=8, max_bytes=4000) as server:
+        futures = [server.submit(np.ones(n)) for n in sizes]
+        for n, future in zip(sizes, futures, strict=True):
+            if n >= 5000:
+                assert isinstance(future.exception(WAIT), PlanError)
+            else:
+                assert future.result(WAIT) == 2 * n
+
+
+class Gate:
+    """A program that stops the server's thread until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, x: Any) -> Any:
+        if x is None:
+            self.entered.set()
+            assert self.opened.wait(WAIT)
+            return 0.0
+        return 2.0 * x
+
+
+def test_requests_that_are_cancelled_leave() -> None:
+    gate = Gate()
+    with serve(gate) as server:
+        first = server.submit(None)
+        assert gate.entered.wait(WAIT)
+        cancelled, kept = server.submit(1.0), server.submit(3.0)
+        assert cancelled.cancel()
+        gate.opened.set()
+        assert kept.result(WAIT) == 6.0
+        assert first.result(WAIT) == 0.0
+        with pytest.raises(CancelledError):
+            cancelled.result(WAIT)
+    assert server.explain().cancelled == 1
+
+
+def test_a_program_that_waits_for_ever_is_cancelled_while_it_runs() -> None:
+    model, ended = Model(), threading.Event()
+
+    async def for_ever(x: Any) -> Any:
+        try:
+            while True:
+                x = model.turn(x)
+                await ab.value(model.total(x))
+        finally:
+            ended.set()
+
+    with serve(for_ever, module=model, max_running=2) as server:
+        future = server.submit(np.ones(3))
+        late = server.submit(np.ones(3), deadline=0.2)
+        assert isinstance(late.exception(WAIT), ServingError)
+        ended.clear()
+        assert future.cancel()
+        assert ended.wait(WAIT)
+
+
+def test_deadlines_order_the_queue_and_end_it() -> None:
+    gate, order = Gate(), list[float]()
+    with serve(gate, max_running=1) as server:
+        server.submit(None)
+        assert gate.entered.wait(WAIT)
+        for x, deadline in ((1.0, None), (2.0, 50.0), (3.0, 40.0), (4.0, None)):
+            server.submit(x, deadline).add_done_callback(lambda future: order.append(future.result()))
+        late = server.submit(5.0, deadline=0.01)
+        time.sleep(0.05)
+        gate.opened.set()
+        with pytest.raises(ServingError, match="deadline of request 5 passed"):
+            late.result(WAIT)
+    assert order == [6.0, 4.0, 2.0, 8.0]
+
+
+def test_too_many_requests_are_refused() -> None:
+    gate = Gate()
+    with serve(gate, max_running=1, max_waiting=2) as server:
+        server.submit(None)
+        assert gate.entered.wait(WAIT)
+        kept = [server.submit(1.0), server.submit(2.0)]
+        with pytest.raises(ServingError, match=r"2 requests wait, and max_waiting=2 are the most; come again in"):
+            server.submit(3.0)
+        gate.opened.set()
+        assert [future.result(WAIT) for future in kept] == [2.0, 4.0]
+    with pytest.raises(ServingError, match="closed"):
+        server.submit(1.0)
+
+
+def test_it_is_awaited_in_an_event_loop() -> None:
+    model = Model()
+
+    async def main() -> list[Any]:
+        async with serve(model.loop) as server:
+            return await asyncio.gather(*(server(item) for item in items(2, 4)))
+
+    expected = [ab.eager(model.loop, item) for item in items(2, 4)]
+    assert asyncio.run(main()) == pytest.approx(expected, abs=1e-10)
+
+
+def test_parameters_may_change_between_rounds() -> None:
+    model = Model()
+    item = items(2)[0]
+    with serve(model.loop) as server:
+        before = server.submit(item).result(WAIT)
+        model.turning.data = 0.5 * model.turning.data
+        after = server.submit(item).result(WAIT)
+    assert after == pytest.approx(ab.eager(model.loop, item), abs=1e-10)
+    assert after != before
+
+
+@pytest.mark.parametrize("option", [{"max_running": 0}, {"max_running": True}, {"max_waiting": "3"}])
+def test_numbers_of_requests_are_checked(option: Any) -> None:
+    with pytest.raises(DataError, match="is no number of requests"):
+        serve(Model().loop, **option)
+    with serve(Model().loop) as server, pytest.raises(DataError, match="is no number of seconds"):
+        server.submit(items(1)[0], deadline=-1)
+
+
+def test_nothing_grows() -> None:
+    model = Model()
+    with serve(model.loop, max_running=16) as server:
+
+        def sizes(n: int) -> list[int]:
+            for future in [server.submit(item) for item in items(*([1, 2, 3, 4] * (n // 4)))]:
+                future.result(WAIT)
+            graph, kept = server._running._phases.graph, server._running._kept._rows
+            arrays = [*graph.nodes, graph.values, graph._pending, kept.size, kept._held]
+            return [graph.n_nodes, *(array.size for array in arrays)]
+
+        running_at, sizes_at = sizes(800), sizes(2400)
+        assert max(sizes_at) <= 2 * max(running_at)
