@@ -105,18 +105,19 @@ __all__ = [
     "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm",
     "leaky_relu", "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max",
     "max_n", "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops",
-    "optim", "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "sigmoid", "sin", "softmax",
-    "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh",
-    "testing", "top_k", "transpose", "value", "where",
+    "optim", "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "serving", "sigmoid", "sin",
+    "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum",
+    "sum_n", "tanh", "testing", "top_k", "transpose", "value", "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from autobatch import serving
     from autobatch.serving.server import serve
 else:
 
     def __getattr__(name: str) -> Any:
-        if name == "policies":
-            return import_module("autobatch.policies")
+        if name in ("policies", "serving"):
+            return import_module(f"autobatch.{name}")
         if name == "serve":
             return import_module("autobatch.serving.server").serve
         from autobatch.missing import advice

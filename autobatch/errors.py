@@ -46,3 +46,7 @@ class CheckpointError(AutobatchError):
 
 class ServingError(AutobatchError):
     """A request that a server cannot take, or cannot finish in time."""
+
+
+class DeadlineError(ServingError):
+    """A request whose deadline passed before it was done."""

@@ -17,6 +17,7 @@ from autobatch.cli.listing import data, models
 from autobatch.cli.measuring.bench import bench
 from autobatch.cli.measuring.doctor import doctor
 from autobatch.cli.policies.policy import policy
+from autobatch.cli.serving.serve import serve
 from autobatch.cli.training.evaluate import evaluate, predict
 from autobatch.cli.training.train import train
 from autobatch.cli.warming import warm
@@ -50,7 +51,7 @@ def commands() -> None:
     """
 
 
-for command in (train, evaluate, predict, bench, explain, policy, experiment, models, data, doctor, warm):
+for command in (train, evaluate, predict, serve, bench, explain, policy, experiment, models, data, doctor, warm):
     commands.add_command(command)
 
 

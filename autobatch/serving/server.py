@@ -11,19 +11,22 @@ import asyncio
 import heapq
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
-from inspect import iscoroutinefunction
+from contextlib import aclosing
+from functools import partial
+from inspect import isasyncgenfunction, iscoroutinefunction
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from autobatch.api import Batched, batched
-from autobatch.errors import DataError, ServingError
+from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
 from autobatch.schedule.schedule import Policy
 from autobatch.serving.counts import Counts
 from autobatch.serving.running import Running
 from autobatch.system.turns import run_lock
+from autobatch.trace.awaiting import holds_value
 
 MOST_RUNNING = 128
 MOST_WAITING = 4096
@@ -60,6 +63,16 @@ class Request:
             assert self.future.cancelled(), "nothing else ends a request"
 
 
+class Streamed(NamedTuple):
+    """An instance for an async generator, and what takes the items; None if they are wanted at the end alone."""
+
+    instance: Any
+    put: Callable[[Any], None] | None
+
+
+END: Any = object()
+
+
 class Server:
     """Serves a function: requests join the mini-batch that is on its way, and leave it when they are done.
 
@@ -68,6 +81,9 @@ class Server:
     """
 
     def __init__(self, batched: Batched, max_running: int, max_waiting: int) -> None:
+        function = batched.recorder.function
+        self._streams = isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__)
+        batched = batched.of_programs(_as_program)
         self._engine, self._n_places, self._max_waiting = batched, max_running, max_waiting
         self._queue: list[Request] = []
         self._alone: list[Request] = []
@@ -94,6 +110,32 @@ class Server:
             DataError: the deadline is no number of seconds.
             ServingError: too many requests wait, or the server is closed.
         """
+        return self._submit(Streamed(instance, None) if self._streams else instance, deadline)
+
+    async def stream(self, instance: Any, deadline: float | None = None) -> AsyncGenerator[Any, None]:
+        """Give the items that an async generator yields for an instance, each as soon as it is yielded.
+
+        Raises:
+            GraphError: the function is no async generator.
+            As `submit`; and what the function raises, behind the items before that.
+        """
+        if not self._streams:
+            raise GraphError("server.stream is for async generators; the function that is served returns its result.")
+        loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def put(item: Any) -> None:
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        future = self._submit(Streamed(instance, put), deadline)
+        future.add_done_callback(lambda _: put(END))
+        try:
+            while (item := await items.get()) is not END:
+                yield item
+            future.result()
+        finally:
+            future.cancel()  # if the caller has stopped before the end
+
+    def _submit(self, instance: Any, deadline: float | None) -> Future[Any]:
         until = math.inf
         if deadline is not None:
             if not isinstance(deadline, (int, float)) or not deadline > 0:
@@ -116,6 +158,11 @@ class Server:
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
         """Await what the function returns for an instance; arguments and errors are those of `submit`."""
         return await asyncio.wrap_future(self.submit(instance, deadline))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._is_closing
 
     def explain(self) -> Counts:
         """What the server did so far; prints as a table."""
@@ -211,8 +258,8 @@ class Server:
             running.compact()
         for place, result in results:
             request = self._at.pop(place)
-            request.finish(result)
             self._counts.finish(monotonic() - request.arrived)
+            request.finish(result)
         if done is not None:
             self._counts.rounds.append(done)
 
@@ -231,8 +278,8 @@ class Server:
             self._alone += requests
 
 
-def _too_late(request: Request) -> ServingError:
-    return ServingError(f"the deadline of request {request.number} passed before it was done.")
+def _too_late(request: Request) -> DeadlineError:
+    return DeadlineError(f"the deadline of request {request.number} passed before it was done.")
 
 
 def serve(
@@ -270,13 +317,28 @@ def serve(
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise DataError(f"{name}={number!r} is no number of requests; give an int of at least 1.")
     given = function if isinstance(function, Batched) else batched(function, policy=policy, plan_cache=0, **options)
-    return Server(given.of_programs(_as_program), max_running, max_waiting)
+    return Server(given, max_running, max_waiting)
+
+
+async def _run_generator(function: Callable[[Any], AsyncGenerator[Any, None]], request: Streamed) -> list[Any]:
+    """Run an async generator as a program that returns the list of its items."""
+    items = list[Any]()
+    async with aclosing(function(request.instance)) as generator:
+        async for item in generator:
+            if holds_value(item):
+                raise GraphError(f"an async generator that is served yields numbers, and not {item!r}; await it first.")
+            items.append(item)
+            if request.put is not None:
+                request.put(item)
+    return items
 
 
 def _as_program(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The function as an async one."""
     if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
         return function
+    if isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__):
+        return partial(_run_generator, function)
 
     async def program(instance: Any) -> Any:
         return function(instance)

@@ -72,7 +72,8 @@ def test_every_public_name_is_in_the_reference() -> None:
     reference = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
     described = [named(path) for path in re.findall(r"^::: ([\w.]+)", reference, re.MULTILINE)]
     headings = set(re.findall(r"^### ab\.([\w.]+)$", reference, re.MULTILINE))
-    folders = {"": ab, "ops.": ab.ops, "optim.": ab.optim, "policies.": ab.policies}
+    names = "ops", "optim", "policies", "serving"
+    folders = {"": ab, **{f"{name}.": getattr(ab, name) for name in names}}
     known = {id(x) for x in described} | {id(x) for module in described for x in vars_of(module)}
     missing = [
         f"ab.{prefix}{name}"
@@ -80,7 +81,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         for name in folder.__all__
         if id(getattr(folder, name)) not in known
         and not {name, f"{prefix}{name}"} & headings
-        and name not in ("ops", "optim", "policies", "testing")
+        and name not in (*names, "testing")
     ]
     assert not missing
 

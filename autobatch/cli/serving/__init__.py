@@ -1,0 +1,1 @@
+"""`autobatch serve`: the predictions of a trained model over HTTP."""

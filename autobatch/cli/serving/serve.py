@@ -1,0 +1,91 @@
+"""`autobatch serve`: answer requests for predictions of a trained model."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from autobatch.cli import options
+from autobatch.cli.serving.workers import HELD, listen, run_workers
+from autobatch.cli.threads import use_threads
+from autobatch.cli.training.evaluate import checkpoint_option
+from autobatch.cli.training.stored import read_trained
+from autobatch.errors import BackendError, DataError
+
+TOKEN = "AUTOBATCH_TOKEN"
+MILLISECONDS = 1000
+
+
+@click.command()
+@options.model_argument
+@checkpoint_option
+@options.count_option("--port", 8000, "Where to listen; 0 for any that is free.", least=0)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@options.count_option("--workers", 1, "Processes that share the port, each with a model of its own.")
+@options.count_option("--max-running", 128, "Requests that a process runs at a time.")
+@options.count_option("--max-waiting", 4096, "Requests that wait in a process; more are refused.")
+@options.count_option("--deadline", None, "Milliseconds after which a request is given up.  [default: never]")
+@options.other_backend_option
+@options.max_bytes_option
+@options.threads_option
+def serve(
+    model: str,
+    checkpoint: Path,
+    port: int,
+    host: str,
+    workers: int,
+    max_running: int,
+    max_waiting: int,
+    deadline: int | None,
+    backend: str | None,
+    max_bytes: int | None,
+    threads: int | str,
+) -> int:
+    """Answer requests for predictions of a trained MODEL over HTTP.
+
+    MODEL is the name that it was trained by. An instance is a text, as a file of the model's data holds it, and its
+    result is what `autobatch predict` writes for it. Requests that come at the same time share batches.
+
+    A new checkpoint in the folder is taken up without a pause, at the latest a second after it was written, or by
+    SIGHUP. SIGTERM ends the server when what it has taken is done. Where AUTOBATCH_TOKEN is set, requests have to show
+    it; at an address that others reach, it has to be set.
+
+    \b
+    Examples:
+      autobatch serve tree-lstm --checkpoint runs/trees
+      curl localhost:8000/predict -d '{"instance": "(2 (2 a) (3 film))"}'
+    """
+    for package in ("starlette", "uvicorn", "prometheus_client"):
+        if find_spec(package) is None:
+            raise BackendError(f"serving: the package {package} is not installed; pip install 'autobatch[serve]'.")
+    if not _is_local(host) and not os.environ.get(TOKEN):
+        raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
+    use_threads(threads)
+    read_trained(checkpoint, model)
+    socket = listen(host, port)
+    if HELD not in os.environ:
+        bound = socket.getsockname()[1]
+        click.echo(f"{model} is served at http://{host}:{bound}/, predictions at /predict; SIGTERM ends it.")
+        sys.stdout.flush()
+        if workers > 1:
+            return run_workers(workers, socket)
+    from autobatch.cli.serving.process import run_process
+
+    run_process(
+        socket, model, checkpoint, os.environ.get(TOKEN) or None, None if deadline is None else deadline / MILLISECONDS,
+        max_running=max_running, max_waiting=max_waiting, backend=backend, max_bytes=max_bytes, threads=threads,
+    )  # fmt: skip
+    return 0
+
+
+def _is_local(host: str) -> bool:
+    """Whether an address is that of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

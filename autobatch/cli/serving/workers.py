@@ -1,0 +1,85 @@
+"""Processes that share a port: the first one listens, the others accept; one that dies is begun again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from types import FrameType
+
+import click
+
+from autobatch.errors import DataError
+
+HELD = "AUTOBATCH_SOCKET"
+"""The environment of a worker has the number of the socket at which the first process listens."""
+METRICS = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus-client adds up the metrics of several processes
+LEAST_LIFE = 5.0  # seconds; a worker that dies earlier is not begun again
+CHECK_EVERY = 0.2  # seconds
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at an address; in a worker, take the socket of the first process.
+
+    Raises:
+        DataError: the address cannot be had.
+    """
+    if HELD in os.environ:
+        return socket.socket(fileno=int(os.environ[HELD]))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except (OSError, OverflowError) as error:
+        made.close()
+        raise DataError(f"serving at {host}:{port}: {error}; give another --host or --port.") from None
+    made.listen(1024)
+    return made
+
+
+def run_workers(n: int, listening: socket.socket) -> int:
+    """Run the same command in n processes that accept at a socket, until a signal ends them; give the exit status."""
+    ended: list[int] = []
+    with tempfile.TemporaryDirectory() as metrics:
+        environment = {**os.environ, HELD: str(listening.fileno()), METRICS: metrics}
+
+        def begin() -> tuple[subprocess.Popen[bytes], float]:
+            command = [sys.executable, "-m", "autobatch", *sys.argv[1:]]
+            return subprocess.Popen(command, env=environment, pass_fds=[listening.fileno()]), time.monotonic()
+
+        workers = [begin() for _ in range(n)]
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            if number != signal.SIGHUP:
+                ended.append(number)
+            for process, _ in workers:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, pass_on)
+        while not ended:
+            time.sleep(CHECK_EVERY)
+            for place, (process, since) in enumerate(workers):
+                status = process.poll()
+                if status is None or ended:
+                    continue
+                if time.monotonic() - since < LEAST_LIFE:
+                    click.echo(f"autobatch: a worker ended with status {status} as soon as it began.", err=True)
+                    pass_on(signal.SIGTERM, None)
+                    _wait(workers)
+                    return status or 1
+                click.echo(f"autobatch: a worker ended with status {status}; another takes its place.", err=True)
+                workers[place] = begin()
+        _wait(workers)
+    return 0
+
+
+def _wait(workers: list[tuple[subprocess.Popen[bytes], float]]) -> None:
+    for process, _ in workers:
+        process.wait()

@@ -1,0 +1,194 @@
+"""`autobatch serve`: what a trained model predicts, over HTTP; and how the command begins, goes on and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.runs.commands import Command
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+TREE = "(2 (2 a) (3 film))"
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture
+def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a trained model."""
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
+    options = "--dim", 8, "--epochs", 1, "--backend", "reference", "--data", "reviews"
+    status, _, err = command("train", "tree-lstm", *options, "--checkpoint", tmp_path / "run")
+    assert (status, err) == (0, "")
+    return tmp_path / "run"
+
+
+@contextmanager
+def serving(run: Path, *options: str, token: str | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The command in a process, and its port; ready."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if token is not None:
+        environment["AUTOBATCH_TOKEN"] = token
+    command = [
+        sys.executable,
+        "-m",
+        "autobatch",
+        "serve",
+        "tree-lstm",
+        "--checkpoint",
+        str(run),
+        "--port",
+        "0",
+        *options,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        found = re.search(r"http://127.0.0.1:(\d+)/", process.stdout.readline())
+        assert found is not None
+        port = int(found[1])
+        for _ in range(600):
+            if ask(port, "GET", "/readyz")[0] == 200:
+                break
+            time.sleep(0.1)
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def predict(port: int, *texts: str, **headers: str) -> list[Any]:
+    status, text = ask(port, "POST", "/predict", {"instances": [*texts]}, **headers)
+    assert status == 200, text
+    found: list[Any] = json.loads(text)["results"]
+    return found
+
+
+@SLOW
+def test_it_predicts_what_predict_writes(command: Command, run: Path, tmp_path: Path) -> None:
+    trees = [TREE, "(3 good)", "(1 (2 not) (3 (3 good) (2 (2 a) (2 film))))"]
+    (tmp_path / "trees.txt").write_text("\n".join(trees) + "\n")
+    _, out, _ = command("predict", "tree-lstm", "--checkpoint", run, "--data", tmp_path / "trees.txt")
+    expected = [json.loads(line) for line in out.splitlines()]
+    with serving(run, "--backend", "reference") as (process, port):
+        found = predict(port, *trees, "(2 (2 a)", "", TREE + "\n" + TREE)
+        assert [one["result"] for one in found[:3]] == expected
+        assert [one["status"] for one in found[3:]] == [422, 422, 422]
+        assert "the instance, line 1" in found[3]["error"]
+        assert all("/" not in one["error"] for one in found[3:])
+        assert json.loads(ask(port, "POST", "/predict", {"instance": 3})[1])["error"].startswith(
+            "an instance is a text"
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@SLOW
+def test_a_new_checkpoint_is_taken_up(run: Path, tmp_path: Path) -> None:
+    from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
+
+    path = run / "best.safetensors"
+    with serving(run, "--backend", "reference") as (process, port):
+        before = predict(port, TREE)[0]["result"]
+        stored = load_checkpoint(path)
+        shifted = {name: array * np.float32(-1) for name, array in stored[0].items()}
+        save_checkpoint(tmp_path / "new.safetensors", shifted, stored[1])
+        (tmp_path / "old.safetensors").write_bytes(path.read_bytes())
+        path.write_bytes(b"broken")
+        time.sleep(2.5)
+        assert predict(port, TREE)[0]["result"] == before
+        shutil.move(tmp_path / "new.safetensors", path)
+        process.send_signal(signal.SIGHUP)
+        for _ in range(100):
+            if predict(port, TREE)[0]["result"] != before:
+                break
+            time.sleep(0.1)
+        assert predict(port, TREE)[0]["result"] != before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        said = process.stdout.read()
+        assert "the model stays as it was" in said
+        assert "took up" in said
+        assert "Traceback" not in said
+
+
+@SLOW
+def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
+    with serving(run, "--backend", "reference", "--workers", "2") as (process, port):
+        expected = predict(port, TREE)
+        for _ in range(20):
+            assert predict(port, TREE) == expected
+        counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
+        assert counted is not None
+        assert int(counted[1]) == 21
+        listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+        workers = listed.stdout.split()
+        assert len(workers) == 2
+        time.sleep(5.5)  # a worker that dies sooner is not begun again
+        os.kill(int(workers[0]), signal.SIGKILL)
+        time.sleep(1.0)
+        for _ in range(20):
+            assert predict(port, TREE) == expected
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@SLOW
+def test_a_token_is_asked_for(run: Path) -> None:
+    with serving(run, "--backend", "reference", token="secret") as (_, port):
+        assert ask(port, "POST", "/predict", {"instance": TREE})[0] == 401
+        assert predict(port, TREE, Authorization="Bearer secret")[0]["result"]
+
+
+def test_others_reach_it_only_by_a_token(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOBATCH_TOKEN", raising=False)
+    status, out, err = command("serve", "tree-lstm", "--checkpoint", run, "--host", "0.0.0.0")
+    assert (status, out) == (2, "")
+    assert err == (
+        "autobatch: serving at 0.0.0.0: others reach that address; set AUTOBATCH_TOKEN, which requests then have to "
+        "show.\n"
+    )
+
+
+def test_what_is_not_there_is_refused(command: Command, run: Path, tmp_path: Path) -> None:
+    status, _, err = command("serve", "tree-lstm", "--checkpoint", tmp_path / "nowhere")
+    assert status == 2
+    assert "cannot find a checkpoint" in err
+    status, _, err = command("serve", "bilstm-tagger", "--checkpoint", run)
+    assert status == 2
+    assert "a tree-lstm was trained there" in err
+    status, _, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", 70_000)
+    assert status == 2
+    assert err.startswith("autobatch: serving at 127.0.0.1:70000: ")
+
+
+def test_it_needs_its_packages(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autobatch.cli.serving.serve.find_spec", lambda package: None)
+    status, _, err = command("serve", "tree-lstm", "--checkpoint", run)
+    assert status == 2
+    assert err == "autobatch: serving: the package starlette is not installed; pip install 'autobatch[serve]'.\n"

@@ -1,0 +1,234 @@
+"""A server over HTTP: what is asked for right is answered, what is asked for wrong is refused in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import DataError
+from helpers.programs.waiting_programs import Boom, Model
+
+uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+
+NDJSON = "application/x-ndjson"
+
+
+class Served(Model):
+    """Turns a vector as often as is asked for."""
+
+    async def run(self, given: tuple[Any, int]) -> Any:
+        x, n = given
+        for _ in range(n):
+            x = self.turn(x)
+            await ab.value(self.total(x))
+        if n == 7:
+            raise Boom("a secret")
+        return {"x": x, "total": self.total(x)}
+
+    async def grow(self, given: tuple[Any, int]) -> Any:
+        x, n = given
+        for k in range(n):
+            x = self.turn(x)
+            yield {"step": k, "total": await ab.value(self.total(x))}
+        if n == 7:
+            raise Boom("a secret")
+
+
+def read(given: Any) -> tuple[Any, int]:
+    if not isinstance(given, dict) or given.keys() != {"x", "n"} or len(given["x"]) != 3:
+        raise DataError(f"an instance is an object with x of 3 numbers and n, not {given!r}.")
+    return np.asarray(given["x"], np.float64), int(given["n"])
+
+
+class Client:
+    """Asks a server that runs in a thread."""
+
+    def __init__(self, server: Any, **options: Any) -> None:
+        app = ab.serving.app(server, read=read, **options)
+        config = uvicorn.Config(app, port=0, log_level="error")
+        self.process = uvicorn.Server(config)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.process.serve()))
+        self._thread.start()
+        while not self.process.started:
+            time.sleep(0.01)
+        self.port = self.process.servers[0].sockets[0].getsockname()[1]
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        text = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
+        connection.request(method, path, text, {key.replace("_", "-"): value for key, value in headers.items()})
+        answer = connection.getresponse()
+        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+        connection.close()
+        return found
+
+    def predict(self, body: Any, **headers: str) -> tuple[int, Any]:
+        status, _, text = self.ask("POST", "/predict", body, **headers)
+        return status, json.loads(text)
+
+    def close(self) -> None:
+        self.process.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def model() -> Served:
+    return Served()
+
+
+@pytest.fixture
+def client(model: Served) -> Iterator[Client]:
+    made = Client(ab.serve(model.run, backend="reference"))
+    yield made
+    made.close()
+
+
+def expected(model: Served, given: dict[str, Any]) -> float:
+    return float(ab.eager(model.run, read(given))["total"])
+
+
+def test_one_instance_and_many(model: Served, client: Client) -> None:
+    given = [{"x": [0.1 * k, 0.2, -0.3], "n": k} for k in range(5)]
+    for one in given:
+        status, found = client.predict({"instance": one})
+        assert status == 200
+        assert found["result"]["total"] == pytest.approx(expected(model, one))
+        assert len(found["result"]["x"]) == 3
+    status, found = client.predict({"instances": [*given, {"x": [1], "n": 0}, {"x": [0, 0, 0], "n": 7}]})
+    assert status == 200
+    totals = [one["result"]["total"] for one in found["results"][:5]]
+    assert totals == pytest.approx([expected(model, one) for one in given])
+    assert found["results"][5]["status"] == 422
+    assert found["results"][6] == {"error": "the model failed on the instance (Boom).", "status": 500}
+
+
+def test_lines_come_as_they_are_done(model: Served, client: Client) -> None:
+    given = [{"x": [0.1, 0.2, -0.3], "n": n} for n in (6, 0, 3)]
+    lines = "".join(json.dumps(one) + "\n" for one in given) + "\n"
+    status, headers, text = client.ask("POST", "/predict", lines, content_type=NDJSON)
+    assert (status, headers["content-type"]) == (200, NDJSON)
+    found = {line["index"]: line["result"]["total"] for line in map(json.loads, text.splitlines())}
+    assert found == pytest.approx({k: expected(model, one) for k, one in enumerate(given)})
+
+
+def test_an_async_generator_is_streamed(model: Served) -> None:
+    client = Client(ab.serve(model.grow, module=model, backend="reference"))
+    try:
+        given = {"x": [0.1, 0.2, -0.3], "n": 4}
+        status, _, text = client.ask("POST", "/predict", {"instance": given}, accept=NDJSON)
+        assert status == 200
+        items = [json.loads(line)["item"] for line in text.splitlines()]
+        assert [item["step"] for item in items] == [0, 1, 2, 3]
+        assert items[-1]["total"] == pytest.approx(expected(model, given))
+        assert client.predict({"instance": given})[1]["result"] == items
+        _, _, text = client.ask("POST", "/predict", {"instance": {**given, "n": 7}}, accept=NDJSON)
+        assert len(text.splitlines()) == 8
+        assert json.loads(text.splitlines()[-1])["status"] == 500
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ("{", 400, "the body is no JSON"),
+        ("[1]", 400, "either"),
+        ({"instance": 1, "instances": []}, 400, "either"),
+        ({"instances": 3}, 400, "no list"),
+        ({"instances": []}, 400, "no instance"),
+        ({"instances": [0] * 9}, 413, "9 instances are more than 8"),
+        ({"instance": {"x": [1], "n": 0}}, 422, "an instance is an object"),
+        ({"instance": {"x": [0, 0, 0], "n": 7}}, 500, "the model failed on the instance (Boom)."),
+        (b"x" * 5000, 413, "more than 4000 bytes"),
+        ("[" * 3000, 400, "no JSON"),
+    ],
+)
+def test_wrong_requests_are_refused_in_a_sentence(model: Served, body: Any, status: int, says: str) -> None:
+    client = Client(ab.serve(model.run, backend="reference"), max_body=4000, max_instances=8)
+    try:
+        found, answer = client.predict(body)
+        assert found == status
+        assert says in answer["error"]
+        assert "Traceback" not in answer["error"]
+        assert client.predict({"instance": {"x": [0, 0, 1], "n": 1}})[0] == 200
+    finally:
+        client.close()
+
+
+def test_other_paths_and_methods(client: Client) -> None:
+    assert client.ask("GET", "/nowhere")[0] == 404
+    assert client.ask("GET", "/predict")[0] == 405
+
+
+def test_health_metrics_schema_and_page(client: Client) -> None:
+    assert client.ask("GET", "/healthz")[0] == 200
+    for _ in range(100):
+        if client.ask("GET", "/readyz")[0] == 200:
+            break
+        time.sleep(0.05)
+    assert client.ask("GET", "/readyz")[0] == 200
+    client.predict({"instances": [{"x": [0, 0, 1], "n": n} for n in range(3)]})
+    text = client.ask("GET", "/metrics")[2]
+    assert 'autobatch_instances_total{status="200"} 3.0' in text
+    assert "autobatch_instance_seconds_count 3.0" in text
+    assert json.loads(client.ask("GET", "/live")[2])["done"] == 3
+    document = json.loads(client.ask("GET", "/openapi.json")[2])
+    assert "/predict" in document["paths"]
+    assert "<title>autobatch</title>" in client.ask("GET", "/")[2]
+
+
+def test_it_is_ready_when_it_has_warmed_up(model: Served) -> None:
+    warmed = threading.Event()
+    client = Client(ab.serve(model.run, backend="reference"), warm_up=lambda: warmed.wait(60))
+    try:
+        assert client.ask("GET", "/healthz")[0] == 200
+        assert client.ask("GET", "/readyz")[0] == 503
+        warmed.set()
+        while client.ask("GET", "/readyz")[0] != 200:
+            time.sleep(0.01)
+    finally:
+        client.close()
+
+
+def test_a_token_is_asked_for(model: Served) -> None:
+    client = Client(ab.serve(model.run, backend="reference"), token="secret")
+    try:
+        body = {"instance": {"x": [0, 0, 1], "n": 1}}
+        assert client.predict(body)[0] == 401
+        assert client.predict(body, authorization="Bearer wrong")[0] == 401
+        assert client.predict(body, authorization="Bearer secret")[0] == 200
+        assert client.ask("GET", "/metrics")[0] == 401
+        assert client.ask("GET", "/healthz")[0] == 200
+    finally:
+        client.close()
+
+
+def test_too_many_and_too_late(model: Served) -> None:
+    server = ab.serve(model.run, backend="reference", max_running=1, max_waiting=1)
+    client = Client(server, deadline=0.3)
+    try:
+        status, found = client.predict({"instances": [{"x": [0, 0, 1], "n": 10_000}] * 4})
+        statuses = [one.get("status") for one in found["results"]]
+        assert status == 200
+        assert set(statuses) == {503, 504}
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("x", [object(), {1, 2}, b"bytes"])
+def test_what_json_cannot_hold_is_an_error(x: Any) -> None:
+    from autobatch.serving.asgi import to_json
+
+    with pytest.raises(DataError, match="which JSON cannot"):
+        to_json([x])
+    assert to_json({"a": (np.float32(0.5), np.arange(2), float("nan"), None)}) == {"a": [0.5, [0, 1], None, None]}
