@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import aclosing
 from functools import partial
-from inspect import isasyncgenfunction, iscoroutinefunction
+from inspect import isasyncgenfunction
 from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -90,6 +90,7 @@ class Server:
         self._at: dict[int, Request] = {}
         self._running: Running | None = None
         self._n_taken, self._is_closing = 0, False
+        self._was_cancelled, self._next_deadline = False, math.inf  # among the requests that run
         self._changed = threading.Condition()
         self._counts = Counts()
         self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
@@ -153,7 +154,12 @@ class Server:
             self._n_taken += 1
             heapq.heappush(self._queue, request)
             self._changed.notify()
+        request.future.add_done_callback(self._note_end)
         return request.future
+
+    def _note_end(self, future: Future[Any]) -> None:
+        """Note, in whatever thread ends a request, that one was cancelled."""
+        self._was_cancelled |= future.cancelled()
 
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
         """Await what the function returns for an instance; arguments and errors are those of `submit`."""
@@ -225,32 +231,35 @@ class Server:
                 new = [] if self._at else [self._alone.pop()]
             else:
                 new = [heapq.heappop(self._queue) for _ in range(min(self._n_places - len(self._at), len(self._queue)))]
-        now, free = (
-            monotonic(),
-            iter([place for place in range(self._n_places) if place not in self._at] if new else []),
-        )
+        now = monotonic()
+        free = iter([place for place in range(self._n_places) if place not in self._at] if new else [])
         for request in new:
-            if request.future.cancelled():
-                self._counts.cancelled += 1
-            elif request.deadline < now:
-                self._fail(request, _too_late(request))
-            else:
+            if not self._is_over(request, now):
                 place = next(free)
                 self._at[place] = request
                 running.begin(place, request.number, request.instance)
-        for place, request in [*self._at.items()]:
-            if request.future.cancelled():
-                self._counts.cancelled += 1
-            elif request.deadline < now:
-                self._fail(request, _too_late(request))
-            else:
-                continue
-            running.leave(place)
-            del self._at[place]
+                self._next_deadline = min(self._next_deadline, request.deadline)
+        if self._was_cancelled or self._next_deadline < now:
+            self._was_cancelled = False
+            for place, request in [*self._at.items()]:
+                if self._is_over(request, now):
+                    running.leave(place)
+                    del self._at[place]
+            self._next_deadline = min((request.deadline for request in self._at.values()), default=math.inf)
+
+    def _is_over(self, request: Request, now: float) -> bool:
+        """Whether a request was cancelled, or is too late, which fails it."""
+        if request.future.cancelled():
+            self._counts.cancelled += 1
+        elif request.deadline < now:
+            self._fail(request, DeadlineError(f"the deadline of request {request.number} passed before it was done."))
+        else:
+            return False
+        return True
 
     def _go_on(self, running: Running) -> None:
         """Record what can go on, run a round, and answer."""
-        for place, error in running.record():
+        for place, error in running.record().items():
             self._fail(self._at.pop(place), error)
         with run_lock():
             done = running.run()
@@ -276,10 +285,6 @@ class Server:
             self._fail(requests[0], error)
         else:
             self._alone += requests
-
-
-def _too_late(request: Request) -> DeadlineError:
-    return DeadlineError(f"the deadline of request {request.number} passed before it was done.")
 
 
 def serve(
@@ -334,13 +339,7 @@ async def _run_generator(function: Callable[[Any], AsyncGenerator[Any, None]], r
 
 
 def _as_program(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function as an async one."""
-    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
-        return function
+    """The function; an async generator as an async one."""
     if isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__):
         return partial(_run_generator, function)
-
-    async def program(instance: Any) -> Any:
-        return function(instance)
-
-    return program
+    return function

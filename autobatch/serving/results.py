@@ -1,0 +1,41 @@
+"""Kept values that are read in whole columns, for results of many requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.engine.kept_values import KeptValues
+from autobatch.graph.growth import KEPT, ROW, RUN, SLOT
+from autobatch.jit.arrays import IntArray
+
+
+class KeptResults(KeptValues):
+    """The kept values of requests."""
+
+    def columns(self, values: IntArray, slots: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+        """The values that programs returned, by the slot of results in which each is.
+
+        Args:
+            values: in the order of the programs; slots: of each of them.
+            shapes: of all slots.
+        """
+        of_each = np.asarray(slots, np.int64)
+        return [self._rows_of(values[of_each == slot], shape) for slot, shape in enumerate(shapes)]
+
+    def _rows_of(self, values: IntArray, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The rows of values of one shape and type, which are all kept in the same slot."""
+        found = np.empty((values.size, *shape), self._dtype)
+        if values.size:
+            table, put, get = self._graph.values, self._store.put, self._store.get
+            slot = int(table[SLOT, values[0]])
+            is_new = (table[RUN, values] == self.next_run - 1) & (self._last is not None)
+            if is_new.any():
+                assert self._last is not None
+                found[is_new] = get(self._last.slot(slot)[put(table[ROW, values[is_new]])])
+            if not is_new.all():
+                found[~is_new] = get(self._table_of(slot).array[put(table[KEPT, values[~is_new]])])
+        return found
