@@ -53,14 +53,18 @@ class Request:
         try:
             self.future.set_result(result)
         except InvalidStateError:
-            assert self.future.cancelled(), "nothing else ends a request"
+            self.cancel()
 
     def fail(self, error: BaseException) -> None:
         """Set the error, unless the request was cancelled."""
         try:
             self.future.set_exception(error)
         except InvalidStateError:
-            assert self.future.cancelled(), "nothing else ends a request"
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Let those know that wait for a request that was cancelled."""
+        self.future.set_running_or_notify_cancel()
 
 
 class Streamed(NamedTuple):
@@ -251,6 +255,7 @@ class Server:
         """Whether a request was cancelled, or is too late, which fails it."""
         if request.future.cancelled():
             self._counts.cancelled += 1
+            request.cancel()
         elif request.deadline < now:
             self._fail(request, DeadlineError(f"the deadline of request {request.number} passed before it was done."))
         else:

@@ -121,6 +121,23 @@ def test_lines_come_as_they_are_done(model: Served, client: Client) -> None:
     assert found == pytest.approx({k: expected(model, one) for k, one in enumerate(given)})
 
 
+def test_a_client_that_goes_away_gives_up_its_requests(model: Served) -> None:
+    server = ab.serve(model.run, backend="reference")
+    client = Client(server)
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+        given = json.dumps({"x": [0, 0, 1], "n": 10**6})
+        connection.request("POST", "/predict", f"{given}\n{given}\n", {"content-type": NDJSON})
+        while server.explain().running < 2:
+            time.sleep(0.01)
+        assert client.predict({"instance": {"x": [0, 0, 1], "n": 1}})[0] == 200
+        connection.close()
+        while server.explain().cancelled < 2:
+            time.sleep(0.01)
+    finally:
+        client.close()
+
+
 def test_an_async_generator_is_streamed(model: Served) -> None:
     client = Client(ab.serve(model.grow, module=model, backend="reference"))
     try:

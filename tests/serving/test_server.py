@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -247,16 +249,27 @@ def test_numbers_of_requests_are_checked(option: Any) -> None:
         server.submit(items(1)[0], deadline=-1)
 
 
-def test_nothing_grows() -> None:
-    model = Model()
-    with serve(model.loop, max_running=16) as server:
+def turned(model: Model, item: Any) -> Any:
+    return model.total(model.turn(item[0]))
+
+
+@pytest.mark.parametrize("n", [1000, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_nothing_grows(n: int, is_async: bool) -> None:
+    """Of nodes, values, rows and objects there are as many after ten times the requests."""
+    model, few = Model(), items(1, 2, 3, 4)
+    with serve(model.loop if is_async else partial(turned, model), module=model, max_running=16) as server:
 
         def sizes(n: int) -> list[int]:
-            for future in [server.submit(item) for item in items(*([1, 2, 3, 4] * (n // 4)))]:
-                future.result(WAIT)
+            for _ in range(n // 1000):
+                for future in [server.submit(few[k % 4]) for k in range(1000)]:
+                    future.result(WAIT)
             graph, kept = server._running._phases.graph, server._running._kept._rows
             arrays = [*graph.nodes, graph.values, graph._pending, kept.size, kept._held]
-            return [graph.n_nodes, *(array.size for array in arrays)]
+            gc.collect()
+            return [graph.n_nodes, *(array.size for array in arrays), len(gc.get_objects())]
 
-        running_at, sizes_at = sizes(800), sizes(2400)
-        assert max(sizes_at) <= 2 * max(running_at)
+        sizes(2000)
+        before = sizes(n)
+        for then, now in zip(before, sizes(9 * n), strict=True):
+            assert now <= 1.1 * then + running.COMPACT_AT
