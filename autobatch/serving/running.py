@@ -181,7 +181,9 @@ class Running:
         self._compact_at = max(COMPACT_AT, 2 * self._phases.graph.n_nodes)
 
     def close(self) -> None:
-        """Leave the recording."""
+        """End all programs, and leave the recording."""
+        for place in (*self._ready, *self._waiting):
+            self._phases.end_at(place)
         self._kept.close()
         self._phases.close()
 

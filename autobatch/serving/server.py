@@ -218,6 +218,8 @@ class Server:
             for request in [*self._at.values(), *self._alone, *self._queue]:
                 request.fail(error)
             raise
+        if self._running is not None:
+            self._running.close()
 
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing any more."""
@@ -283,9 +285,11 @@ class Server:
 
     def _recover(self, error: Exception) -> None:
         """After an error of several requests together, run each alone; it is the error of one that runs alone."""
-        requests = [*self._at.values()]
+        requests, running = [*self._at.values()], self._running
         self._at.clear()
         self._running = None
+        if running is not None:
+            running.close()
         if len(requests) == 1:
             self._fail(requests[0], error)
         else:
