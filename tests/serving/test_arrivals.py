@@ -15,6 +15,7 @@ from autobatch.serving import running
 from helpers.programs.waiting_programs import DIM, Boom, Model
 
 WAIT = 120.0
+N_REQUESTS = 24
 
 
 class Random(Model):
@@ -92,7 +93,7 @@ class Sender(threading.Thread):
 
 @pytest.mark.parametrize("method", ["run", "plain"])
 @pytest.mark.parametrize("quantum", [1e3, 1e-15])
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_arrivals(seeds: range, quantum: float, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "QUANTUM", quantum)
     monkeypatch.setattr(running, "COMPACT_AT", 64)
@@ -106,7 +107,9 @@ def serve_randomly(seed: int, method: str) -> None:
     function = getattr(model, method)
     server = ab.serve(function, backend="reference", max_running=int(rng.integers(1, 9)))
     for _ in range(3):  # between these, parameters change
-        requests = [(int(rng.integers(1000)), str(rng.choice(["", "", "", "raise", "range"]))) for _ in range(40)]
+        requests = [
+            (int(rng.integers(1000)), str(rng.choice(["", "", "", "raise", "range"]))) for _ in range(N_REQUESTS)
+        ]
         expected = [ab.eager(function, (number, "")) for number, _ in requests]
         parts = [Sender(server, requests[k::3], np.random.default_rng((seed, k))) for k in range(3)]
         for part in parts:
@@ -131,4 +134,4 @@ def serve_randomly(seed: int, method: str) -> None:
         model.second.data = rng.standard_normal((DIM, DIM))
     server.close()
     counts = server.explain()
-    assert counts.done + counts.failed + counts.cancelled == 120
+    assert counts.done + counts.failed + counts.cancelled == 3 * N_REQUESTS
