@@ -80,9 +80,12 @@ def app(
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Route
-    except ImportError:
-        raise BackendError("serving over HTTP: starlette is not installed; pip install 'autobatch[serve]'.") from None
-    from autobatch.serving.metrics import Metrics
+
+        from autobatch.serving.metrics import Metrics
+    except ImportError as error:
+        raise BackendError(
+            f"serving over HTTP: {error.name} is not installed; pip install 'autobatch[serve]'."
+        ) from None
 
     handler = _Handler(
         server, read, given, write, schema, title, Metrics(), max_body, max_instances, deadline, asyncio.Event()
@@ -121,11 +124,16 @@ class _Handler:
         self._schema, self._title = schema, title
         self._metrics, self._max_body, self._max_instances = metrics, max_body, max_instances
         self._deadline, self._ready = deadline, ready
+        self._not_ready = "not ready: warming up"
 
     async def warm(self, warm_up: Callable[[], object]) -> None:
-        """Warm up, in a thread; then the server is ready."""
-        await asyncio.to_thread(warm_up)
-        self._ready.set()
+        """Warm up, in a thread; then the server is ready. If that fails it never is, and `/readyz` says why."""
+        try:
+            await asyncio.to_thread(warm_up)
+        except Exception as error:
+            self._not_ready = f"not ready: warming up failed, {type(error).__name__}: {error}"
+        else:
+            self._ready.set()
 
     async def predict(self, request: Request) -> Response:
         """Answer one instance, many, or a stream of them."""
@@ -155,8 +163,10 @@ class _Handler:
 
     async def readiness(self, request: Request) -> Response:
         """Say whether the server has warmed up and takes requests."""
-        if not self._ready.is_set() or self._server.is_closed:
-            return _text("not ready\n", 503)
+        if self._server.is_closed:
+            return _text("not ready: closing\n", 503)
+        if not self._ready.is_set():
+            return _text(f"{self._not_ready}\n", 503)
         return _text("ready\n")
 
     async def metrics_text(self, request: Request) -> Response:

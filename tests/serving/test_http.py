@@ -217,6 +217,20 @@ def test_it_is_ready_when_it_has_warmed_up(model: Served) -> None:
         client.close()
 
 
+def test_it_says_why_it_cannot_warm_up(model: Served) -> None:
+    def warm_up() -> None:
+        raise Boom("no instances")
+
+    client = Client(ab.serve(model.run, backend="reference"), warm_up=warm_up)
+    try:
+        while (answer := client.ask("GET", "/readyz"))[2] == "not ready: warming up\n":
+            time.sleep(0.01)
+        assert answer[0] == 503
+        assert answer[2] == "not ready: warming up failed, Boom: no instances\n"
+    finally:
+        client.close()
+
+
 def test_a_token_is_asked_for(model: Served) -> None:
     client = Client(ab.serve(model.run, backend="reference"), token="secret")
     try:
