@@ -69,7 +69,7 @@ def _digest_of_code(content: bytes, suffix: str) -> str:
 
 
 def spell(node: Any) -> Iterator[str]:
-    """Spell a syntax tree without docstrings, alike in all versions of Python: fields that are empty are left out."""
+    """Spell a syntax tree without docstrings and empty fields, so that all versions of Python spell it alike."""
     if isinstance(node, list):
         yield "["
         for one in node:
@@ -80,12 +80,19 @@ def spell(node: Any) -> Iterator[str]:
         for name, value in ast.iter_fields(node):
             if name == "body" and isinstance(value, list):
                 value = _without_docstring(value)
+            if name == "values" and isinstance(node, ast.JoinedStr):
+                value = _without_empty_text(value)
             if value is not None and value != []:
                 yield f" {name}="
                 yield from spell(value)
         yield ")"
     else:
         yield repr(node)
+
+
+def _without_empty_text(values: Sequence[ast.expr]) -> list[ast.expr]:
+    """Leave out the empty strings that Python 3.12.1 puts behind a nested format of an f-string."""
+    return [one for one in values if not (isinstance(one, ast.Constant) and one.value == "")]
 
 
 def _without_docstring(body: Sequence[ast.stmt]) -> list[ast.stmt]:

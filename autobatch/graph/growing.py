@@ -20,7 +20,6 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.growth import (
     ATTR_PTR,
     CHOSEN,
-    DONE,
     EDGE_PTR,
     FLOAT_PTR,
     IN_USE,
@@ -154,11 +153,6 @@ class GrowingGraph:
         """Choose these pending nodes, which need no others; see `choose`."""
         self.nodes.table[STATE, picked] = CHOSEN
         return self.choose(NONE, slot_of, run, types)
-
-    def are_done(self, values: IntArray) -> NDArray[np.bool_]:
-        """Whether each of these values was computed."""
-        done: NDArray[np.bool_] = self.nodes.table[STATE, self.values[MADE_BY, values]] == DONE
-        return done
 
     def drop(self, place: int) -> None:
         """Forget the instance at a place: its pending nodes, and that its program may use any value."""
