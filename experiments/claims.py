@@ -1,4 +1,4 @@
-"""The eight claims of the project: each is a file here, and `autobatch experiment all` measures them all.
+"""The nine claims of the project: each is a file here, and `autobatch experiment all` measures them all.
 
 A claim measures *parts*, such as one for each model, and writes a record of each. Its table, its figure and its
 sentences are made from the records alone, so that they can be made again without measuring. A part whose record is
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = (
-    "batches", "learned_policies", "memory_plan", "throughput", "step_time", "ablation", "scale", "training"
+    "batches", "learned_policies", "memory_plan", "throughput", "step_time", "ablation", "scale", "training", "serving"
 )  # fmt: skip
 """Of the claims, in the order of the report."""
 

@@ -6,7 +6,7 @@ the command line by name:
     python experiments/precision.py dim=128 epochs=3 out=/tmp
     python experiments/precision.py --dim 128 --epochs 3 --out /tmp
 
-A run prints a table and writes a record (`records.py`). The eight claims of the project do more (`claims.py`).
+A run prints a table and writes a record (`records.py`). The nine claims of the project do more (`claims.py`).
 """
 
 from __future__ import annotations

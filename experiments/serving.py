@@ -1,68 +1,80 @@
-"""Question: what do requests wait, and how many are answered a second, when they arrive one by one?
+"""Claim 9: requests that arrive one by one share batches, and leave when they are done.
 
-Requests are instances of a model's own data; they arrive in a Poisson process, at shares of the capacity of the best
-window, whatever has been answered by then. Ways to serve them, each by one thread beside the one that sends:
+Requests are instances of a model's own data. Ways to serve them, each by one thread beside the one that sends:
 
-- server: `ab.serve`; server, agenda: the same with the heuristic of DyNet.
-- windows: what has arrived within a window, at most `batch_size`, is one mini-batch; of several lengths the one with
-  the lowest 99th percentile at each load. Length 0 takes what has arrived while the last mini-batch ran.
-- one at a time: each request is a mini-batch.
+- server: `ab.serve`; agenda: the same with the heuristic of DyNet.
+- window: what has arrived within a window, at most `batch_size`, is one mini-batch of `ab.batched`. Of several lengths
+  the one with the lowest 99th percentile at each load. Length 0 takes what has arrived while the last mini-batch ran.
+- one at a time: each request is a mini-batch; PyTorch, one at a time: a model in PyTorch answers each.
 
-Capacity is what a way answers a second when `n_full` requests are there at once.
+Capacity is what a way answers a second when `n_full` requests are there at once. In the open loop requests arrive in a
+Poisson process, at shares of the capacity of window 0, whatever has been answered by then. In the closed loop so many
+clients each send a request when they have the answer to their last one.
 
-    python experiments/serving.py models=tree-lstm dims=256 loads=0.5,0.8
+    python experiments/serving.py only=tree-lstm-256 loads=0.5,0.8
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.results import format_table
-from autobatch.models import find_model
+from autobatch.cli.workload import load_workload
+from charts import COLORS, EACH, OURS, THEIRS, entitle, legend_below, panels, use_log
+from claims import Claim, Records, in_list, run_claim
 from digest import RUNTIME
-from harness import find_data, run
+from harness import find_data
 from records import Findings, Settings
+from table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DATA_OF = {"tree-lstm": "sst", "lattice-lstm": "lattice", "seq2seq": "iwslt15", "early-exit": "sst"}
+WIDTHS = (64, 256)
+PARTS = tuple(f"{model}-{dim}" for model in DATA_OF for dim in WIDTHS)
 MODULES = (*RUNTIME, "autobatch.serving")
+SERVER, AGENDA, WINDOW, GREEDY = "server", "agenda", "window", "window 0"
+ALONE, TORCH = "one at a time", "PyTorch, one at a time"
 REPEATS = 4
+LATENCIES = ("p50, ms", "p99, ms", "answered/s")
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """What is served, and how."""
+    """How requests come."""
 
-    models: tuple[str, ...] = ("tree-lstm", "lattice-lstm", "seq2seq", "early-exit")
-    dims: tuple[int, ...] = (64, 256)
     loads: tuple[float, ...] = (0.1, 0.3, 0.5, 0.8, 1.0, 1.2)
-    windows: tuple[float, ...] = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
+    clients: tuple[int, ...] = (1, 8, 64)
+    windows: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03)
     batch_size: int = 64
     n_full: int = 512
-    seconds: float = 4.0
-    """Of arrivals, for each way and load."""
+    seconds: float = 3.0
+    """Of each way and load."""
 
 
 class Windows:
     """Collects what arrives within a window, and runs it as one mini-batch."""
 
-    def __init__(self, call: Callable[[list[Any]], list[Any]], window: float, batch_size: int) -> None:
+    def __init__(self, call: Callable[[list[Any]], object], window: float, batch_size: int) -> None:
         self._call, self._window, self._batch_size = call, window, batch_size
-        self._queue: list[tuple[Any, Future[Any]]] = []
+        self._queue: deque[tuple[Any, Future[Any]]] = deque()
         self._changed, self._is_closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def submit(self, instance: Any) -> Future[Any]:
-        """Give an instance; the future has its result."""
+        """Give an instance; the future is set when its mini-batch has run."""
         future = Future[Any]()
         with self._changed:
             self._queue.append((instance, future))
@@ -84,90 +96,87 @@ class Windows:
                     return
                 if self._window:
                     self._changed.wait_for(lambda: len(self._queue) >= self._batch_size, self._window)
-                taken, self._queue = self._queue[: self._batch_size], self._queue[self._batch_size :]
-            for (_, future), result in zip(taken, self._call([x for x, _ in taken]), strict=True):
-                future.set_result(result)
+                taken = [self._queue.popleft() for _ in range(min(self._batch_size, len(self._queue)))]
+            self._call([instance for instance, _ in taken])
+            for _, future in taken:  # splitting the results is given to them for free
+                future.set_result(None)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Instances that are to be served.
+    """Requests, and the ways to answer them: each makes what has `submit` and `close`."""
 
-    Attributes:
-        function: of one of them; call: of a mini-batch, to a list of results.
-    """
-
-    function: Callable[[Any], Any]
-    call: Callable[[list[Any]], list[Any]]
-    instances: list[Any]
+    instances: Sequence[Any]
+    ways: Mapping[str, Callable[[], Any]]
 
 
-def make_load(name: str, dim: int, config: Config) -> Load:
-    """Build a model with its data, and its predictor batched."""
-    rng = np.random.default_rng(config.seed)
-    spec = find_model(name)
-    dataset = spec.load(find_data(DATA_OF.get(name, name)) or spec.default_data, rng)
-    model: Any = spec.build(dataset, dim, rng)
+def make_load(part: str, config: Config) -> Load:
+    """Build a model with its data, and all ways to serve it."""
+    import torch
+
+    from peers.alone import make_predictor
+
+    torch.set_num_threads(config.threads)
+    name, _, dim = part.rpartition("-")
+    workload = load_workload(name, find_data(DATA_OF[name]), int(dim), config.seed)
+    spec, model = workload.spec, workload.model
     model.eval()
-    function = getattr(model, spec.predictor)
-    batched = ab.batched(function, plan_cache=0, on_error="return")
-
-    def call(instances: list[Any]) -> list[Any]:
-        found = batched(instances)
-        return [found] * len(instances)  # split by nothing: windows are given that for free
-
-    instances = [spec.given(instance) for instance in dataset.items[: 4 * config.n_full]]
-    return Load(function, call, instances)
-
-
-def measure(config: Config) -> Iterator[Findings]:
-    """Measure each model and width."""
-    for name in config.models:
-        for dim in config.dims:
-            yield measure_load(f"{name}-{dim}", make_load(name, dim, config), config)
-
-
-def measure_load(part: str, load: Load, config: Config) -> Findings:
-    """Measure the capacities of all ways, then the latencies of each at each load."""
-    servers: dict[str, Callable[[], Any]] = {
-        "server": partial(ab.serve, load.function, max_running=2 * config.batch_size, max_waiting=10**9),
-        "server, agenda": partial(
-            ab.serve, load.function, policy="agenda", max_running=2 * config.batch_size, max_waiting=10**9
-        ),
-        **{f"window {window:g}": partial(Windows, load.call, window, config.batch_size) for window in config.windows},
-        "one at a time": partial(Windows, load.call, 0.0, 1),
+    function, in_torch = getattr(model, spec.predictor), make_predictor(workload)
+    call = ab.batched(function, plan_cache=0)
+    serve = partial(ab.serve, function, max_running=2 * config.batch_size, max_waiting=10**9)
+    ways: dict[str, Callable[[], Any]] = {
+        SERVER: serve,
+        AGENDA: partial(serve, policy="agenda"),
+        **{f"{WINDOW} {length:g}": partial(Windows, call, length, config.batch_size) for length in config.windows},
+        ALONE: partial(Windows, call, 0.0, 1),
+        TORCH: partial(Windows, lambda instances: [in_torch(x) for x in instances], 0.0, 1),
     }
-    capacities, seconds = dict[str, float](), dict[str, list[float]]()
-    for way in ("window 0", "server", "server, agenda", "one at a time"):
-        n = config.n_full if way != "one at a time" else config.n_full // 8
-        capacities[way] = find_capacity(servers[way], load.instances[:n])
-    rows, figures = list[tuple[str, ...]](), dict[str, Any]()
+    return Load([spec.given(instance) for instance in workload.dataset.items[: 4 * config.n_full]], ways)
+
+
+def measure(config: Config, part: str) -> Findings:
+    """Measure the capacities of all ways, then how long requests take."""
+    load = make_load(part, config)
+    capacities = dict[str, float]()
+    for way, make in load.ways.items():
+        if way.startswith(WINDOW) and way != GREEDY:
+            continue
+        n = config.n_full // 8 if way in (ALONE, TORCH) else config.n_full
+        capacities[way] = find_capacity(make, load.instances[:n])
+    seconds = dict[str, list[float]]()
+    figures: dict[str, Any] = {"capacities": capacities, "open": {}, "closed": {}}
     for share in config.loads:
-        rate = share * capacities["window 0"]
-        found = dict[str, tuple[float, float, float]]()
-        for way, make in servers.items():
-            if way == "one at a time" and rate > capacities[way]:
-                continue  # its queue only grows
-            latencies, answered = serve_poisson(make, load.instances, rate, config)
-            seconds[f"{share}, {way}"] = latencies
-            p50, p99 = np.percentile(latencies, (50, 99))
-            found[way] = 1e3 * float(p50), 1e3 * float(p99), answered
-        best = min((way for way in found if way.startswith("window")), key=lambda way: found[way][1])
-        found = {"server": found["server"], "server, agenda": found["server, agenda"], best: found[best]} | {
-            way: figure for way, figure in found.items() if way == "one at a time"
+        rate = share * capacities[GREEDY]
+        times = draw_arrivals(rate, config)
+        taken = {
+            way: send_at(make, load.instances, times, config)
+            for way, make in load.ways.items()
+            if way not in (ALONE, TORCH) or rate < capacities[way]  # else their queue only grows
         }
-        figures[f"{share:g}"] = {way: [round(x, 2) for x in figure] for way, figure in found.items()}
-        for way, (p50, p99, answered) in found.items():
-            rows.append((f"{share:g}", way, f"{rate:.0f}", f"{answered:.0f}", f"{p50:.1f}", f"{p99:.1f}"))
-    table = format_table(("load", "way", "arrive/s", "answered/s", "p50, ms", "p99, ms"), rows)
-    able = ", ".join(f"{way} {capacity:.0f}" for way, capacity in capacities.items())
-    figures["capacities"] = {way: round(capacity, 1) for way, capacity in capacities.items()}
-    return Findings(seconds, figures, f"{part}\n\n{table}\n\ncapacity, requests/s: {able}", part)
+        seconds |= {f"load {share:g}, {way}": latencies for way, (latencies, _) in taken.items()}
+        figures["open"][f"{share:g}"] = {"arrive": rate, **summarize(taken)}
+    for n_clients in config.clients:
+        taken = {way: send_after_answers(make, load.instances, n_clients, config) for way, make in load.ways.items()}
+        seconds |= {f"{n_clients} clients, {way}": latencies for way, (latencies, _) in taken.items()}
+        figures["closed"][str(n_clients)] = summarize(taken)
+    return Findings(seconds, figures, "\n\n".join(table.text() for table in tables_of(part, figures)))
 
 
-def find_capacity(make: Callable[[], Any], instances: list[Any]) -> float:
+def summarize(taken: Mapping[str, tuple[list[float], float]]) -> dict[str, Any]:
+    """Milliseconds of the median and the 99th percentile, and answers a second, of each way; of windows the best."""
+    found = {
+        way: [*(1e3 * float(ms) for ms in np.percentile(latencies, (50, 99))), answered]
+        for way, (latencies, answered) in taken.items()
+    }
+    windows = [way for way in found if way.startswith(WINDOW)]
+    best = min(windows, key=lambda way: found[way][1])
+    others = {way: one for way, one in found.items() if way not in windows}
+    return {"length": float(best.split()[-1]), "ways": {WINDOW: found[best], **others}}
+
+
+def find_capacity(make: Callable[[], Any], instances: Sequence[Any]) -> float:
     """Requests that are answered a second, when all are there at once."""
-    server, took = make(), []
+    server, took = make(), list[float]()
     for _ in range(REPEATS):  # the first time warms up
         began = time.perf_counter()
         for future in [server.submit(instance) for instance in instances]:
@@ -177,28 +186,35 @@ def find_capacity(make: Callable[[], Any], instances: list[Any]) -> float:
     return len(instances) / min(took)
 
 
-def serve_poisson(
-    make: Callable[[], Any], instances: list[Any], rate: float, config: Config
-) -> tuple[list[float], float]:
-    """Send requests in a Poisson process; give the seconds that each took, and how many were answered a second."""
+def draw_arrivals(rate: float, config: Config) -> list[float]:
+    """Draw times of arrival in a Poisson process, in seconds."""
     rng = np.random.default_rng(config.seed + 1)
-    times = np.cumsum(rng.exponential(1 / rate, max(int(rate * config.seconds), 20))).tolist()
-    server, ends, futures = make(), [0.0] * len(times), list[Future[Any]]()
-    for instance in instances[: config.batch_size]:  # so that all is compiled, and memory is there
-        futures.append(server.submit(instance))
-    for future in futures:
+    times: list[float] = np.cumsum(rng.exponential(1 / rate, max(int(rate * config.seconds), 20))).tolist()
+    return times
+
+
+def warm(server: Any, instances: Sequence[Any], n: int) -> None:
+    """Send some requests first, so that all is compiled, and memory is there."""
+    for future in [server.submit(instance) for instance in instances[:n]]:
         future.result()
-    futures.clear()
+
+
+def send_at(
+    make: Callable[[], Any], instances: Sequence[Any], times: Sequence[float], config: Config
+) -> tuple[list[float], float]:
+    """Send requests at some times; give the seconds that each took, and how many were answered a second."""
+    server, ends, futures = make(), [0.0] * len(times), list[Future[Any]]()
+    warm(server, instances, config.batch_size)
     began = time.perf_counter()
 
     def note(number: int, future: Future[Any]) -> None:
         ends[number] = time.perf_counter() - began
 
-    for number, at in enumerate(times):
+    for number, (at, instance) in enumerate(zip(times, itertools.cycle(instances), strict=False)):
         left = at - (time.perf_counter() - began)
         if left > 0:
             time.sleep(left)
-        future = server.submit(instances[number % len(instances)])
+        future = server.submit(instance)
         future.add_done_callback(partial(note, number))
         futures.append(future)
     for future in futures:
@@ -207,5 +223,101 @@ def serve_poisson(
     return [end - at for end, at in zip(ends, times, strict=True)], len(times) / max(ends)
 
 
+def send_after_answers(
+    make: Callable[[], Any], instances: Sequence[Any], n_clients: int, config: Config
+) -> tuple[list[float], float]:
+    """Let clients send one request after the other for some time; give the seconds that each took, and their rate."""
+    server, taken = make(), list[float]()
+    warm(server, instances, n_clients)
+    began = time.perf_counter()
+
+    def be_client(own: Sequence[Any]) -> None:
+        for instance in itertools.cycle(own):
+            sent = time.perf_counter()
+            if sent - began > config.seconds:
+                return
+            server.submit(instance).result()
+            taken.append(time.perf_counter() - sent)
+
+    clients = [threading.Thread(target=be_client, args=(instances[k::n_clients],)) for k in range(n_clients)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    lasted = time.perf_counter() - began
+    server.close()
+    return taken, len(taken) / lasted
+
+
+def tables_of(part: str, figures: Any) -> list[Table]:
+    """Show the capacities, then each load and way."""
+    capacities = [(way, f"{rate:,.0f}") for way, rate in figures["capacities"].items()]
+    shown = [Table(f"{part}: capacity", ("way", "requests/s"), capacities)]
+    for loop, what in (("open", "load"), ("closed", "clients")):
+        rows = [
+            (
+                load, f"{way} {1e3 * found['length']:g} ms" if way == WINDOW else way, f"{p50:.1f}", f"{p99:.1f}",
+                f"{answered:,.0f}",
+            )
+            for load, found in figures[loop].items()
+            for way, (p50, p99, answered) in found["ways"].items()
+        ]  # fmt: skip
+        shown.append(Table(f"{part}: {loop} loop", (what, "way", *LATENCIES), rows))
+    return shown
+
+
+def tabulate(records: Records) -> list[Table]:
+    """Show all parts."""
+    return [table for part, record in records.items() for table in tables_of(part, record.figures)]
+
+
+def draw(records: Records, figure: Figure) -> None:
+    """Draw the 99th percentile over what is answered, in the open loop, a panel for each model and width."""
+    axes = panels(figure, -(-len(records) // 2), 2 if len(records) > 1 else 1, 2.2)
+    colors = {SERVER: OURS, WINDOW: THEIRS, AGENDA: COLORS[2], ALONE: COLORS[4], TORCH: EACH}
+    for ax, (part, record) in zip(axes, records.items(), strict=False):
+        for way, color in colors.items():
+            points = [one["ways"][way] for one in record.figures["open"].values() if way in one["ways"]]
+            ax.plot([one[2] for one in points], [one[1] for one in points], "o-", color=color, label=way)
+        use_log(ax, "y")
+        ax.set(title=part, xlabel="answered a second", ylabel="p99, ms")
+    for ax in axes[len(records) :]:
+        ax.set_visible(False)
+    legend_below(figure, axes[0], 5)
+    entitle(figure, see(records))
+
+
+def see(records: Records) -> str:
+    """Say what the server does beside windows."""
+    found = []
+    for part, record in records.items():
+        capacity = record.figures["capacities"][SERVER] / record.figures["capacities"][GREEDY]
+        below = {load: one["ways"] for load, one in record.figures["open"].items() if float(load) < 1}
+        shares = [f"{ways[SERVER][1] / ways[WINDOW][1]:.2f} at {load}" for load, ways in below.items()]
+        found.append(f"{part}: {capacity:.2f} of the capacity of windows, p99 times {in_list(shares)} of it")
+    return "; ".join(found) + "."
+
+
+CLAIM = Claim(
+    name="serving",
+    heading="Requests that arrive one by one share batches, and leave when they are done",
+    claimed=(
+        "A server runs the programs of requests as one growing graph; they join and leave between two of its rounds. "
+        "Beside it: mini-batches of what has arrived within a window, its length tuned for each load, and one "
+        "request at a time. Latency percentiles are of requests in a Poisson process (open loop, at shares of the "
+        "capacity of window 0), and of clients that wait for their answers (closed loop)."
+    ),
+    settings=Config(),
+    quick=Config(loads=(0.5,), clients=(8,), windows=(0.0, 0.01), n_full=64, seconds=0.5),
+    parts=PARTS,
+    quick_parts=("tree-lstm-64",),
+    measure=measure,
+    tabulate=tabulate,
+    draw=draw,
+    see=see,
+    modules=MODULES,
+    needs=("torch",),
+)
+
 if __name__ == "__main__":
-    run(Config(), measure, modules=MODULES)
+    run_claim(CLAIM)

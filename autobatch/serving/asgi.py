@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields, is_dataclass
 from importlib import resources
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 NDJSON = "application/x-ndjson"
 MOST_BYTES = 1 << 20
 MOST_INSTANCES = 1024
+MOST_VISITS = 100  # of a round, on the live page
 ANYTHING: Mapping[str, Any] = {"description": "Any JSON value."}
 
 
@@ -179,7 +182,10 @@ class _Handler:
         """What the live page shows."""
         from starlette.responses import JSONResponse
 
-        return JSONResponse(self._server.explain().summary())
+        from autobatch.serving.metrics import SEVERAL
+
+        counts, worker = self._server.explain(), os.getpid() if SEVERAL in os.environ else None
+        return JSONResponse({**counts.summary(), "walk": [*islice(counts.visits(), MOST_VISITS)], "worker": worker})
 
     async def page(self, request: Request) -> Response:
         """The live page."""

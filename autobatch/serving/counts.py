@@ -1,27 +1,89 @@
-"""What a server did: requests, rounds, and how full batches were."""
+"""What a server did: requests and what they waited for, rounds, and how full batches were."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from autobatch.serving.running import Round
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.graph.graph import Graph
+from autobatch.jit.arrays import IntArray
+from autobatch.plan.plan import Plan
+from autobatch.schedule.schedule import Schedule
+from autobatch.serving.running import Ended, Round
 
 N_KEPT = 1000  # rounds and latencies that are kept, the last ones
 N_SHOWN = 120  # rounds of a summary
+MILLI = 1e3
+
+
+class Latency(NamedTuple):
+    """How long a request took, and what for.
+
+    Attributes:
+        seconds: from its arrival to its result.
+        queued: until it had a place.
+        own, others: in batches, for its own nodes and for those of others meanwhile; the rest recorded, planned, read.
+    """
+
+    seconds: float
+    queued: float
+    own: float
+    others: float
+
+    @property
+    def rest(self) -> float:
+        """Seconds for all else."""
+        return self.seconds - self.queued - self.own - self.others
+
+
+class RoundCounts(NamedTuple):
+    """What is kept of a round.
+
+    Attributes:
+        n_programs: of which it ran nodes.
+        types, rows: of its batches.
+        seconds: that it took; kernels: of these, in batches.
+    """
+
+    n_programs: int
+    types: IntArray
+    rows: IntArray
+    seconds: float
+    kernels: float
+
+    @classmethod
+    def of(cls, done: Round) -> Self:
+        """Count a round."""
+        schedules = [plan.schedule for plan in done.plans]
+        types = np.concatenate([schedule.batch_type for schedule in schedules])
+        rows = np.concatenate([np.diff(schedule.batch_ptr) for schedule in schedules])
+        return cls(done.n_programs, types, rows, done.seconds, done.kernels)
+
+
+class Visit(NamedTuple):
+    """A state of the scheduler, and the batch that it chose there: the types that were ready, its type, its rows."""
+
+    ready: tuple[str, ...]
+    ran: str
+    rows: int
 
 
 @dataclass
 class Counts:
-    """Counts of a server, and the last rounds and latencies.
+    """Counts of a server, and its last rounds and latencies.
 
     Attributes:
         done, failed, cancelled: requests.
         waiting, running: requests now.
-        rounds: the last ones.
-        latencies: of the last requests that were done, in seconds.
+        rounds: the last ones; plans: of the very last.
+        latencies: of the last requests that were done.
+        names: of the types.
     """
 
     done: int = 0
@@ -29,53 +91,110 @@ class Counts:
     cancelled: int = 0
     waiting: int = 0
     running: int = 0
-    rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=N_KEPT))
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=N_KEPT))
+    rounds: deque[RoundCounts] = field(default_factory=lambda: deque(maxlen=N_KEPT))
+    latencies: deque[Latency] = field(default_factory=lambda: deque(maxlen=N_KEPT))
+    plans: Sequence[Plan] = ()
+    names: Sequence[str] = ()
 
-    def finish(self, latency: float) -> None:
-        """Count a request that is done."""
+    def add(self, done: Round) -> None:
+        """Count a round."""
+        self.rounds.append(RoundCounts.of(done))
+        self.plans = done.plans
+
+    def finish(self, arrived: float, begun: float, now: float, ended: Ended) -> None:
+        """Count a request that is done, by the times at which it arrived and got a place."""
         self.done += 1
-        self.latencies.append(latency)
+        self.latencies.append(Latency(now - arrived, begun - arrived, ended.own, ended.others))
 
-    def copy(self, waiting: int, running: int) -> Counts:
+    def copy(self, waiting: int, running: int, names: Sequence[str]) -> Counts:
         """The counts as they are now."""
         return replace(
-            self, waiting=waiting, running=running, rounds=self.rounds.copy(), latencies=self.latencies.copy()
-        )
+            self, waiting=waiting, running=running, rounds=self.rounds.copy(), latencies=self.latencies.copy(),
+            names=names,
+        )  # fmt: skip
 
     def seconds_for(self, n: int) -> float:
         """How long so many requests take, at the rate of the last ones."""
         busy = sum(done.seconds for done in self.rounds)
         return n * busy / len(self.latencies) if self.latencies else 1.0
 
+    def batches(self) -> dict[str, tuple[int, int]]:
+        """The number of batches and nodes of each type in the last rounds, by name."""
+        if not self.rounds:
+            return {}
+        types = np.concatenate([done.types for done in self.rounds])
+        rows = np.concatenate([done.rows for done in self.rounds])
+        n_batches, n_nodes = np.bincount(types), np.bincount(types, rows)
+        return {self.names[t]: (int(n_batches[t]), int(n_nodes[t])) for t in np.flatnonzero(n_batches).tolist()}
+
+    def visits(self) -> Iterator[Visit]:
+        """Follow the scheduler through the last round."""
+        for plan in self.plans:
+            ready = ready_types(plan.graph, plan.schedule)
+            sizes = np.diff(plan.schedule.batch_ptr).tolist()
+            for k, (type_id, rows) in enumerate(zip(plan.schedule.batch_type.tolist(), sizes, strict=True)):
+                here = tuple(self.names[t] for t in np.flatnonzero(ready[:, k]).tolist())
+                yield Visit(here, self.names[type_id], rows)
+
+    def shares(self) -> dict[str, float]:
+        """What the last requests waited for, as shares of their time."""
+        total = sum(one.seconds for one in self.latencies) or 1.0
+        return {
+            "queued": sum(one.queued for one in self.latencies) / total,
+            "own": sum(one.own for one in self.latencies) / total,
+            "others": sum(one.others for one in self.latencies) / total,
+            "rest": sum(one.rest for one in self.latencies) / total,
+        }
+
     def summary(self) -> dict[str, Any]:
         """The figures as JSON holds them: counts, percentiles of latencies, means of the last rounds; 0 without any."""
-        rounds, latencies = [*self.rounds], [1e3 * x for x in self.latencies]
+        rounds, latencies = [*self.rounds], [MILLI * one.seconds for one in self.latencies]
         n = max(len(rounds), 1)
-        n_batches, n_nodes = sum(r.n_batches for r in rounds), sum(r.n_nodes for r in rounds)
+        n_batches, n_nodes = sum(r.rows.size for r in rounds), sum(int(r.rows.sum()) for r in rounds)
         cuts = quantiles(latencies, n=100, method="inclusive") if len(latencies) > 1 else latencies * 99 or [0.0] * 99
         return {
             "done": self.done, "failed": self.failed, "cancelled": self.cancelled, "waiting": self.waiting,
-            "running": self.running, "p50_ms": cuts[49], "p99_ms": cuts[98], "rounds": len(rounds),
-            "requests": sum(r.places for r in rounds) / n, "batches": n_batches / n,
-            "rows": n_nodes / max(n_batches, 1), "round_ms": 1e3 * sum(r.seconds for r in rounds) / n,
-            "kernels_ms": 1e3 * sum(r.kernels for r in rounds) / n,
-            "last": [[r.n_nodes / max(r.n_batches, 1), r.places] for r in rounds[-N_SHOWN:]],
+            "running": self.running, "p50_ms": cuts[49], "p99_ms": cuts[98], "shares": self.shares(),
+            "rounds": len(rounds), "requests": sum(r.n_programs for r in rounds) / n, "batches": n_batches / n,
+            "rows": n_nodes / max(n_batches, 1), "round_ms": MILLI * sum(r.seconds for r in rounds) / n,
+            "kernels_ms": MILLI * sum(r.kernels for r in rounds) / n,
+            "last": [[float(r.rows.mean()), r.n_programs] for r in rounds[-N_SHOWN:]],
         }  # fmt: skip
 
     def __str__(self) -> str:
-        found = self.summary()
+        found, shares = self.summary(), self.shares()
         lines = [
             f"requests: {self.done} done, {self.failed} failed, {self.cancelled} cancelled, {self.running} running, "
             f"{self.waiting} waiting"
         ]
         if self.latencies:
-            lines.append(
-                f"latency of the last {len(self.latencies)}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms"
-            )
+            lines += [
+                f"latency of the last {len(self.latencies)}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms",
+                f"of that: {shares['queued']:.0%} until there was a place, {shares['own']:.0%} own nodes, "
+                f"{shares['others']:.0%} nodes of others, {shares['rest']:.0%} recording, planning and reading",
+            ]
         if self.rounds:
             lines.append(
                 f"last {found['rounds']} rounds: {found['requests']:.1f} requests, {found['batches']:.1f} batches of "
                 f"{found['rows']:.1f} nodes, {found['round_ms']:.2f} ms, of which {found['kernels_ms']:.2f} in kernels"
             )
+            lines += [
+                f"  {name}: {n_batches} batches of {n_nodes / n_batches:.1f} nodes"
+                for name, (n_batches, n_nodes) in self.batches().items()
+            ]
         return "\n".join(lines)
+
+
+def ready_types(graph: Graph, schedule: Schedule) -> NDArray[np.bool_]:
+    """Which types have ready nodes before each batch of a schedule, bool[number of types, number of batches]."""
+    n_batches = schedule.n_batches
+    runs_in = np.empty(graph.n_nodes, np.int64)
+    runs_in[schedule.order] = np.repeat(np.arange(n_batches), np.diff(schedule.batch_ptr))
+    ready_from = np.zeros(graph.n_nodes, np.int64)
+    readers = np.repeat(np.arange(graph.n_nodes), np.diff(graph.edge_ptr))
+    np.maximum.at(ready_from, readers, runs_in[graph.edge_src] + 1)
+    change = np.zeros((len(graph.types.names), n_batches + 1), np.int64)
+    np.add.at(change, (graph.type_id, ready_from), 1)
+    np.subtract.at(change, (graph.type_id, runs_in + 1), 1)
+    ready: NDArray[np.bool_] = change.cumsum(axis=1)[:, :-1] > 0
+    return ready

@@ -10,6 +10,7 @@ with what is on its way; `autobatch.serving.choosing` says what is in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from autobatch.engine.counts import Clock
 from autobatch.engine.kept_values import run_and_keep
 from autobatch.graph.growing import NONE
 from autobatch.jit.arrays import IntArray
-from autobatch.schedule.schedule import Schedule
+from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Waiting
 from autobatch.serving.choosing import Pending
 from autobatch.serving.results import KeptResults
@@ -39,15 +40,29 @@ class Round(NamedTuple):
     """What a round ran, for reports.
 
     Attributes:
-        places: of the programs that it ran nodes of; n_nodes, n_batches: how many.
+        n_programs: of which it ran nodes.
+        plans: of its parts.
         seconds: that it took; kernels: of these, in batches.
     """
 
-    places: int
-    n_nodes: int
-    n_batches: int
+    n_programs: int
+    plans: Sequence[Plan]
     seconds: float
     kernels: float
+
+
+class Ended(NamedTuple):
+    """A program that has ended.
+
+    Attributes:
+        place: where it was; result: what it returned.
+        own, others: seconds in batches, by shares of their cost, for its own nodes and for those of others meanwhile.
+    """
+
+    place: int
+    result: Any
+    own: float
+    others: float
 
 
 class Running:
@@ -70,6 +85,8 @@ class Running:
         self._rate, self._compact_at = FIRST_RATE, COMPACT_AT
         self._n_pending, self._has_others = 0, False  # nodes; whether some of them are not needed
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
+        self._kernels, self._began = 0.0, np.zeros(n_places)  # seconds in batches: in all, and before each program
+        self._own = np.zeros(n_places)  # seconds in batches for the nodes of the program at each place
 
     def begin(self, place: int, key: int, instance: Any) -> None:
         """Begin the program of an instance at a free place.
@@ -77,7 +94,7 @@ class Running:
         Args:
             key: on which its random numbers depend.
         """
-        self._keys[place] = key
+        self._keys[place], self._began[place], self._own[place] = key, self._kernels, 0.0
         self._phases.arrive(place, instance)
         self._ready.add(place)
 
@@ -104,7 +121,7 @@ class Running:
         began = perf_counter()
         if self._pending is None:
             self._pending = self._look()
-        nodes, cost = self._pending.take(QUANTUM * self._rate)
+        nodes, costs = self._pending.take(QUANTUM * self._rate)
         if not nodes.size:
             return None
         phases, kept, types, planning = self._phases, self._kept, self._recorder.types, self._engine.planning
@@ -119,15 +136,23 @@ class Running:
         planned = perf_counter()
         run_and_keep(self._engine.executor, kept, step, chosen.kept.values, (self._options.seed, 0), None)
         ended = perf_counter()
-        self._rate += SMOOTHING * (cost / max(ended - planned, 1e-6) - self._rate)
-        self._n_pending -= nodes.size
-        counts = self._count(nodes)
-        self._n_needed -= counts
-        n_batches = sum(part.plan.schedule.n_batches for part in step.parts)
-        return Round(int(np.count_nonzero(counts)), nodes.size, n_batches, ended - began, ended - planned)
+        n_places = self._account(nodes, costs, ended - planned)
+        return Round(n_places, [part.plan for part in step.parts], ended - began, ended - planned)
 
-    def answer(self) -> list[tuple[int, Any]]:
-        """Answer programs whose values were computed; give the results of those that ended, whose places are free."""
+    def _account(self, nodes: IntArray, costs: NDArray[np.float64], seconds: float) -> int:
+        """Note that nodes have run in some seconds, which their programs share by costs; give how many programs."""
+        cost = float(costs.sum())
+        self._rate += SMOOTHING * (cost / max(seconds, 1e-6) - self._rate)
+        owner = self._phases.graph.owner[nodes]
+        self._own += np.bincount(owner, costs, len(self._own)) * (seconds / cost)
+        self._kernels += seconds
+        counts = np.bincount(owner, minlength=len(self._own))
+        self._n_pending -= nodes.size
+        self._n_needed -= counts
+        return int(np.count_nonzero(counts))
+
+    def answer(self) -> list[Ended]:
+        """Answer programs whose values were computed; give those that ended, whose places are free."""
         needed = self._n_needed.tolist()
         done = {place: waiting for place, waiting in self._waiting.items() if not needed[place]}
         if not done:
@@ -140,7 +165,11 @@ class Running:
         self._phases.graph.hold(np.concatenate([waiting.values for waiting in done.values()]), -1)
         for place in over:
             self._leave(place)
-        return [*zip(over, results, strict=True)]
+        during, own = self._kernels - self._began, self._own
+        return [
+            Ended(place, result, float(own[place]), float(during[place] - own[place]))
+            for place, result in zip(over, results, strict=True)
+        ]
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
         """Give programs the numbers that they wait for."""
@@ -197,10 +226,5 @@ class Running:
         wanted = np.concatenate([NONE, *(waiting.values for waiting in self._waiting.values())])
         nodes, sketch = self._phases.graph.sketch(wanted, self._recorder.types)
         self._has_others |= nodes.size < self._n_pending
-        self._n_needed = self._count(nodes)
-        schedule: Schedule = self._options.policy.schedule(sketch)
-        return Pending(nodes, sketch, schedule, self._recorder.types.arrays().product_work)
-
-    def _count(self, nodes: IntArray) -> NDArray[np.int64]:
-        """How many of these nodes are of the program at each place."""
-        return np.bincount(self._phases.graph.owner[nodes], minlength=len(self._keys))
+        self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=len(self._keys))
+        return Pending(nodes, sketch, self._options.policy, self._recorder.types.arrays().product_work)

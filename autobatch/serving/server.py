@@ -36,13 +36,15 @@ class Request:
     """A request: its instance, and the future of its result.
 
     Attributes:
-        number: counts requests; deadline: a time of `time.monotonic`.
+        number: counts requests.
+        deadline, arrived, begun: times of `time.monotonic`; it begins when it has a place.
     """
 
-    __slots__ = ("arrived", "deadline", "future", "instance", "number")
+    __slots__ = ("arrived", "begun", "deadline", "future", "instance", "number")
 
     def __init__(self, number: int, instance: Any, deadline: float) -> None:
         self.number, self.instance, self.deadline, self.arrived = number, instance, deadline, monotonic()
+        self.begun = self.arrived
         self.future = Future[Any]()
 
     def __lt__(self, other: Request) -> bool:
@@ -177,7 +179,7 @@ class Server:
     def explain(self) -> Counts:
         """What the server did so far; prints as a table."""
         with self._changed:
-            return self._counts.copy(len(self._queue), len(self._at))
+            return self._counts.copy(len(self._queue), len(self._at), self._engine.recorder.types.names)
 
     def close(self) -> None:
         """Take no more requests, and wait until all that were taken are done."""
@@ -242,7 +244,7 @@ class Server:
         for request in new:
             if not self._is_over(request, now):
                 place = next(free)
-                self._at[place] = request
+                self._at[place], request.begun = request, now
                 running.begin(place, request.number, request.instance)
                 self._next_deadline = min(self._next_deadline, request.deadline)
         if self._was_cancelled or self._next_deadline < now:
@@ -270,14 +272,15 @@ class Server:
             self._fail(self._at.pop(place), error)
         with run_lock():
             done = running.run()
-            results = running.answer()
+            over = running.answer()
             running.compact()
-        for place, result in results:
-            request = self._at.pop(place)
-            self._counts.finish(monotonic() - request.arrived)
-            request.finish(result)
+        now = monotonic()
+        for ended in over:
+            request = self._at.pop(ended.place)
+            self._counts.finish(request.arrived, request.begun, now, ended)
+            request.finish(ended.result)
         if done is not None:
-            self._counts.rounds.append(done)
+            self._counts.add(done)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self._counts.failed += 1

@@ -38,7 +38,9 @@ def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @contextmanager
-def serving(run: Path, *options: str, token: str | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving(
+    run: Path, *options: str, token: str | None = None, log: Any = subprocess.STDOUT
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The command in a process, and its port; ready."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if token is not None:
@@ -55,7 +57,7 @@ def serving(run: Path, *options: str, token: str | None = None) -> Iterator[tupl
         "0",
         *options,
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     assert process.stdout is not None
     try:
         found = re.search(r"http://127.0.0.1:(\d+)/", process.stdout.readline())
@@ -86,6 +88,11 @@ def predict(port: int, *texts: str, **headers: str) -> list[Any]:
     assert status == 200, text
     found: list[Any] = json.loads(text)["results"]
     return found
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    return [int(number) for number in listed.stdout.split()]
 
 
 @SLOW
@@ -146,12 +153,34 @@ def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
         counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
         assert counted is not None
         assert int(counted[1]) == 21
-        listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-        workers = listed.stdout.split()
+        workers = workers_of(process)
         assert len(workers) == 2
         time.sleep(5.5)  # a worker that dies sooner is not begun again
-        os.kill(int(workers[0]), signal.SIGKILL)
+        os.kill(workers[0], signal.SIGKILL)
         time.sleep(1.0)
+        for _ in range(20):
+            assert predict(port, TREE) == expected
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@SLOW
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_log_on_a_full_disk_stops_nothing(run: Path) -> None:
+    with (
+        Path("/dev/full").open("w") as full,
+        serving(run, "--workers", "2", "--backend", "reference", log=full) as (
+            process,
+            port,
+        ),
+    ):
+        expected = predict(port, TREE)
+        time.sleep(5.5)  # a worker that dies sooner is not begun again
+        for worker in workers_of(process):
+            os.kill(worker, signal.SIGHUP)  # it loads the checkpoint again, and says so
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        time.sleep(1.0)
+        assert len(workers_of(process)) == 2
         for _ in range(20):
             assert predict(port, TREE) == expected
         process.send_signal(signal.SIGTERM)

@@ -20,12 +20,13 @@ def test_every_node_runs_once_after_what_it_reads_and_every_round_gets_everythin
     edges = [(int(rng.integers(0, k)), k) for k in range(1, n) for _ in range(rng.integers(0, 3))]
     graph = make_graph(TYPES, rng.integers(0, 3, n).tolist(), sorted(edges, key=lambda edge: edge[1]))
     numbers = np.sort(rng.choice(1000, n, replace=False)).astype(np.int32)
-    pending = Pending(numbers, graph, get("score").schedule(graph), np.array([100, 5, 0]))
+    pending = Pending(numbers, graph, get("score"), np.array([100, 5, 0]))
     budget, done, depth, n_rounds = float(rng.choice([0.0, 3e4, 1e9])), set[int](), longest_chain(n, edges), 0
     while len(done) < n:
         ready = {k for k in range(n) if k not in done and all(a in done for a, b in edges if b == k)}
-        taken, cost = pending.take(budget)
-        assert cost > 0
+        taken, costs = pending.take(budget)
+        assert (costs > 0).all()
+        assert len(costs) == len(taken)
         fresh = {int(np.flatnonzero(numbers == number)[0]) for number in taken}
         assert len(fresh) == len(taken)
         assert fresh.isdisjoint(done)

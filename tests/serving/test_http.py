@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,10 +202,34 @@ def test_health_metrics_schema_and_page(client: Client) -> None:
     text = client.ask("GET", "/metrics")[2]
     assert 'autobatch_instances_total{status="200"} 3.0' in text
     assert "autobatch_instance_seconds_count 3.0" in text
-    assert json.loads(client.ask("GET", "/live")[2])["done"] == 3
+    live = json.loads(client.ask("GET", "/live")[2])
+    assert live["done"] == 3
+    assert all(ran in ready and rows > 0 for ready, ran, rows in live["walk"])
+    assert live["walk"]
     document = json.loads(client.ask("GET", "/openapi.json")[2])
     assert "/predict" in document["paths"]
     assert "<title>autobatch</title>" in client.ask("GET", "/")[2]
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_server_does(client: Client, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("Chromium is not installed")
+    client.predict({"instances": [{"x": [0, 0, 1], "n": n} for n in range(5)]})
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=3000", "--dump-dom", f"http://127.0.0.1:{client.port}/",
+    ]  # fmt: skip
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert re.search(r"<dt>done</dt><dd>5</dd>", page)
+    assert re.search(r"<dt>p99</dt><dd>\d+\.\d ms</dd>", page)
+    assert re.search(r"own nodes \d+%", page)
+    assert len(re.findall(r"<rect ", page)) >= 2
+    assert re.search(r"<li style=\"background-color: [^>]+>[^<]+<small> → [^<]+ × \d+<", page), page[
+        page.find("<ol") :
+    ][:500]
+    assert re.search(r'<p id="problem" class="off"></p>', page)
 
 
 def test_it_is_ready_when_it_has_warmed_up(model: Served) -> None:

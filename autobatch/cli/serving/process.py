@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 import numpy as np
 import uvicorn
 
+from autobatch.cli.serving.log import LOG
 from autobatch.cli.training.stored import StoredRun, read_trained
 from autobatch.errors import AutobatchError, DataError
 from autobatch.models import ModelSpec, find_model
@@ -133,7 +133,7 @@ class Reloading:
             try:
                 self._look()
             except AutobatchError as error:
-                click.echo(f"autobatch: the model stays as it was: {error}", err=True)
+                LOG.warning("the model stays as it was: %s", error)
 
     def _look(self) -> None:
         """Load the checkpoint if it is another one than the last, or if that was asked for."""
@@ -145,7 +145,7 @@ class Reloading:
         stored = read_trained(self._checkpoint, self._model)
         self._predictor.model.load_state_dict(stored.parameters)
         self._seen = _stamp(stored.path)
-        click.echo(f"autobatch: took up {str(stored.path)!r}.", err=True)
+        LOG.info("took up %r.", str(stored.path))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

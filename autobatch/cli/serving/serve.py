@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
+from autobatch.cli.serving.log import begin_log
 from autobatch.cli.serving.workers import HELD, listen, run_workers
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.evaluate import checkpoint_option
@@ -66,6 +67,7 @@ def serve(
     if not _is_local(host) and not os.environ.get(TOKEN):
         raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
     use_threads(threads)
+    begin_log()
     read_trained(checkpoint, model)
     socket = listen(host, port)
     if HELD not in os.environ:

@@ -11,8 +11,7 @@ import tempfile
 import time
 from types import FrameType
 
-import click
-
+from autobatch.cli.serving.log import LOG
 from autobatch.errors import DataError
 
 HELD = "AUTOBATCH_SOCKET"
@@ -70,11 +69,11 @@ def run_workers(n: int, listening: socket.socket) -> int:
                 if status is None or ended:
                     continue
                 if time.monotonic() - since < LEAST_LIFE:
-                    click.echo(f"autobatch: a worker ended with status {status} as soon as it began.", err=True)
+                    LOG.error("a worker ended with status %s as soon as it began.", status)
                     pass_on(signal.SIGTERM, None)
                     _wait(workers)
                     return status or 1
-                click.echo(f"autobatch: a worker ended with status {status}; another takes its place.", err=True)
+                LOG.warning("a worker ended with status %s; another takes its place.", status)
                 workers[place] = begin()
         _wait(workers)
     return 0

@@ -1,0 +1,83 @@
+"""What a server says of itself, against the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.graph.build import make_graph
+from autobatch.graph.graph import NamedTypes
+from autobatch.policies import get
+from autobatch.serving import running
+from autobatch.serving.counts import Counts, ready_types
+from helpers.programs.waiting_programs import Model, items
+from helpers.runs.ways import each
+
+TYPES = NamedTypes(("a", "b", "c"))
+WAIT = 60.0
+
+
+def served(n: int = 12, quantum: float = 1e-15) -> Counts:
+    """What a server says that ran programs of 0 to 4 turns, few at a time."""
+    model, given = Model(), items(*range(5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "QUANTUM", quantum)
+        with ab.serve(model.loop, backend="reference", max_running=3) as server:
+            for future in [server.submit(given[k % 5]) for k in range(n)]:
+                future.result(WAIT)
+            return server.explain()
+
+
+def test_the_time_of_a_request_is_shared_out() -> None:
+    found = served()
+    assert found.done == len(found.latencies) == 12
+    for one in found.latencies:
+        assert min(one.queued, one.own, one.others, one.rest) >= -1e-9
+        assert one.queued + one.own + one.others + one.rest == pytest.approx(one.seconds)
+    assert sum(found.shares().values()) == pytest.approx(1.0)
+    assert sum(one.own for one in found.latencies) == pytest.approx(sum(done.kernels for done in found.rounds))
+    assert max(one.queued for one in found.latencies) > 0  # three places for twelve
+    assert max(one.others for one in found.latencies) > 0
+
+
+def test_batches_are_counted_by_type() -> None:
+    found = served()
+    batches = found.batches()
+    assert sum(n for n, _ in batches.values()) == sum(done.types.size for done in found.rounds)
+    assert sum(n for _, n in batches.values()) == sum(int(done.rows.sum()) for done in found.rounds)
+    text = str(found)
+    for name, (n_batches, n_nodes) in batches.items():
+        assert f"{name}: {n_batches} batches of {n_nodes / n_batches:.1f} nodes" in text
+    assert "12 done, 0 failed" in text
+
+
+def test_a_server_that_did_nothing_says_so() -> None:
+    found = Counts()
+    assert found.batches() == {}
+    assert [*found.visits()] == []
+    assert found.summary()["shares"] == {"queued": 0.0, "own": 0.0, "others": 0.0, "rest": 0.0}
+    assert str(found) == "requests: 0 done, 0 failed, 0 cancelled, 0 running, 0 waiting"
+
+
+@each("seed", range(20))
+def test_ready_types_against_the_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 30))
+    edges = [(int(rng.integers(0, k)), k) for k in range(1, n) for _ in range(rng.integers(0, 3))]
+    graph = make_graph(TYPES, rng.integers(0, 3, n).tolist(), edges)
+    schedule, done = get("score").schedule(graph), set[int]()
+    found = ready_types(graph, schedule)
+    assert found.shape == (3, schedule.n_batches)
+    for k, (_, nodes) in enumerate(schedule):
+        ready = {v for v in range(n) if v not in done and all(a in done for a, b in edges if b == v)}
+        assert {*np.flatnonzero(found[:, k]).tolist()} == {int(graph.type_id[v]) for v in ready}
+        done |= {*nodes.tolist()}
+
+
+def test_the_last_round_is_followed() -> None:
+    found = served(quantum=1e3)
+    visits = [*found.visits()]
+    assert [visit.rows for visit in visits] == found.rounds[-1].rows.tolist()
+    assert all(visit.ran in visit.ready for visit in visits)
+    assert {visit.ran for visit in visits} <= found.batches().keys()
