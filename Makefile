@@ -62,7 +62,7 @@ $(VENV)/development: $(VENV)/runtime
 	@touch $@
 
 $(VENV)/trainers: $(VENV)/development
-	@echo "Installing the trainers of other libraries into $(VENV) ..."
+	@echo "Installing the trainers and servers of other libraries into $(VENV) ..."
 	@$(PIP) install --editable '.[trainers]'
 	@touch $@
 
