@@ -19,7 +19,7 @@ from ray import serve
 import autobatch as ab
 
 URL = "http://127.0.0.1:{port}/"
-WORDS = {word: number for number, word in enumerate("the a film plot actor is was not very good bad long".split())}
+WORDS = {word: number for number, word in enumerate(("the", "film", "plot", "is", "was", "not", "very", "good", "bad"))}
 
 
 class Phrases(ab.Module):

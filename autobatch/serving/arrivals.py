@@ -29,6 +29,13 @@ class Waiting(NamedTuple):
     asked: list[Any]
 
 
+class Recorded(NamedTuple):
+    """A recorded graph, and the places of its instances."""
+
+    graph: Graph
+    places: Sequence[int]
+
+
 class Arrivals(Phases):
     """The programs of requests, each at a place, and all that they have recorded.
 
@@ -46,25 +53,12 @@ class Arrivals(Phases):
         else:
             self._given[place] = instance
 
-    def record(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, Exception]]:
-        """Let the programs at some places, which ascend, go on; give what each waits for, or its error.
+    def resume(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, Exception]]:
+        """Let the async programs at some places, which ascend, go on; give what each waits for, or its error.
 
         Raises:
-            AutobatchError: a call of an async program, it is not known of which.
+            AutobatchError: a call, it is not known of which.
         """
-        return self._go_on(places) if self._recorder.is_async else self._record_at_once(places)
-
-    def compact(self) -> IntArray:
-        """Forget what nothing can read; give the new number of each value."""
-        return super().compact() if self._recorder.is_async else self.graph.compact()[1]
-
-    def end_at(self, place: int) -> None:
-        """End the program at a place."""
-        if self._recorder.is_async:
-            with stage(self._calls):
-                self.programs[place].end(GraphError("the request was given up."))
-
-    def _go_on(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, Exception]]:
         waiting, failed = dict[int, Waiting](), dict[int, Exception]()
         self._recorder.renew()
         with self._recorder.patching():
@@ -81,26 +75,26 @@ class Arrivals(Phases):
                 waiting[place] = Waiting(values, None, self.asked(place))
         return waiting, failed
 
-    def _record_at_once(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, Exception]]:
-        """Record functions that wait for nothing; if one of several fails, each alone."""
+    def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, Exception]]:
+        """Record the programs at some places, which await nothing; if one of several fails, each alone."""
         try:
             graph = self._recorder.record([self._given[place] for place in places])
         except Exception as error:
             if len(places) == 1:
                 del self._given[places[0]]
-                return {}, {places[0]: error}
-            waiting, failed = dict[int, Waiting](), dict[int, Exception]()
+                return [], {places[0]: error}
+            recorded, failed = list[Recorded](), dict[int, Exception]()
             for place in places:
-                found = self._record_at_once([place])
-                waiting.update(found[0])
+                found = self.record([place])
+                recorded += found[0]
                 failed.update(found[1])
-            return waiting, failed
+            return recorded, failed
         for place in places:
             del self._given[place]
-        return self._take(graph, places), {}
+        return [Recorded(graph, places)], {}
 
-    def _take(self, graph: Graph, places: Sequence[int]) -> dict[int, Waiting]:
-        """Add the instances of a recorded graph, each at a place."""
+    def take(self, graph: Graph, places: Sequence[int]) -> dict[int, Waiting]:
+        """Add the instances of a recorded graph to the growing one, each at a place; give what each waits for."""
         before = self.graph.n_nodes
         self._learn_types()
         self.graph.append(graph, self.output_slots.rows)
@@ -114,3 +108,13 @@ class Arrivals(Phases):
             self._structures[place] = graph.structures[k]
             found[place] = Waiting(values[own], slots[own], [])
         return found
+
+    def compact(self) -> IntArray:
+        """Forget what nothing can read; give the new number of each value."""
+        return super().compact() if self._recorder.is_async else self.graph.compact()[1]
+
+    def end_at(self, place: int) -> None:
+        """End the program at a place."""
+        if self._recorder.is_async:
+            with stage(self._calls):
+                self.programs[place].end(GraphError("the request was given up."))

@@ -18,21 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.api import Batched
-from autobatch.engine.counts import Clock
+from autobatch.engine.counts import Clock, Step
+from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
+from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NONE
 from autobatch.jit.arrays import IntArray
 from autobatch.plan.plan import Plan
-from autobatch.serving.arrivals import Arrivals, Waiting
-from autobatch.serving.choosing import Pending
+from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
+from autobatch.serving.budget import Budget
+from autobatch.serving.choosing import PER_NODE, Pending, work_of
 from autobatch.serving.results import KeptResults
 from autobatch.system.turns import recording_lock
 from autobatch.trace.record import MiniBatch
 
 QUANTUM = 8e-3
 """Seconds that a round shall take: short against a request, long against what a round costs beside its batches."""
-FIRST_RATE = 1e9  # multiply-adds per second, until rounds were timed
-SMOOTHING = 0.2  # of the rate: the weight of the last round
+WHOLE = 30e-3
+"""Seconds that a mini-batch of programs that await nothing shall take; nothing joins it."""
+SMOOTHING = 0.2  # of the mean work of a request: the weight of the last round
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
 
 
@@ -81,12 +85,22 @@ class Running:
         self._keys = np.zeros(n_places, np.int64)
         self._ready: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
+        self._whole: Recorded | None = None  # what runs as a mini-batch, next
+        self._over = list[Ended]()  # that are yet to be given
         self._pending: Pending | None = None  # if nothing has changed since it was found
-        self._rate, self._compact_at = FIRST_RATE, COMPACT_AT
+        self._budget, self._whole_budget = Budget(QUANTUM), Budget(QUANTUM if self._recorder.is_async else WHOLE)
+        self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
         self._n_pending, self._has_others = 0, False  # nodes; whether some of them are not needed
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
         self._kernels, self._began = 0.0, np.zeros(n_places)  # seconds in batches: in all, and before each program
         self._own = np.zeros(n_places)  # seconds in batches for the nodes of the program at each place
+
+    def room(self, n_running: int) -> int:
+        """How many requests may begin now."""
+        free = len(self._keys) - n_running
+        if self._recorder.is_async:
+            return free
+        return min(free, max(0, 1 + int(self._whole_budget.work / self._each) - n_running))
 
     def begin(self, place: int, key: int, instance: Any) -> None:
         """Begin the program of an instance at a free place.
@@ -106,70 +120,112 @@ class Running:
         """
         if not self._ready:
             return {}
-        before = self._phases.graph.n_nodes
-        waiting, failed = self._phases.record(sorted(self._ready))
-        self._n_pending += self._phases.graph.n_nodes - before
-        self._waiting.update(waiting)
+        phases, ready = self._phases, sorted(self._ready)
+        before = phases.graph.n_nodes
+        if self._recorder.is_async:
+            waiting, failed = phases.resume(ready)
+            self._waiting.update(waiting)
+        else:
+            recorded, failed = phases.record(ready)
+            if self._is_whole(recorded):
+                self._whole = recorded[0]
+            else:
+                for graph, places in recorded:
+                    self._waiting.update(phases.take(graph, places))
+        self._n_pending += phases.graph.n_nodes - before
         self._ready.clear()
         self._pending = None
         for place in failed:
             self._leave(place)
         return failed
 
+    def _is_whole(self, recorded: list[Recorded]) -> bool:
+        """Whether all that was recorded can run as a mini-batch: nothing is on its way, and it takes not too long."""
+        if self._waiting or len(recorded) != 1:
+            return False
+        work = work_of(recorded[0].graph, self._recorder.types.arrays().product_work)
+        return float(work.sum()) <= 2.0 * self._whole_budget.work
+
     def run(self) -> Round | None:
         """Run a round; None if nothing is to be run."""
+        if self._whole is not None:
+            whole, self._whole = self._whole, None
+            return self._run_whole(whole)
         began = perf_counter()
         if self._pending is None:
             self._pending = self._look()
-        nodes, costs = self._pending.take(QUANTUM * self._rate)
+        nodes, work = self._pending.take(self._budget.work, self._whole_budget.work)
         if not nodes.size:
             return None
-        phases, kept, types, planning = self._phases, self._kept, self._recorder.types, self._engine.planning
+        phases, kept, types = self._phases, self._kept, self._recorder.types
         chosen = phases.graph.pick(nodes, phases.output_slots.slot, kept.next_run, types)
         with recording_lock():
             phases.sources_known(chosen.sources)
         kept.settle()
         graph = phases.graph.emit(chosen, phases.output_slots.source, types)
-        graph.keys = self._keys
-        self._options = self._engine.options_now(training=False, has_aux=False)
-        step = planning.prepare(MiniBatch([], graph), self._options, Clock())
+        step = self._plan(graph, self._keys)
         planned = perf_counter()
         run_and_keep(self._engine.executor, kept, step, chosen.kept.values, (self._options.seed, 0), None)
-        ended = perf_counter()
-        n_places = self._account(nodes, costs, ended - planned)
-        return Round(n_places, [part.plan for part in step.parts], ended - began, ended - planned)
-
-    def _account(self, nodes: IntArray, costs: NDArray[np.float64], seconds: float) -> int:
-        """Note that nodes have run in some seconds, which their programs share by costs; give how many programs."""
-        cost = float(costs.sum())
-        self._rate += SMOOTHING * (cost / max(seconds, 1e-6) - self._rate)
-        owner = self._phases.graph.owner[nodes]
-        self._own += np.bincount(owner, costs, len(self._own)) * (seconds / cost)
-        self._kernels += seconds
-        counts = np.bincount(owner, minlength=len(self._own))
+        kernels = perf_counter() - planned
+        counts = self._account(phases.graph.owner[nodes], work, kernels)
         self._n_pending -= nodes.size
         self._n_needed -= counts
-        return int(np.count_nonzero(counts))
+        return Round(int(np.count_nonzero(counts)), _plans(step), perf_counter() - began, kernels)
+
+    def _run_whole(self, recorded: Recorded) -> Round:
+        """Run a recorded graph as a mini-batch of `ab.batched`: its programs end."""
+        began = perf_counter()
+        graph, places = recorded
+        work = work_of(graph, self._recorder.types.arrays().product_work)
+        owner = np.repeat(places, np.diff(graph.instance_ptr))
+        step = self._plan(graph, self._keys[[*places]])
+        planned = perf_counter()
+        columns = join_columns([run.outputs for _, run in self._engine.executor.forward(step, self._options.seed, 0)])
+        kernels = perf_counter() - planned
+        self._account(owner, work, kernels)
+        self._each += SMOOTHING * (float(work.sum()) / len(places) - self._each)
+        self._over += map(self._ended, places, self._engine.results_of(graph.structures, columns))
+        return Round(len(places), _plans(step), perf_counter() - began, kernels)
+
+    def _plan(self, graph: Graph, keys: NDArray[np.int64]) -> Step:
+        """Plan a graph; random numbers of its instances depend on these keys."""
+        graph.keys = keys
+        self._options = self._engine.options_now(training=False, has_aux=False)
+        return self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
+
+    def _account(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> NDArray[np.int64]:
+        """Note that nodes took so long, which their programs share by their work; count the nodes of each place.
+
+        Args:
+            owner: the place of the program of each node; work: of each node.
+        """
+        whole = max(float(work.sum()), PER_NODE)
+        self._budget.learn(whole, seconds)
+        self._whole_budget.learn(whole, seconds)
+        self._own += np.bincount(owner, work, len(self._own)) * (seconds / whole)
+        self._kernels += seconds
+        return np.bincount(owner, minlength=len(self._own))
 
     def answer(self) -> list[Ended]:
         """Answer programs whose values were computed; give those that ended, whose places are free."""
+        ended, self._over = self._over, []
         needed = self._n_needed.tolist()
         done = {place: waiting for place, waiting in self._waiting.items() if not needed[place]}
         if not done:
-            return []
+            return ended
         for place in done:
             del self._waiting[place]
         over = {place: waiting for place, waiting in done.items() if waiting.slots is not None}
         self._go_on({place: waiting for place, waiting in done.items() if place not in over})
-        results = self._results(over)
+        ended += map(self._ended, over, self._results(over))
         self._phases.graph.hold(np.concatenate([waiting.values for waiting in done.values()]), -1)
         for place in over:
             self._leave(place)
-        during, own = self._kernels - self._began, self._own
-        return [
-            Ended(place, result, float(own[place]), float(during[place] - own[place]))
-            for place, result in zip(over, results, strict=True)
-        ]
+        return ended
+
+    def _ended(self, place: int, result: Any) -> Ended:
+        own = float(self._own[place])
+        return Ended(place, result, own, self._kernels - float(self._began[place]) - own)
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
         """Give programs the numbers that they wait for."""
@@ -228,3 +284,7 @@ class Running:
         self._has_others |= nodes.size < self._n_pending
         self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=len(self._keys))
         return Pending(nodes, sketch, self._options.policy, self._recorder.types.arrays().product_work)
+
+
+def _plans(step: Step) -> list[Plan]:
+    return [part.plan for part in step.parts]

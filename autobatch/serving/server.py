@@ -238,7 +238,7 @@ class Server:
             if self._alone:  # one at a time, without others
                 new = [] if self._at else [self._alone.pop()]
             else:
-                new = [heapq.heappop(self._queue) for _ in range(min(self._n_places - len(self._at), len(self._queue)))]
+                new = [heapq.heappop(self._queue) for _ in range(min(running.room(len(self._at)), len(self._queue)))]
         now = monotonic()
         free = iter([place for place in range(self._n_places) if place not in self._at] if new else [])
         for request in new:

@@ -96,6 +96,7 @@ class Sender(threading.Thread):
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_arrivals(seeds: range, quantum: float, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "QUANTUM", quantum)
+    monkeypatch.setattr(running, "WHOLE", quantum)
     monkeypatch.setattr(running, "COMPACT_AT", 64)
     for seed in seeds:
         serve_randomly(seed, method)

@@ -31,7 +31,8 @@ def serve(function: Any, **options: Any) -> Any:
 def rounds(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds that run all there is, and such as run a single batch; nodes are forgotten often."""
     monkeypatch.setattr(running, "COMPACT_AT", 16)
-    monkeypatch.setattr(running, "QUANTUM", 1e3 if request.param == "whole" else 1e-15)
+    for name in ("QUANTUM", "WHOLE"):
+        monkeypatch.setattr(running, name, 1e3 if request.param == "whole" else 1e-15)
 
 
 @pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in MODELS])
