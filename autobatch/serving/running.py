@@ -28,6 +28,7 @@ from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
 from autobatch.serving.budget import Budget
 from autobatch.serving.choosing import PER_NODE, Pending, work_of
+from autobatch.serving.ledger import Ledger
 from autobatch.serving.results import KeptResults
 from autobatch.system.turns import recording_lock
 from autobatch.trace.record import MiniBatch
@@ -92,8 +93,7 @@ class Running:
         self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
         self._n_pending, self._has_others = 0, False  # nodes; whether some of them are not needed
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
-        self._kernels, self._began = 0.0, np.zeros(n_places)  # seconds in batches: in all, and before each program
-        self._own = np.zeros(n_places)  # seconds in batches for the nodes of the program at each place
+        self._ledger = Ledger(n_places)
 
     def room(self, n_running: int) -> int:
         """How many requests may begin now."""
@@ -108,7 +108,8 @@ class Running:
         Args:
             key: on which its random numbers depend.
         """
-        self._keys[place], self._began[place], self._own[place] = key, self._kernels, 0.0
+        self._keys[place] = key
+        self._ledger.begin(place)
         self._phases.arrive(place, instance)
         self._ready.add(place)
 
@@ -166,8 +167,9 @@ class Running:
         step = self._plan(graph, self._keys)
         planned = perf_counter()
         run_and_keep(self._engine.executor, kept, step, chosen.kept.values, (self._options.seed, 0), None)
-        kernels = perf_counter() - planned
-        counts = self._account(phases.graph.owner[nodes], work, kernels)
+        kernels, owner = perf_counter() - planned, phases.graph.owner[nodes]
+        self._learn(owner, work, kernels)
+        counts = np.bincount(owner, minlength=len(self._keys))
         self._n_pending -= nodes.size
         self._n_needed -= counts
         return Round(int(np.count_nonzero(counts)), _plans(step), perf_counter() - began, kernels)
@@ -182,7 +184,7 @@ class Running:
         planned = perf_counter()
         columns = join_columns([run.outputs for _, run in self._engine.executor.forward(step, self._options.seed, 0)])
         kernels = perf_counter() - planned
-        self._account(owner, work, kernels)
+        self._learn(owner, work, kernels)
         self._each += SMOOTHING * (float(work.sum()) / len(places) - self._each)
         self._over += map(self._ended, places, self._engine.results_of(graph.structures, columns))
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
@@ -193,18 +195,11 @@ class Running:
         self._options = self._engine.options_now(training=False, has_aux=False)
         return self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
 
-    def _account(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> NDArray[np.int64]:
-        """Note that nodes took so long, which their programs share by their work; count the nodes of each place.
-
-        Args:
-            owner: the place of the program of each node; work: of each node.
-        """
-        whole = max(float(work.sum()), PER_NODE)
-        self._budget.learn(whole, seconds)
-        self._whole_budget.learn(whole, seconds)
-        self._own += np.bincount(owner, work, len(self._own)) * (seconds / whole)
-        self._kernels += seconds
-        return np.bincount(owner, minlength=len(self._own))
+    def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
+        """Learn that nodes took so long, each with some work, and of the program at some place."""
+        self._ledger.add(owner, work, seconds)
+        for budget in (self._budget, self._whole_budget):
+            budget.learn(float(work.sum()), seconds)
 
     def answer(self) -> list[Ended]:
         """Answer programs whose values were computed; give those that ended, whose places are free."""
@@ -224,8 +219,7 @@ class Running:
         return ended
 
     def _ended(self, place: int, result: Any) -> Ended:
-        own = float(self._own[place])
-        return Ended(place, result, own, self._kernels - float(self._began[place]) - own)
+        return Ended(place, result, *self._ledger.of(place))
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
         """Give programs the numbers that they wait for."""

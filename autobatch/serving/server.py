@@ -1,8 +1,8 @@
 """The server: requests of any thread or event loop go through one queue to one thread, which runs their programs.
 
 A request waits in the queue until a place is free (`autobatch.serving.running`), in the order of deadlines, then of
-arrival. Its future is set when its program has ended. A request that fails, is cancelled, or passes its deadline leaves
-its place; the others do not notice.
+arrival; none is overtaken by one that comes `PATIENCE` after it. Its future is set when its program has ended. One that
+fails, is cancelled, or passes its deadline leaves its place; the others do not notice.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from autobatch.trace.awaiting import holds_value
 
 MOST_RUNNING = 128
 MOST_WAITING = 4096
+PATIENCE = 2.0
+"""Seconds after which a request in the queue goes before all that come later, whatever their deadlines are."""
 
 
 class Request:
@@ -38,17 +40,18 @@ class Request:
     Attributes:
         number: counts requests.
         deadline, arrived, begun: times of `time.monotonic`; it begins when it has a place.
+        urgent: the time by which requests in the queue are ordered.
     """
 
-    __slots__ = ("arrived", "begun", "deadline", "future", "instance", "number")
+    __slots__ = ("arrived", "begun", "deadline", "future", "instance", "number", "urgent")
 
     def __init__(self, number: int, instance: Any, deadline: float) -> None:
         self.number, self.instance, self.deadline, self.arrived = number, instance, deadline, monotonic()
-        self.begun = self.arrived
+        self.begun, self.urgent = self.arrived, min(deadline, self.arrived + PATIENCE)
         self.future = Future[Any]()
 
     def __lt__(self, other: Request) -> bool:
-        return (self.deadline, self.number) < (other.deadline, other.number)
+        return (self.urgent, self.number) < (other.urgent, other.number)
 
     def finish(self, result: Any) -> None:
         """Set the result, unless the request was cancelled."""

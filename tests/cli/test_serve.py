@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,6 +143,38 @@ def test_a_new_checkpoint_is_taken_up(run: Path, tmp_path: Path) -> None:
         assert "the model stays as it was" in said
         assert "took up" in said
         assert "Traceback" not in said
+
+
+@SLOW
+def test_a_checkpoint_is_taken_up_under_load(run: Path, tmp_path: Path) -> None:
+    """Every answer is that of the old parameters or that of the new ones."""
+    from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
+
+    path = run / "best.safetensors"
+    arrays, metadata = load_checkpoint(path)
+    save_checkpoint(tmp_path / "new.safetensors", {k: -a for k, a in arrays.items()}, metadata)
+    with serving(run, "--backend", "reference") as (process, port):
+        before, found, is_over = predict(port, TREE)[0], list[Any](), threading.Event()
+
+        def load() -> None:
+            while not is_over.is_set():
+                found.extend(predict(port, *[TREE] * 5))
+
+        clients = [threading.Thread(target=load) for _ in range(4)]
+        for client in clients:
+            client.start()
+        time.sleep(0.5)
+        shutil.move(tmp_path / "new.safetensors", path)
+        process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + 30
+        while (after := predict(port, TREE)[0]) == before and time.monotonic() < until:
+            time.sleep(0.05)
+        is_over.set()
+        for client in clients:
+            client.join()
+        assert after != before
+        assert before in found
+        assert [one for one in found if one not in (before, after)] == []
 
 
 @SLOW

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from collections import deque
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
@@ -191,7 +192,8 @@ def test_a_program_that_waits_for_ever_is_cancelled_while_it_runs() -> None:
         assert ended.wait(WAIT)
 
 
-def test_deadlines_order_the_queue_and_end_it() -> None:
+def test_deadlines_order_the_queue_and_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autobatch.serving.server.PATIENCE", 1e3)
     gate, order = Gate(), list[float]()
     with serve(gate, max_running=1) as server:
         server.submit(None)
@@ -204,6 +206,25 @@ def test_deadlines_order_the_queue_and_end_it() -> None:
         with pytest.raises(ServingError, match="deadline of request 5 passed"):
             late.result(WAIT)
     assert order == [6.0, 4.0, 2.0, 8.0]
+
+
+def test_nobody_is_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests with early deadlines keep coming, one without a deadline gets its turn."""
+    monkeypatch.setattr("autobatch.serving.server.PATIENCE", 0.2)
+    patient = threading.Event()
+
+    def run(x: float) -> float:
+        time.sleep(0.005)
+        return x
+
+    with serve(run, max_running=1) as server:
+        urgent = deque(server.submit(1.0, deadline=WAIT / 2) for _ in range(4))
+        began = time.monotonic()
+        server.submit(2.0).add_done_callback(lambda _: patient.set())
+        while not patient.is_set():  # there are always four that would go first
+            urgent.popleft().exception(WAIT)
+            urgent.append(server.submit(1.0, deadline=0.1))
+        assert 0.1 < time.monotonic() - began < WAIT
 
 
 def test_too_many_requests_are_refused() -> None:
