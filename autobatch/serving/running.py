@@ -21,6 +21,7 @@ from autobatch.api import Batched
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NONE
 from autobatch.jit.arrays import IntArray
@@ -37,7 +38,9 @@ QUANTUM = 8e-3
 """Seconds that a round shall take: short against a request, long against what a round costs beside its batches."""
 WHOLE = 30e-3
 """Seconds that a mini-batch of programs that await nothing shall take; nothing joins it."""
-SMOOTHING = 0.2  # of the mean work of a request: the weight of the last round
+GATHER = 1 / 16
+"""Of the rounds of a request that awaits values: as long new ones wait for others, so that they begin together."""
+SMOOTHING = 0.2  # of means over requests: the weight of the last one
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
 
 
@@ -86,6 +89,7 @@ class Running:
         self._keys = np.zeros(n_places, np.int64)
         self._ready: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
+        self._recorded = list[Recorded]()  # that joins next
         self._whole: Recorded | None = None  # what runs as a mini-batch, next
         self._over = list[Ended]()  # that are yet to be given
         self._pending: Pending | None = None  # if nothing has changed since it was found
@@ -94,12 +98,15 @@ class Running:
         self._n_pending, self._has_others = 0, False  # nodes; whether some of them are not needed
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
         self._ledger = Ledger(n_places)
+        self._n_rounds, self._last_began, self._lived = 0, 0, 0.0  # rounds: in all, then, and the mean of a request
+        self._born = np.zeros(n_places, np.int64)  # the rounds before the program at each place
 
     def room(self, n_running: int) -> int:
         """How many requests may begin now."""
         free = len(self._keys) - n_running
         if self._recorder.is_async:
-            return free
+            is_gathering = n_running and self._n_rounds - self._last_began < GATHER * self._lived
+            return 0 if is_gathering else free
         return min(free, max(0, 1 + int(self._whole_budget.work / self._each) - n_running))
 
     def begin(self, place: int, key: int, instance: Any) -> None:
@@ -108,10 +115,19 @@ class Running:
         Args:
             key: on which its random numbers depend.
         """
-        self._keys[place] = key
-        self._ledger.begin(place)
+        self._take(place, key)
         self._phases.arrive(place, instance)
         self._ready.add(place)
+
+    def join(self, graph: Graph, places: Sequence[int], keys: Sequence[int]) -> None:
+        """Let the programs of a recorded graph run at some free places; the keys are as of `begin`."""
+        for place, key in zip(places, keys, strict=True):
+            self._take(place, key)
+        self._recorded.append(Recorded(graph, places))
+
+    def _take(self, place: int, key: int) -> None:
+        self._keys[place], self._born[place], self._last_began = key, self._n_rounds, self._n_rounds
+        self._ledger.begin(place)
 
     def record(self) -> dict[int, Exception]:
         """Let the programs that can go on do so; give the errors of those that failed, whose places are free.
@@ -119,20 +135,19 @@ class Running:
         Raises:
             AutobatchError: a call that none of them recorded alone is to blame for.
         """
-        if not self._ready:
+        if not self._ready and not self._recorded:
             return {}
-        phases, ready = self._phases, sorted(self._ready)
+        phases, ready, failed = self._phases, sorted(self._ready), dict[int, Exception]()
         before = phases.graph.n_nodes
         if self._recorder.is_async:
             waiting, failed = phases.resume(ready)
             self._waiting.update(waiting)
         else:
-            recorded, failed = phases.record(ready)
-            if self._is_whole(recorded):
-                self._whole = recorded[0]
-            else:
-                for graph, places in recorded:
-                    self._waiting.update(phases.take(graph, places))
+            recorded, self._recorded = self._recorded, []
+            if ready:
+                found, failed = phases.record(ready)
+                recorded += found
+            self._join(recorded)
         self._n_pending += phases.graph.n_nodes - before
         self._ready.clear()
         self._pending = None
@@ -140,15 +155,20 @@ class Running:
             self._leave(place)
         return failed
 
-    def _is_whole(self, recorded: list[Recorded]) -> bool:
-        """Whether all that was recorded can run as a mini-batch: nothing is on its way, and it takes not too long."""
-        if self._waiting or len(recorded) != 1:
-            return False
-        work = work_of(recorded[0].graph, self._recorder.types.arrays().product_work)
-        return float(work.sum()) <= 2.0 * self._whole_budget.work
+    def _join(self, recorded: list[Recorded]) -> None:
+        """Let recorded graphs be the next mini-batch, if nothing is on its way and they are not long; else add them."""
+        work = self._recorder.types.arrays().product_work
+        total = sum(float(work_of(graph, work).sum()) for graph, _ in recorded)
+        if recorded and not self._waiting and total <= 2.0 * self._whole_budget.work:
+            graph = merge_graphs([graph for graph, _ in recorded])
+            self._whole = Recorded(graph, [place for _, places in recorded for place in places])
+            return
+        for graph, places in recorded:
+            self._waiting.update(self._phases.take(graph, places))
 
     def run(self) -> Round | None:
         """Run a round; None if nothing is to be run."""
+        self._n_rounds += 1
         if self._whole is not None:
             whole, self._whole = self._whole, None
             return self._run_whole(whole)
@@ -219,6 +239,7 @@ class Running:
         return ended
 
     def _ended(self, place: int, result: Any) -> Ended:
+        self._lived += SMOOTHING * (self._n_rounds - int(self._born[place]) - self._lived)
         return Ended(place, result, *self._ledger.of(place))
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
