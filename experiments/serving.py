@@ -47,6 +47,7 @@ MODULES = (*RUNTIME, "autobatch.serving")
 SERVER, AGENDA, WINDOW, GREEDY = "server", "agenda", "window", "window 0"
 ALONE, TORCH = "one at a time", "PyTorch, one at a time"
 REPEATS = 4
+WARM = 0.5  # seconds
 LATENCIES = ("p50, ms", "p99, ms", "answered/s")
 
 
@@ -194,9 +195,11 @@ def draw_arrivals(rate: float, config: Config) -> list[float]:
 
 
 def warm(server: Any, instances: Sequence[Any], n: int) -> None:
-    """Send some requests first, so that all is compiled, and memory is there."""
-    for future in [server.submit(instance) for instance in instances[:n]]:
-        future.result()
+    """Send requests for some time first, so many at once, so that all is compiled, and memory is there."""
+    began, given = time.perf_counter(), itertools.cycle(instances)
+    while time.perf_counter() - began < WARM:
+        for future in [server.submit(instance) for instance in itertools.islice(given, n)]:
+            future.result()
 
 
 def send_at(

@@ -77,11 +77,21 @@ class Arrivals(Phases):
 
     def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, Exception]]:
         """Record the programs at some places, which await nothing; if one of several fails, each alone."""
-        recorded, failed = record_each(self._recorder, [self._given.pop(place) for place in places])
-        return (
-            [Recorded(graph, [places[k] for k in which]) for graph, which in recorded],
-            {places[k]: error for k, error in failed.items()},
-        )
+        try:
+            graph = self._recorder.record([self._given[place] for place in places])
+        except Exception as error:
+            if len(places) == 1:
+                del self._given[places[0]]
+                return [], {places[0]: error}
+            recorded, failed = list[Recorded](), dict[int, Exception]()
+            for place in places:
+                found = self.record([place])
+                recorded += found[0]
+                failed.update(found[1])
+            return recorded, failed
+        for place in places:
+            del self._given[place]
+        return [Recorded(graph, places)], {}
 
     def take(self, graph: Graph, places: Sequence[int]) -> dict[int, Waiting]:
         """Add the instances of a recorded graph to the growing one, each at a place; give what each waits for."""
@@ -108,28 +118,3 @@ class Arrivals(Phases):
         if self._recorder.is_async:
             with stage(self._calls):
                 self.programs[place].end(GraphError("the request was given up."))
-
-
-def record_each(
-    recorder: Recorder, instances: Sequence[Any]
-) -> tuple[list[tuple[Graph, Sequence[int]]], dict[int, Exception]]:
-    """Record functions that await nothing; if one of several fails, each alone.
-
-    Returns:
-        The graphs, each with the numbers of its instances; and the errors of the others, by number.
-    """
-    graphs, failed = list[tuple[Graph, Sequence[int]]](), dict[int, Exception]()
-
-    def record(numbers: Sequence[int]) -> None:
-        try:
-            graphs.append((recorder.record([instances[k] for k in numbers]), numbers))
-        except Exception as error:
-            if len(numbers) == 1:
-                failed[numbers[0]] = error
-                return
-            for number in numbers:
-                record([number])
-
-    if instances:
-        record(range(len(instances)))
-    return graphs, failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST_RATE = 1e10  # multiply-adds a second, until rounds were timed
+FIRST_RATE = 1e11  # multiply-adds a second, until rounds were timed: so that the first ones are large
 
 
 class Budget:

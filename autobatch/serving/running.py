@@ -21,7 +21,6 @@ from autobatch.api import Batched
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
-from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NONE
 from autobatch.jit.arrays import IntArray
@@ -89,7 +88,6 @@ class Running:
         self._keys = np.zeros(n_places, np.int64)
         self._ready: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
-        self._recorded = list[Recorded]()  # that joins next
         self._whole: Recorded | None = None  # what runs as a mini-batch, next
         self._over = list[Ended]()  # that are yet to be given
         self._pending: Pending | None = None  # if nothing has changed since it was found
@@ -115,19 +113,10 @@ class Running:
         Args:
             key: on which its random numbers depend.
         """
-        self._take(place, key)
-        self._phases.arrive(place, instance)
-        self._ready.add(place)
-
-    def join(self, graph: Graph, places: Sequence[int], keys: Sequence[int]) -> None:
-        """Let the programs of a recorded graph run at some free places; the keys are as of `begin`."""
-        for place, key in zip(places, keys, strict=True):
-            self._take(place, key)
-        self._recorded.append(Recorded(graph, places))
-
-    def _take(self, place: int, key: int) -> None:
         self._keys[place], self._born[place], self._last_began = key, self._n_rounds, self._n_rounds
         self._ledger.begin(place)
+        self._phases.arrive(place, instance)
+        self._ready.add(place)
 
     def record(self) -> dict[int, Exception]:
         """Let the programs that can go on do so; give the errors of those that failed, whose places are free.
@@ -135,19 +124,20 @@ class Running:
         Raises:
             AutobatchError: a call that none of them recorded alone is to blame for.
         """
-        if not self._ready and not self._recorded:
+        if not self._ready:
             return {}
-        phases, ready, failed = self._phases, sorted(self._ready), dict[int, Exception]()
+        phases, ready = self._phases, sorted(self._ready)
         before = phases.graph.n_nodes
         if self._recorder.is_async:
             waiting, failed = phases.resume(ready)
             self._waiting.update(waiting)
         else:
-            recorded, self._recorded = self._recorded, []
-            if ready:
-                found, failed = phases.record(ready)
-                recorded += found
-            self._join(recorded)
+            recorded, failed = phases.record(ready)
+            if self._is_whole(recorded):
+                self._whole = recorded[0]
+            else:
+                for graph, places in recorded:
+                    self._waiting.update(phases.take(graph, places))
         self._n_pending += phases.graph.n_nodes - before
         self._ready.clear()
         self._pending = None
@@ -155,16 +145,12 @@ class Running:
             self._leave(place)
         return failed
 
-    def _join(self, recorded: list[Recorded]) -> None:
-        """Let recorded graphs be the next mini-batch, if nothing is on its way and they are not long; else add them."""
-        work = self._recorder.types.arrays().product_work
-        total = sum(float(work_of(graph, work).sum()) for graph, _ in recorded)
-        if recorded and not self._waiting and total <= 2.0 * self._whole_budget.work:
-            graph = merge_graphs([graph for graph, _ in recorded])
-            self._whole = Recorded(graph, [place for _, places in recorded for place in places])
-            return
-        for graph, places in recorded:
-            self._waiting.update(self._phases.take(graph, places))
+    def _is_whole(self, recorded: list[Recorded]) -> bool:
+        """Whether all that was recorded can run as a mini-batch: nothing is on its way, and it takes not too long."""
+        if self._waiting or len(recorded) != 1:
+            return False
+        work = work_of(recorded[0].graph, self._recorder.types.arrays().product_work)
+        return float(work.sum()) <= 2.0 * self._whole_budget.work
 
     def run(self) -> Round | None:
         """Run a round; None if nothing is to be run."""

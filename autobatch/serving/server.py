@@ -8,10 +8,11 @@ fails, is cancelled, or passes its deadline leaves its place; the others do not 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import threading
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import aclosing
 from functools import partial
 from inspect import isasyncgenfunction
@@ -22,15 +23,53 @@ from typing import Any, NamedTuple, Self
 from autobatch.api import Batched, batched
 from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
 from autobatch.schedule.schedule import Policy
-from autobatch.serving.ahead import Ahead, Taken
 from autobatch.serving.counts import Counts
-from autobatch.serving.queue import Queue, Request
 from autobatch.serving.running import Running
 from autobatch.system.turns import run_lock
 from autobatch.trace.awaiting import holds_value
 
 MOST_RUNNING = 128
 MOST_WAITING = 4096
+PATIENCE = 2.0
+"""Seconds after which a request in the queue goes before all that come later, whatever their deadlines are."""
+
+
+class Request:
+    """A request: its instance, and the future of its result.
+
+    Attributes:
+        number: counts requests.
+        deadline, arrived, begun: times of `time.monotonic`; it begins when it has a place.
+        urgent: the time by which requests in the queue are ordered.
+    """
+
+    __slots__ = ("arrived", "begun", "deadline", "future", "instance", "number", "urgent")
+
+    def __init__(self, number: int, instance: Any, deadline: float) -> None:
+        self.number, self.instance, self.deadline, self.arrived = number, instance, deadline, monotonic()
+        self.begun, self.urgent = self.arrived, min(deadline, self.arrived + PATIENCE)
+        self.future = Future[Any]()
+
+    def __lt__(self, other: Request) -> bool:
+        return (self.urgent, self.number) < (other.urgent, other.number)
+
+    def finish(self, result: Any) -> None:
+        """Set the result, unless the request was cancelled."""
+        try:
+            self.future.set_result(result)
+        except InvalidStateError:
+            self.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error, unless the request was cancelled."""
+        try:
+            self.future.set_exception(error)
+        except InvalidStateError:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Let those know that wait for a request that was cancelled."""
+        self.future.set_running_or_notify_cancel()
 
 
 class Streamed(NamedTuple):
@@ -55,13 +94,13 @@ class Server:
         self._streams = isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__)
         batched = batched.of_programs(_as_program)
         self._engine, self._n_places, self._max_waiting = batched, max_running, max_waiting
-        self._queue = Queue()
+        self._queue: list[Request] = []
         self._alone: list[Request] = []
-        self._ahead = None if batched.recorder.is_async else Ahead(self._queue, batched.recorder)
         self._at: dict[int, Request] = {}
         self._running: Running | None = None
         self._n_taken, self._is_closing = 0, False
         self._was_cancelled, self._next_deadline = False, math.inf  # among the requests that run
+        self._changed = threading.Condition()
         self._counts = Counts()
         self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
         self._thread.start()
@@ -112,24 +151,20 @@ class Server:
             if not isinstance(deadline, (int, float)) or not deadline > 0:
                 raise DataError(f"deadline={deadline!r} is no number of seconds; give one above 0, or None.")
             until = monotonic() + deadline
-        with self._queue.changed:
+        with self._changed:
             if self._is_closing:
                 raise ServingError("the server is closed, and takes no more requests.")
-            if self._n_waiting >= self._max_waiting:
+            if len(self._queue) >= self._max_waiting:
                 raise ServingError(
-                    f"{self._n_waiting} requests wait, and max_waiting={self._max_waiting} are the most; come again "
-                    f"in {self._counts.seconds_for(self._n_waiting):.2g} seconds."
+                    f"{len(self._queue)} requests wait, and max_waiting={self._max_waiting} are the most; come again "
+                    f"in {self._counts.seconds_for(len(self._queue)):.2g} seconds."
                 )
             request = Request(self._n_taken, instance, until)
             self._n_taken += 1
-            self._queue.push(request)
+            heapq.heappush(self._queue, request)
+            self._changed.notify()
         request.future.add_done_callback(self._note_end)
         return request.future
-
-    @property
-    def _n_waiting(self) -> int:
-        """The requests that have no place yet."""
-        return len(self._queue.requests) + (0 if self._ahead is None else self._ahead.n)
 
     def _note_end(self, future: Future[Any]) -> None:
         """Note, in whatever thread ends a request, that one was cancelled."""
@@ -146,14 +181,14 @@ class Server:
 
     def explain(self) -> Counts:
         """What the server did so far; prints as a table."""
-        with self._queue.changed:
-            return self._counts.copy(self._n_waiting, len(self._at), self._engine.recorder.types.names)
+        with self._changed:
+            return self._counts.copy(len(self._queue), len(self._at), self._engine.recorder.types.names)
 
     def close(self) -> None:
         """Take no more requests, and wait until all that were taken are done."""
-        with self._queue.changed:
+        with self._changed:
             self._is_closing = True
-            self._queue.changed.notify_all()
+            self._changed.notify()
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -183,30 +218,21 @@ class Server:
                 except Exception as error:
                     self._recover(error)
         except BaseException as error:
-            with self._queue.changed:
+            with self._changed:
                 self._is_closing = True
-            for request in [*self._at.values(), *self._alone, *self._queue.requests]:
+            for request in [*self._at.values(), *self._alone, *self._queue]:
                 request.fail(error)
             raise
-        finally:
-            if self._ahead is not None:
-                self._ahead.close()
         if self._running is not None:
             self._running.close()
 
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing any more."""
-        ahead = self._ahead
-        with self._queue.changed:
-            while not (self._alone or self._at):
-                if ahead is not None and ahead.n:
-                    if ahead.has_some:
-                        break
-                elif self._queue.requests:
-                    break
-                elif self._is_closing:
+        with self._changed:
+            while not (self._queue or self._alone or self._at):
+                if self._is_closing:
                     return False
-                self._queue.changed.wait()
+                self._changed.wait()
         return True
 
     def _begin(self, running: Running) -> None:
@@ -219,31 +245,18 @@ class Server:
                     running.leave(place)
                     del self._at[place]
             self._next_deadline = min((request.deadline for request in self._at.values()), default=math.inf)
-        recorded, failed, new = self._next(running)
-        for request, error in failed:
-            self._fail(request, error)
-        free = (place for place in range(self._n_places) if place not in self._at)
-        for taken in recorded:
-            places = [self._give_place(request, next(free), now) for request in taken.requests]
-            running.join(taken.graph, places, [request.number for request in taken.requests])
+        with self._changed:
+            if self._alone:  # one at a time, without others
+                new = [] if self._at else [self._alone.pop()]
+            else:
+                new = [heapq.heappop(self._queue) for _ in range(min(running.room(len(self._at)), len(self._queue)))]
+        free = iter([place for place in range(self._n_places) if place not in self._at] if new else [])
         for request in new:
             if not self._is_over(request, now):
-                running.begin(self._give_place(request, next(free), now), request.number, request.instance)
-
-    def _next(self, running: Running) -> tuple[list[Taken], list[tuple[Request, Exception]], list[Request]]:
-        """What was recorded ahead and is to run, the requests for which that failed, and those to be begun."""
-        room, ahead = running.room(len(self._at)), self._ahead
-        with self._queue.changed:
-            if self._alone:  # one at a time, without others
-                return [], [], [] if self._at else [self._alone.pop()]
-            if ahead is None or not ahead.n:
-                return [], [], self._queue.pop(room)
-            return ahead.take(self._n_places - len(self._at))
-
-    def _give_place(self, request: Request, place: int, now: float) -> int:
-        self._at[place], request.begun = request, now
-        self._next_deadline = min(self._next_deadline, request.deadline)
-        return place
+                place = next(free)
+                self._at[place], request.begun = request, now
+                running.begin(place, request.number, request.instance)
+                self._next_deadline = min(self._next_deadline, request.deadline)
 
     def _is_over(self, request: Request, now: float) -> bool:
         """Whether a request was cancelled, or is too late, which fails it."""
@@ -260,14 +273,10 @@ class Server:
         """Record what can go on, run a round, and answer."""
         for place, error in running.record().items():
             self._fail(self._at.pop(place), error)
-        if self._ahead is not None:
-            self._ahead.let(running.room(0))
         with run_lock():
             done = running.run()
             over = running.answer()
             running.compact()
-        if self._ahead is not None:
-            self._ahead.let(0)
         now = monotonic()
         for ended in over:
             request = self._at.pop(ended.place)

@@ -193,7 +193,7 @@ def test_a_program_that_waits_for_ever_is_cancelled_while_it_runs() -> None:
 
 
 def test_deadlines_order_the_queue_and_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autobatch.serving.queue.PATIENCE", 1e3)
+    monkeypatch.setattr("autobatch.serving.server.PATIENCE", 1e3)
     gate, order = Gate(), list[float]()
     with serve(gate, max_running=1) as server:
         server.submit(None)
@@ -210,7 +210,7 @@ def test_deadlines_order_the_queue_and_end_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_nobody_is_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """While requests with early deadlines keep coming, one without a deadline gets its turn."""
-    monkeypatch.setattr("autobatch.serving.queue.PATIENCE", 0.2)
+    monkeypatch.setattr("autobatch.serving.server.PATIENCE", 0.2)
     patient = threading.Event()
 
     def run(x: float) -> float:
