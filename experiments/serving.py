@@ -47,7 +47,8 @@ MODULES = (*RUNTIME, "autobatch.serving")
 SERVER, AGENDA, WINDOW, GREEDY = "server", "agenda", "window", "window 0"
 ALONE, TORCH = "one at a time", "PyTorch, one at a time"
 REPEATS = 4
-WARM = 0.5  # seconds
+Taken = tuple[list[float], float]
+"""The seconds that requests took, and how many were answered a second."""
 LATENCIES = ("p50, ms", "p99, ms", "answered/s")
 
 
@@ -60,8 +61,10 @@ class Config(Settings):
     windows: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03)
     batch_size: int = 64
     n_full: int = 512
-    seconds: float = 3.0
-    """Of each way and load."""
+    turns: int = 3
+    """Of each way, at each load, one after the other."""
+    seconds: float = 1.5
+    """Of each turn."""
 
 
 class Windows:
@@ -136,34 +139,53 @@ def make_load(part: str, config: Config) -> Load:
 
 
 def measure(config: Config, part: str) -> Findings:
-    """Measure the capacities of all ways, then how long requests take."""
+    """Measure the capacities of all ways, then how long requests take; the ways take turns at each load."""
     load = make_load(part, config)
-    capacities = dict[str, float]()
-    for way, make in load.ways.items():
-        if way.startswith(WINDOW) and way != GREEDY:
-            continue
-        n = config.n_full // 8 if way in (ALONE, TORCH) else config.n_full
-        capacities[way] = find_capacity(make, load.instances[:n])
+    servers = {way: make() for way, make in load.ways.items()}
+    capacities = {
+        way: find_capacity(server, load.instances[: config.n_full // 8 if way in (ALONE, TORCH) else config.n_full])
+        for way, server in servers.items()
+        if way == GREEDY or not way.startswith(WINDOW)
+    }
     seconds = dict[str, list[float]]()
     figures: dict[str, Any] = {"capacities": capacities, "open": {}, "closed": {}}
     for share in config.loads:
         rate = share * capacities[GREEDY]
         times = draw_arrivals(rate, config)
-        taken = {
-            way: send_at(make, load.instances, times, config)
-            for way, make in load.ways.items()
+        able = {
+            way: partial(send_at, server, load.instances, times)
+            for way, server in servers.items()
             if way not in (ALONE, TORCH) or rate < capacities[way]  # else their queue only grows
         }
+        taken = take_turns(able, config.turns)
         seconds |= {f"load {share:g}, {way}": latencies for way, (latencies, _) in taken.items()}
         figures["open"][f"{share:g}"] = {"arrive": rate, **summarize(taken)}
     for n_clients in config.clients:
-        taken = {way: send_after_answers(make, load.instances, n_clients, config) for way, make in load.ways.items()}
+        able = {
+            way: partial(send_after_answers, server, load.instances, n_clients, config.seconds)
+            for way, server in servers.items()
+        }
+        taken = take_turns(able, config.turns)
         seconds |= {f"{n_clients} clients, {way}": latencies for way, (latencies, _) in taken.items()}
         figures["closed"][str(n_clients)] = summarize(taken)
+    for server in servers.values():
+        server.close()
     return Findings(seconds, figures, "\n\n".join(table.text() for table in tables_of(part, figures)))
 
 
-def summarize(taken: Mapping[str, tuple[list[float], float]]) -> dict[str, Any]:
+def take_turns(ways: Mapping[str, Callable[[], Taken]], turns: int) -> dict[str, Taken]:
+    """Let each way answer requests in turn with the others; give the latencies of all turns, and the mean rate."""
+    taken: dict[str, list[Taken]] = {way: [] for way in ways}
+    for _ in range(turns):
+        for way, send in ways.items():
+            taken[way].append(send())
+    return {
+        way: ([latency for latencies, _ in found for latency in latencies], sum(rate for _, rate in found) / turns)
+        for way, found in taken.items()
+    }
+
+
+def summarize(taken: Mapping[str, Taken]) -> dict[str, Any]:
     """Milliseconds of the median and the 99th percentile, and answers a second, of each way; of windows the best."""
     found = {
         way: [*(1e3 * float(ms) for ms in np.percentile(latencies, (50, 99))), answered]
@@ -175,15 +197,14 @@ def summarize(taken: Mapping[str, tuple[list[float], float]]) -> dict[str, Any]:
     return {"length": float(best.split()[-1]), "ways": {WINDOW: found[best], **others}}
 
 
-def find_capacity(make: Callable[[], Any], instances: Sequence[Any]) -> float:
+def find_capacity(server: Any, instances: Sequence[Any]) -> float:
     """Requests that are answered a second, when all are there at once."""
-    server, took = make(), list[float]()
+    took = list[float]()
     for _ in range(REPEATS):  # the first time warms up
         began = time.perf_counter()
         for future in [server.submit(instance) for instance in instances]:
             future.result()
         took.append(time.perf_counter() - began)
-    server.close()
     return len(instances) / min(took)
 
 
@@ -194,21 +215,9 @@ def draw_arrivals(rate: float, config: Config) -> list[float]:
     return times
 
 
-def warm(server: Any, instances: Sequence[Any], n: int) -> None:
-    """Send requests for some time first, so many at once, so that all is compiled, and memory is there."""
-    began, given = time.perf_counter(), itertools.cycle(instances)
-    while time.perf_counter() - began < WARM:
-        for future in [server.submit(instance) for instance in itertools.islice(given, n)]:
-            future.result()
-
-
-def send_at(
-    make: Callable[[], Any], instances: Sequence[Any], times: Sequence[float], config: Config
-) -> tuple[list[float], float]:
+def send_at(server: Any, instances: Sequence[Any], times: Sequence[float]) -> Taken:
     """Send requests at some times; give the seconds that each took, and how many were answered a second."""
-    server, ends, futures = make(), [0.0] * len(times), list[Future[Any]]()
-    warm(server, instances, config.batch_size)
-    began = time.perf_counter()
+    ends, futures, began = [0.0] * len(times), list[Future[Any]](), time.perf_counter()
 
     def note(number: int, future: Future[Any]) -> None:
         ends[number] = time.perf_counter() - began
@@ -222,22 +231,17 @@ def send_at(
         futures.append(future)
     for future in futures:
         future.result()
-    server.close()
     return [end - at for end, at in zip(ends, times, strict=True)], len(times) / max(ends)
 
 
-def send_after_answers(
-    make: Callable[[], Any], instances: Sequence[Any], n_clients: int, config: Config
-) -> tuple[list[float], float]:
+def send_after_answers(server: Any, instances: Sequence[Any], n_clients: int, seconds: float) -> Taken:
     """Let clients send one request after the other for some time; give the seconds that each took, and their rate."""
-    server, taken = make(), list[float]()
-    warm(server, instances, n_clients)
-    began = time.perf_counter()
+    taken, began = list[float](), time.perf_counter()
 
     def be_client(own: Sequence[Any]) -> None:
         for instance in itertools.cycle(own):
             sent = time.perf_counter()
-            if sent - began > config.seconds:
+            if sent - began > seconds:
                 return
             server.submit(instance).result()
             taken.append(time.perf_counter() - sent)
@@ -247,9 +251,7 @@ def send_after_answers(
         client.start()
     for client in clients:
         client.join()
-    lasted = time.perf_counter() - began
-    server.close()
-    return taken, len(taken) / lasted
+    return taken, len(taken) / (time.perf_counter() - began)
 
 
 def tables_of(part: str, figures: Any) -> list[Table]:
@@ -311,7 +313,7 @@ CLAIM = Claim(
         "capacity of window 0), and of clients that wait for their answers (closed loop)."
     ),
     settings=Config(),
-    quick=Config(loads=(0.5,), clients=(8,), windows=(0.0, 0.01), n_full=64, seconds=0.5),
+    quick=Config(loads=(0.5,), clients=(8,), windows=(0.0, 0.01), n_full=64, turns=1, seconds=0.5),
     parts=PARTS,
     quick_parts=("tree-lstm-64",),
     measure=measure,

@@ -5,7 +5,8 @@
       └───────────── numbers that a program awaited; or its result, and its place is free ◀──────┘
 
 A round takes about `QUANTUM` seconds, so that what arrives meanwhile waits no longer than that before it shares batches
-with what is on its way; `autobatch.serving.choosing` says what is in it.
+with what is on its way; `autobatch.serving.choosing` says what is in it. Programs that await nothing skip the growing
+graph, as long as none of them is long: what has arrived runs as a mini-batch of `ab.batched`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
 from autobatch.serving.budget import Budget
 from autobatch.serving.choosing import PER_NODE, Pending, work_of
+from autobatch.serving.gathering import Gathering
 from autobatch.serving.ledger import Ledger
 from autobatch.serving.results import KeptResults
 from autobatch.system.turns import recording_lock
@@ -37,9 +39,7 @@ QUANTUM = 8e-3
 """Seconds that a round shall take: short against a request, long against what a round costs beside its batches."""
 WHOLE = 30e-3
 """Seconds that a mini-batch of programs that await nothing shall take; nothing joins it."""
-GATHER = 1 / 16
-"""Of the rounds of a request that awaits values: as long new ones wait for others, so that they begin together."""
-SMOOTHING = 0.2  # of means over requests: the weight of the last one
+SMOOTHING = 0.2  # of the mean work of a request: the weight of the last mini-batch
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
 
 
@@ -95,16 +95,13 @@ class Running:
         self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
         self._n_pending, self._has_others = 0, False  # nodes; whether some of them are not needed
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
-        self._ledger = Ledger(n_places)
-        self._n_rounds, self._last_began, self._lived = 0, 0, 0.0  # rounds: in all, then, and the mean of a request
-        self._born = np.zeros(n_places, np.int64)  # the rounds before the program at each place
+        self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
 
     def room(self, n_running: int) -> int:
         """How many requests may begin now."""
         free = len(self._keys) - n_running
         if self._recorder.is_async:
-            is_gathering = n_running and self._n_rounds - self._last_began < GATHER * self._lived
-            return 0 if is_gathering else free
+            return free if self._gathering.is_open or not n_running else 0
         return min(free, max(0, 1 + int(self._whole_budget.work / self._each) - n_running))
 
     def begin(self, place: int, key: int, instance: Any) -> None:
@@ -113,8 +110,9 @@ class Running:
         Args:
             key: on which its random numbers depend.
         """
-        self._keys[place], self._born[place], self._last_began = key, self._n_rounds, self._n_rounds
+        self._keys[place] = key
         self._ledger.begin(place)
+        self._gathering.begin(place)
         self._phases.arrive(place, instance)
         self._ready.add(place)
 
@@ -154,7 +152,7 @@ class Running:
 
     def run(self) -> Round | None:
         """Run a round; None if nothing is to be run."""
-        self._n_rounds += 1
+        self._gathering.count_round()
         if self._whole is not None:
             whole, self._whole = self._whole, None
             return self._run_whole(whole)
@@ -225,7 +223,7 @@ class Running:
         return ended
 
     def _ended(self, place: int, result: Any) -> Ended:
-        self._lived += SMOOTHING * (self._n_rounds - int(self._born[place]) - self._lived)
+        self._gathering.end(place)
         return Ended(place, result, *self._ledger.of(place))
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
