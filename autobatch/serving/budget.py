@@ -8,8 +8,8 @@ FIRST_RATE = 1e11  # multiply-adds a second, until rounds were timed: so that th
 class Budget:
     """The work that a round of some seconds may have, in multiply-adds.
 
-    A round that was too long says how much less there shall be. One that was short says how much there may be at least:
-    larger rounds do more a second, for their batches are fuller.
+    A round that was too long says how much less there shall be, at least half: a small one may have been interrupted.
+    One that was short says how much there may be at least: larger rounds do more a second, as their batches are fuller.
 
     Args:
         seconds: that a round shall take.
@@ -21,4 +21,4 @@ class Budget:
     def learn(self, work: float, seconds: float) -> None:
         """Learn from a round with so much work, which took so long."""
         scaled = work * self._seconds / max(seconds, 1e-9)
-        self.work = scaled if seconds > self._seconds else max(self.work, scaled)
+        self.work = max(0.5 * self.work if seconds > self._seconds else self.work, scaled)

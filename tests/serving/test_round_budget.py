@@ -28,3 +28,11 @@ def test_small_rounds_leave_it_large() -> None:
     for _ in range(100):
         budget.learn(1e3, 0.002)  # nearly all of it is what any round costs
     assert budget.work == before
+
+
+def test_an_interrupted_round_halves_it() -> None:
+    budget = Budget(0.02)
+    budget.learn(1e7, 0.02)
+    before = budget.work
+    budget.learn(1e3, 0.1)
+    assert budget.work == before / 2
