@@ -16,7 +16,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields, is_dataclass
 from importlib import resources
 from itertools import islice
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,7 +185,8 @@ class _Handler:
         from autobatch.serving.metrics import SEVERAL
 
         counts, worker = self._server.explain(), os.getpid() if SEVERAL in os.environ else None
-        return JSONResponse({**counts.summary(), "walk": [*islice(counts.visits(), MOST_VISITS)], "worker": worker})
+        walk = [*islice(counts.visits(), MOST_VISITS)]
+        return JSONResponse({**counts.summary(), "walk": walk, "worker": worker, "now": monotonic()})
 
     async def page(self, request: Request) -> Response:
         """The live page."""
