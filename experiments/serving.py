@@ -49,6 +49,8 @@ ALONE, TORCH = "one at a time", "PyTorch, one at a time"
 REPEATS = 4
 Taken = tuple[list[float], float]
 """The seconds that requests took, and how many were answered a second."""
+PERCENTS = (50, 99)
+COLUMNS = [*itertools.product(("0.5", "0.8"), PERCENTS, (WINDOW, SERVER))]
 LATENCIES = ("p50, ms", "p99, ms", "answered/s")
 
 
@@ -188,7 +190,7 @@ def take_turns(ways: Mapping[str, Callable[[], Taken]], turns: int) -> dict[str,
 def summarize(taken: Mapping[str, Taken]) -> dict[str, Any]:
     """Milliseconds of the median and the 99th percentile, and answers a second, of each way; of windows the best."""
     found = {
-        way: [*(1e3 * float(ms) for ms in np.percentile(latencies, (50, 99))), answered]
+        way: [*(1e3 * float(ms) for ms in np.percentile(latencies, PERCENTS)), answered]
         for way, (latencies, answered) in taken.items()
     }
     windows = [way for way in found if way.startswith(WINDOW)]
@@ -274,6 +276,19 @@ def tables_of(part: str, figures: Any) -> list[Table]:
 def tabulate(records: Records) -> list[Table]:
     """Show all parts."""
     return [table for part, record in records.items() for table in tables_of(part, record.figures)]
+
+
+def tabulate_some(records: Records) -> Table:
+    """Show capacities, and latencies at half and at four fifths of that of windows."""
+    header = ["", "requests/s: server", "windows", "one at a time", "PyTorch, one at a time"]
+    header += [f"p{percent} at {load}, {way}" for load, percent, way in COLUMNS]
+    rows = []
+    for part, record in records.items():
+        able, loads = record.figures["capacities"], record.figures["open"]
+        row = [part, *(f"{able[way]:,.0f}" for way in (SERVER, GREEDY, ALONE, TORCH))]
+        row += [f"{loads[load]['ways'][way][PERCENTS.index(percent)]:.0f} ms" for load, percent, way in COLUMNS]
+        rows.append(row)
+    return Table("", header, rows)
 
 
 def draw(records: Records, figure: Figure) -> None:

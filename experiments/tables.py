@@ -23,6 +23,7 @@ from typing import NamedTuple
 import ablation
 import batches
 import scale
+import serving
 import step_time
 import throughput
 import training
@@ -33,7 +34,9 @@ from digest import ROOT
 from records import RESULTS, origins, place_of, read_record, read_records, write_whole
 from table import Table
 
-DOCUMENTS = ("README.md", "docs/results.md", "docs/batching_policies.md", "docs/howto/torch_modules.md")
+DOCUMENTS = (
+    "README.md", "docs/results.md", "docs/batching_policies.md", "docs/howto/torch_modules.md", "docs/howto/serve.md"
+)  # fmt: skip
 INDEX = "experiments/results/README.md"
 FIGURES = {
     "docs/throughput.png": ("throughput", throughput.draw_summary),
@@ -129,6 +132,7 @@ TABLES = {
     "latency": Source("latency", ("",), tabulate_latency),
     "ragged": Source("ragged", ("",), tabulate_ragged),
     "decoding": Source("decoding", ("",), tabulate_decoding),
+    "serving": Source("serving", serving.PARTS, serving.tabulate_some),
     "modules": Source("modules_of_torch", ("dim-64", "dim-256"), tabulate_modules),
 }
 """By the name in the mark."""
