@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.backends.base import Run
+from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import Executor, join_columns
 from autobatch.engine.input_gradients import InputGradients
@@ -43,6 +44,7 @@ class TorchBatched(Batched):
     """A function over one instance, run on mini-batches; made by `abt.batched`."""
 
     executor: TorchExecutor
+    _is_served = False
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
@@ -92,6 +94,19 @@ class TorchBatched(Batched):
         assert isinstance(module, TorchModule)
         module.meet(listed)
         return listed
+
+    def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
+        """Another engine, of what `wrap` makes of the function; the one thread that may use it has no gradients."""
+        twin = super().of_programs(wrap)
+        twin._is_served = True
+        return twin
+
+    def options_now(self, training: bool, has_aux: bool | None) -> Options:
+        """The options with the facts of a call, see `autobatch.engine.engine.Engine`."""
+        if self._is_served:
+            torch.set_grad_enabled(False)
+            self._met(())
+        return super().options_now(training, has_aux)
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """What the function returned for each of some instances, with tensors; see `autobatch.api.Batched`."""

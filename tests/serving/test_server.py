@@ -9,12 +9,15 @@ import time
 from collections import deque
 from concurrent.futures import CancelledError
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import autobatch as ab
+import autobatch.torch as abt
 from autobatch.errors import DataError, GraphError, PlanError, ServingError
 from autobatch.serving import running
 from helpers.models.every_model import MODELS
@@ -300,3 +303,50 @@ def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) 
         assert after[-1] <= 1.1 * before[-1] + 1000  # objects
         for then, now in zip(before[:-1], after[:-1], strict=True):  # which have up to twice the room that is needed
             assert now <= 4 * (then + running.COMPACT_AT)
+
+
+class Net(torch.nn.Module):
+    """A recursion over nested pairs of vectors, in modules of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = torch.nn.Linear(6, 3)
+
+    def forward(self, given: Any) -> torch.Tensor:
+        if isinstance(given, torch.Tensor):
+            return given
+        return torch.tanh(self.join(torch.cat([self(one) for one in given])))
+
+
+def test_modules_of_torch_are_served() -> None:
+    net, x = Net().double(), torch.arange(3.0, dtype=torch.float64)
+    given = [(x, x), (x, (x, 2 * x)), x, ((x, x), (x, (x, x)))]
+    expected = [net(one) for one in given]
+    with ab.serve(abt.batched(net, backend="reference")) as server:
+        for future, value in zip([server.submit(one) for one in given * 3], expected * 3, strict=True):
+            found = future.result(WAIT)
+            assert isinstance(found, torch.Tensor)
+            assert not found.requires_grad
+            torch.testing.assert_close(found, value.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("rounds")
+def test_a_learned_machine_decides() -> None:
+    model, instances = MODELS["tree-lstm"]()
+    model.astype("float64")
+    batched = ab.batched(model.loss, backend="reference")
+    batched.learn_policy([instances], episodes=20)
+    with ab.serve(batched) as server:
+        for future, instance in zip([server.submit(x) for x in instances], instances, strict=True):
+            assert future.result(WAIT) == pytest.approx(model.loss(instance), abs=1e-10)
+
+
+def test_clocks_may_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of day is not looked at."""
+    jumps = cycle([0.0, 1e9, -1e9])
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    model, given = Model(), items(3, 1)
+    with serve(model.loop) as server:
+        futures = [server.submit(item, deadline=WAIT) for item in given * 5]
+        for future, item in zip(futures, given * 5, strict=True):
+            assert future.result(WAIT) == pytest.approx(ab.eager(model.loop, item), abs=1e-10)
