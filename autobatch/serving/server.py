@@ -53,6 +53,10 @@ class Request:
     def __lt__(self, other: Request) -> bool:
         return (self.urgent, self.number) < (other.urgent, other.number)
 
+    def is_over(self, now: float) -> bool:
+        """Whether it was cancelled, or is too late."""
+        return self.future.cancelled() or self.deadline < now
+
     def finish(self, result: Any) -> None:
         """Set the result, unless the request was cancelled."""
         try:
@@ -99,7 +103,7 @@ class Server:
         self._at: dict[int, Request] = {}
         self._running: Running | None = None
         self._n_taken, self._is_closing = 0, False
-        self._was_cancelled, self._next_deadline = False, math.inf  # among the requests that run
+        self._was_cancelled, self._next_deadline = False, math.inf  # among all requests
         self._changed = threading.Condition()
         self._counts = Counts()
         self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
@@ -161,6 +165,7 @@ class Server:
                 )
             request = Request(self._n_taken, instance, until)
             self._n_taken += 1
+            self._next_deadline = min(self._next_deadline, until)
             heapq.heappush(self._queue, request)
             self._changed.notify()
         request.future.add_done_callback(self._note_end)
@@ -239,12 +244,7 @@ class Server:
         """Take requests away that are over, and give free places to others."""
         now = monotonic()
         if self._was_cancelled or self._next_deadline < now:
-            self._was_cancelled = False
-            for place, request in [*self._at.items()]:
-                if self._is_over(request, now):
-                    running.leave(place)
-                    del self._at[place]
-            self._next_deadline = min((request.deadline for request in self._at.values()), default=math.inf)
+            self._clear(running, now)
         with self._changed:
             if self._alone:  # one at a time, without others
                 new = [] if self._at else [self._alone.pop()]
@@ -256,7 +256,23 @@ class Server:
                 place = next(free)
                 self._at[place], request.begun = request, now
                 running.begin(place, request.number, request.instance)
-                self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def _clear(self, running: Running, now: float) -> None:
+        """Take all requests away that are over, from places and from the queue."""
+        self._was_cancelled = False
+        for place, request in [*self._at.items()]:
+            if self._is_over(request, now):
+                running.leave(place)
+                del self._at[place]
+        with self._changed:
+            over = [request for request in self._queue if request.is_over(now)]
+            if over:
+                self._queue = [request for request in self._queue if request not in over]
+                heapq.heapify(self._queue)
+            left = (request.deadline for request in (*self._at.values(), *self._queue))
+            self._next_deadline = min(left, default=math.inf)
+        for request in over:
+            self._is_over(request, now)
 
     def _is_over(self, request: Request, now: float) -> bool:
         """Whether a request was cancelled, or is too late, which fails it."""

@@ -18,7 +18,7 @@ import torch
 
 import autobatch as ab
 import autobatch.torch as abt
-from autobatch.errors import DataError, GraphError, PlanError, ServingError
+from autobatch.errors import DataError, DeadlineError, GraphError, PlanError, ServingError
 from autobatch.serving import running
 from helpers.models.every_model import MODELS
 from helpers.programs.waiting_programs import Boom, Model, items
@@ -228,6 +228,38 @@ def test_nobody_is_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
             urgent.popleft().exception(WAIT)
             urgent.append(server.submit(1.0, deadline=0.1))
         assert 0.1 < time.monotonic() - began < WAIT
+
+
+def test_what_is_over_leaves_the_queue() -> None:
+    """Requests that were cancelled or are too late take no room from others, and are answered while others run."""
+    model, ended = Model(), threading.Event()
+
+    async def run(steps: Any) -> Any:
+        x: Any = np.ones(3)
+        while not ended.is_set() and steps:
+            x = model.turn(x)
+            await ab.value(model.total(x))
+        return model.total(x)
+
+    with serve(run, module=model, max_running=1, max_waiting=3) as server:
+        busy = server.submit(True)
+        while not server.explain().running:
+            time.sleep(0.001)
+        late, cancelled = server.submit(False, deadline=0.05), server.submit(False)
+        kept = server.submit(False)
+        with pytest.raises(ServingError, match="3 requests wait"):
+            server.submit(False)
+        assert cancelled.cancel()
+        assert isinstance(late.exception(WAIT), DeadlineError)
+        assert not busy.done()
+        while server.explain().waiting > 1:
+            time.sleep(0.001)
+        others = [server.submit(False), server.submit(False)]
+        ended.set()
+        for future in (busy, kept, *others):
+            future.result(WAIT)
+        counts = server.explain()
+    assert (counts.done, counts.failed, counts.cancelled) == (4, 1, 1)
 
 
 def test_too_many_requests_are_refused() -> None:
