@@ -93,5 +93,5 @@ def time_batches(check: Check, width: int, n_rows: int, repeats: int, blocks: in
     found: dict[str, list[float]] = {}
     for call in profile.calls:
         for batch in call.batches:
-            found.setdefault(names[batch.kind].rpartition(".")[2], []).append(batch.end - batch.start)
+            found.setdefault(names[batch.type_id].rpartition(".")[2], []).append(batch.end - batch.start)
     return found

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpu_check
-from gpu import correctness, policies, products
+from gpu import bandwidth, correctness, policies, products
 from gpu.check import Check, Result
 from harness import read_words
 from host_device import HostDevice
@@ -47,8 +47,11 @@ def test_all_sections_run_on_the_processor(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_compiler
-def test_products_and_launches_are_timed(check: Check) -> None:
-    for found, n_rows in ((products.time_products(check), 8), (products.time_launches(check), 9)):
+def test_products_launches_and_kernels_are_timed(check: Check) -> None:
+    found_and_rows = (
+        (products.time_products(check), 8), (products.time_launches(check), 9), (bandwidth.time_kernels(check), 4),
+    )  # fmt: skip
+    for found, n_rows in found_and_rows:
         assert len(found.rows) == n_rows
         assert not found.failures
         assert all(math.isfinite(value) for *_, value in found.rows)
