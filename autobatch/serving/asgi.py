@@ -16,13 +16,16 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields, is_dataclass
 from importlib import resources
 from itertools import islice
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autobatch.errors import AutobatchError, BackendError, DataError, DeadlineError, ServingError
+from autobatch.serving.counts import summarize
 from autobatch.serving.server import Server
+from autobatch.serving.workers import EVERY, SEVERAL, Workers
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -96,9 +99,10 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        warming = asyncio.create_task(handler.warm(warm_up))
+        tasks = [asyncio.create_task(work) for work in (handler.warm(warm_up), handler.publish())]
         yield
-        warming.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.to_thread(server.close)
 
     routes = [
@@ -128,6 +132,7 @@ class _Handler:
         self._metrics, self._max_body, self._max_instances = metrics, max_body, max_instances
         self._deadline, self._ready = deadline, ready
         self._not_ready = "not ready: warming up"
+        self._workers = Workers(Path(os.environ[SEVERAL])) if SEVERAL in os.environ else None
 
     async def warm(self, warm_up: Callable[[], object]) -> None:
         """Warm up, in a thread; then the server is ready. If that fails it never is, and `/readyz` says why."""
@@ -182,11 +187,18 @@ class _Handler:
         """What the live page shows."""
         from starlette.responses import JSONResponse
 
-        from autobatch.serving.metrics import SEVERAL
-
-        counts, worker = self._server.explain(), os.getpid() if SEVERAL in os.environ else None
+        counts = self._server.explain()
+        servers = [counts.figures(), *([] if self._workers is None else self._workers.others())]
         walk = [*islice(counts.visits(), MOST_VISITS)]
-        return JSONResponse({**counts.summary(), "walk": walk, "worker": worker, "now": monotonic()})
+        return JSONResponse({**summarize(servers), "walk": walk, "servers": len(servers), "now": monotonic()})
+
+    async def publish(self) -> None:
+        """Give the other workers the figures of this one, as long as they are wanted."""
+        if self._workers is not None:
+            while True:
+                if self._workers.is_wanted:
+                    self._workers.publish(self._server.explain().figures())
+                await asyncio.sleep(EVERY)
 
     async def page(self, request: Request) -> Response:
         """The live page."""

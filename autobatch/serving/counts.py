@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import quantiles
 from typing import Any, NamedTuple, Self
@@ -20,6 +20,7 @@ from autobatch.serving.running import Ended, Round
 N_KEPT = 1000  # rounds and latencies that are kept, the last ones
 N_SHOWN = 120  # rounds of a summary
 MILLI = 1e3
+SUMS = ("done", "failed", "cancelled", "waiting", "running")
 
 
 class Latency(NamedTuple):
@@ -136,33 +137,21 @@ class Counts:
                 here = tuple(self.names[t] for t in np.flatnonzero(ready[:, k]).tolist())
                 yield Visit(here, self.names[type_id], rows)
 
-    def shares(self) -> dict[str, float]:
-        """What the last requests waited for, as shares of their time."""
-        total = sum(one.seconds for one in self.latencies) or 1.0
-        return {
-            "queued": sum(one.queued for one in self.latencies) / total,
-            "own": sum(one.own for one in self.latencies) / total,
-            "others": sum(one.others for one in self.latencies) / total,
-            "rest": sum(one.rest for one in self.latencies) / total,
-        }
-
-    def summary(self) -> dict[str, Any]:
-        """The figures as JSON holds them: counts, percentiles of latencies, means of the last rounds; 0 without any."""
-        rounds, latencies = [*self.rounds], [MILLI * one.seconds for one in self.latencies]
-        n = max(len(rounds), 1)
-        n_batches, n_nodes = sum(r.rows.size for r in rounds), sum(int(r.rows.sum()) for r in rounds)
-        cuts = quantiles(latencies, n=100, method="inclusive") if len(latencies) > 1 else latencies * 99 or [0.0] * 99
+    def figures(self) -> dict[str, Any]:
+        """What `summarize` reads, as JSON holds it."""
         return {
             "done": self.done, "failed": self.failed, "cancelled": self.cancelled, "waiting": self.waiting,
-            "running": self.running, "p50_ms": cuts[49], "p99_ms": cuts[98], "shares": self.shares(),
-            "rounds": len(rounds), "requests": sum(r.n_programs for r in rounds) / n, "batches": n_batches / n,
-            "rows": n_nodes / max(n_batches, 1), "round_ms": MILLI * sum(r.seconds for r in rounds) / n,
-            "kernels_ms": MILLI * sum(r.kernels for r in rounds) / n,
-            "last": [[float(r.rows.mean()), r.n_programs] for r in rounds[-N_SHOWN:]],
+            "running": self.running, "latencies": [[*one] for one in self.latencies],
+            "rounds": [[r.n_programs, r.rows.size, int(r.rows.sum()), r.seconds, r.kernels] for r in self.rounds],
         }  # fmt: skip
 
+    def summary(self) -> dict[str, Any]:
+        """The figures in few numbers, see `summarize`."""
+        return summarize([self.figures()])
+
     def __str__(self) -> str:
-        found, shares = self.summary(), self.shares()
+        found = self.summary()
+        shares = found["shares"]
         lines = [
             f"requests: {self.done} done, {self.failed} failed, {self.cancelled} cancelled, {self.running} running, "
             f"{self.waiting} waiting"
@@ -183,6 +172,32 @@ class Counts:
                 for name, (n_batches, n_nodes) in self.batches().items()
             ]
         return "\n".join(lines)
+
+
+def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Say what one server did, or what several did together, from their `Counts.figures`.
+
+    Returns:
+        Counts, percentiles of latencies and the shares of what requests waited for, and means of the last rounds, as
+        JSON holds them; 0 where there is nothing. `last` has the rows of a batch and the requests of the last rounds of
+        the first server.
+    """
+    latencies = [Latency(*one) for found in servers for one in found["latencies"]]
+    rounds = [one for found in servers for one in found["rounds"]]
+    n_programs, n_batches, n_nodes, seconds, kernels = np.array(rounds, float).reshape(-1, 5).sum(axis=0).tolist()
+    ms, total, n = [MILLI * one.seconds for one in latencies], sum(one.seconds for one in latencies), len(rounds) or 1
+    cuts = quantiles(ms, n=100, method="inclusive") if len(ms) > 1 else ms * 99 or [0.0] * 99
+    parts = {
+        "queued": sum(one.queued for one in latencies), "own": sum(one.own for one in latencies),
+        "others": sum(one.others for one in latencies), "rest": sum(one.rest for one in latencies),
+    }  # fmt: skip
+    return {
+        **{what: sum(found[what] for found in servers) for what in SUMS},
+        "p50_ms": cuts[49], "p99_ms": cuts[98], "shares": {what: part / (total or 1.0) for what, part in parts.items()},
+        "rounds": len(rounds), "requests": n_programs / n, "batches": n_batches / n,
+        "rows": n_nodes / max(n_batches, 1), "round_ms": MILLI * seconds / n, "kernels_ms": MILLI * kernels / n,
+        "last": [[one[2] / one[1], one[0]] for one in servers[0]["rounds"][-N_SHOWN:]],
+    }  # fmt: skip
 
 
 def ready_types(graph: Graph, schedule: Schedule) -> NDArray[np.bool_]:

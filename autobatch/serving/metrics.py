@@ -8,8 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from autobatch.serving.counts import Counts
+from autobatch.serving.workers import SEVERAL
 
-SEVERAL = "PROMETHEUS_MULTIPROC_DIR"  # is set where several processes add up their metrics
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 

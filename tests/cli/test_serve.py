@@ -186,6 +186,13 @@ def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
         counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
         assert counted is not None
         assert int(counted[1]) == 21
+        for _ in range(40):  # until the other worker has been asked
+            live = json.loads(ask(port, "GET", "/live")[1])
+            if live["servers"] == 2:
+                break
+            time.sleep(0.1)
+        assert live["servers"] == 2
+        assert live["done"] >= 21  # and what warmed them up
         workers = workers_of(process)
         assert len(workers) == 2
         time.sleep(5.5)  # a worker that dies sooner is not begun again

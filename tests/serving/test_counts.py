@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from autobatch.graph.build import make_graph
 from autobatch.graph.graph import NamedTypes
 from autobatch.policies import get
 from autobatch.serving import running
-from autobatch.serving.counts import Counts, ready_types
+from autobatch.serving.counts import Counts, ready_types, summarize
 from helpers.programs.waiting_programs import Model, items
 from helpers.runs.ways import each
 
@@ -35,7 +37,7 @@ def test_the_time_of_a_request_is_shared_out() -> None:
     for one in found.latencies:
         assert min(one.queued, one.own, one.others, one.rest) >= -1e-9
         assert one.queued + one.own + one.others + one.rest == pytest.approx(one.seconds)
-    assert sum(found.shares().values()) == pytest.approx(1.0)
+    assert sum(found.summary()["shares"].values()) == pytest.approx(1.0)
     assert sum(one.own for one in found.latencies) == pytest.approx(sum(done.kernels for done in found.rounds))
     assert max(one.queued for one in found.latencies) > 0  # three places for twelve
     assert max(one.others for one in found.latencies) > 0
@@ -58,6 +60,20 @@ def test_a_server_that_did_nothing_says_so() -> None:
     assert [*found.visits()] == []
     assert found.summary()["shares"] == {"queued": 0.0, "own": 0.0, "others": 0.0, "rest": 0.0}
     assert str(found) == "requests: 0 done, 0 failed, 0 cancelled, 0 running, 0 waiting"
+
+
+def test_several_servers_are_summed_up() -> None:
+    one, other = served(7).figures(), served(5).figures()
+    assert json.loads(json.dumps(one)) == one
+    found = summarize([one, other])
+    assert found["done"] == 12
+    latencies = [1e3 * latency[0] for latency in (*one["latencies"], *other["latencies"])]
+    assert found["p50_ms"] == pytest.approx(np.percentile(latencies, 50))
+    rounds = np.array([*one["rounds"], *other["rounds"]])
+    assert found["rounds"] == len(rounds)
+    assert found["rows"] == pytest.approx(rounds[:, 2].sum() / rounds[:, 1].sum())
+    assert found["round_ms"] == pytest.approx(1e3 * rounds[:, 3].mean())
+    assert len(found["last"]) == len(one["rounds"])
 
 
 @each("seed", range(20))

@@ -16,7 +16,6 @@ from autobatch.errors import DataError
 
 HELD = "AUTOBATCH_SOCKET"
 """The environment of a worker has the number of the socket at which the first process listens."""
-METRICS = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus-client adds up the metrics of several processes
 LEAST_LIFE = 5.0  # seconds; a worker that dies earlier is not begun again
 CHECK_EVERY = 0.2  # seconds
 
@@ -43,9 +42,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run_workers(n: int, listening: socket.socket) -> int:
     """Run the same command in n processes that accept at a socket, until a signal ends them; give the exit status."""
+    from autobatch.serving.workers import SEVERAL
+
     ended: list[int] = []
-    with tempfile.TemporaryDirectory() as metrics:
-        environment = {**os.environ, HELD: str(listening.fileno()), METRICS: metrics}
+    with tempfile.TemporaryDirectory() as shared:
+        environment = {**os.environ, HELD: str(listening.fileno()), SEVERAL: shared}
 
         def begin() -> tuple[subprocess.Popen[bytes], float]:
             command = [sys.executable, "-m", "autobatch", *sys.argv[1:]]

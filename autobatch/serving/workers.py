@@ -1,0 +1,59 @@
+"""What the workers behind one port know of each other: each writes its figures to a folder that they share.
+
+They write only while somebody looks at the live page of one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+SEVERAL = "PROMETHEUS_MULTIPROC_DIR"
+"""Of the environment: a folder that workers share, where prometheus-client adds up their metrics too."""
+EVERY = 0.5  # seconds between two looks at whether figures are wanted
+FRESH = 3.0  # seconds for which figures, or the wish for them, count
+
+
+class Workers:
+    """The workers that share a folder.
+
+    Args:
+        folder: that all of them may write to; its other files are left alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._own = folder, folder / f"live-{os.getpid()}.json"
+        self._wanted = folder / "live-wanted"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody has asked for the figures of all lately."""
+        return _is_fresh(self._wanted)
+
+    def publish(self, figures: Mapping[str, Any]) -> None:
+        """Write the figures of this worker, whole or not at all."""
+        beside = self._own.with_suffix(".part")
+        beside.write_text(json.dumps(figures), encoding="utf-8")
+        os.replace(beside, self._own)
+
+    def others(self) -> list[dict[str, Any]]:
+        """The figures of the other workers, of which some may come half a second after they are first asked for."""
+        self._wanted.touch()
+        found = list[dict[str, Any]]()
+        for path in sorted(self._folder.glob("live-*.json")):
+            if path != self._own and _is_fresh(path):
+                with suppress(OSError, ValueError):
+                    found.append(json.loads(path.read_text(encoding="utf-8")))
+        return found
+
+
+def _is_fresh(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime < FRESH
+    except OSError:
+        return False
