@@ -72,6 +72,14 @@ class Ended(NamedTuple):
     others: float
 
 
+class Whole(NamedTuple):
+    """A recorded graph that runs as a mini-batch: the places of its instances, and the work of each of its nodes."""
+
+    graph: Graph
+    places: Sequence[int]
+    work: NDArray[np.float64]
+
+
 class Running:
     """The programs that run now, each at a place. One thread calls it.
 
@@ -88,7 +96,7 @@ class Running:
         self._keys = np.zeros(n_places, np.int64)
         self._ready: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
-        self._whole: Recorded | None = None  # what runs as a mini-batch, next
+        self._whole: Whole | None = None  # what runs as a mini-batch, next
         self._over = list[Ended]()  # that are yet to be given
         self._pending: Pending | None = None  # if nothing has changed since it was found
         self._budget, self._whole_budget = Budget(QUANTUM), Budget(QUANTUM if self._recorder.is_async else WHOLE)
@@ -131,9 +139,8 @@ class Running:
             self._waiting.update(waiting)
         else:
             recorded, failed = phases.record(ready)
-            if self._is_whole(recorded):
-                self._whole = recorded[0]
-            else:
+            self._whole = self._as_whole(recorded)
+            if self._whole is None:
                 for graph, places in recorded:
                     self._waiting.update(phases.take(graph, places))
         self._n_pending += phases.graph.n_nodes - before
@@ -143,12 +150,13 @@ class Running:
             self._leave(place)
         return failed
 
-    def _is_whole(self, recorded: list[Recorded]) -> bool:
-        """Whether all that was recorded can run as a mini-batch: nothing is on its way, and it takes not too long."""
+    def _as_whole(self, recorded: list[Recorded]) -> Whole | None:
+        """All that was recorded as a mini-batch, if nothing is on its way, and it takes not too long."""
         if self._waiting or len(recorded) != 1:
-            return False
-        work = work_of(recorded[0].graph, self._recorder.types.arrays().product_work)
-        return float(work.sum()) <= 2.0 * self._whole_budget.work
+            return None
+        graph, places = recorded[0]
+        work = work_of(graph, self._recorder.types.arrays().product_work)
+        return Whole(graph, places, work) if float(work.sum()) <= 2.0 * self._whole_budget.work else None
 
     def run(self) -> Round | None:
         """Run a round; None if nothing is to be run."""
@@ -178,11 +186,10 @@ class Running:
         self._n_needed -= counts
         return Round(int(np.count_nonzero(counts)), _plans(step), perf_counter() - began, kernels)
 
-    def _run_whole(self, recorded: Recorded) -> Round:
-        """Run a recorded graph as a mini-batch of `ab.batched`: its programs end."""
+    def _run_whole(self, whole: Whole) -> Round:
+        """Run a mini-batch of `ab.batched`: its programs end."""
         began = perf_counter()
-        graph, places = recorded
-        work = work_of(graph, self._recorder.types.arrays().product_work)
+        graph, places, work = whole
         owner = np.repeat(places, np.diff(graph.instance_ptr))
         step = self._plan(graph, self._keys[[*places]])
         planned = perf_counter()

@@ -265,12 +265,12 @@ class Server:
                 running.leave(place)
                 del self._at[place]
         with self._changed:
-            over = [request for request in self._queue if request.is_over(now)]
-            if over:
-                self._queue = [request for request in self._queue if request not in over]
-                heapq.heapify(self._queue)
-            left = (request.deadline for request in (*self._at.values(), *self._queue))
-            self._next_deadline = min(left, default=math.inf)
+            over, left = list[Request](), list[Request]()
+            for request in self._queue:
+                (over if request.is_over(now) else left).append(request)
+            self._queue = left
+            heapq.heapify(left)
+            self._next_deadline = min((request.deadline for request in (*self._at.values(), *left)), default=math.inf)
         for request in over:
             self._is_over(request, now)
 
