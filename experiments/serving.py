@@ -160,7 +160,7 @@ def measure(config: Config, part: str) -> Findings:
             if way not in (ALONE, TORCH) or rate < capacities[way]  # else their queue only grows
         }
         taken = take_turns(able, config.turns)
-        seconds |= {f"load {share:g}, {way}": latencies for way, (latencies, _) in taken.items()}
+        seconds |= {f"load {share:g}, {way}": thin(latencies) for way, (latencies, _) in taken.items()}
         figures["open"][f"{share:g}"] = {"arrive": rate, **summarize(taken)}
     for n_clients in config.clients:
         able = {
@@ -168,7 +168,7 @@ def measure(config: Config, part: str) -> Findings:
             for way, server in servers.items()
         }
         taken = take_turns(able, config.turns)
-        seconds |= {f"{n_clients} clients, {way}": latencies for way, (latencies, _) in taken.items()}
+        seconds |= {f"{n_clients} clients, {way}": thin(latencies) for way, (latencies, _) in taken.items()}
         figures["closed"][str(n_clients)] = summarize(taken)
     for server in servers.values():
         server.close()
@@ -185,6 +185,12 @@ def take_turns(ways: Mapping[str, Callable[[], Taken]], turns: int) -> dict[str,
         way: ([latency for latencies, _ in found for latency in latencies], sum(rate for _, rate in found) / turns)
         for way, found in taken.items()
     }
+
+
+def thin(latencies: Sequence[float]) -> list[float]:
+    """The quantiles of latencies in steps of a percent, from the least to the most: all of them are megabytes."""
+    quantiles: list[float] = np.quantile(latencies, np.linspace(0, 1, 101)).tolist()
+    return quantiles
 
 
 def summarize(taken: Mapping[str, Taken]) -> dict[str, Any]:
