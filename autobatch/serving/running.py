@@ -37,8 +37,8 @@ from autobatch.trace.record import MiniBatch
 
 QUANTUM = 8e-3
 """Seconds that a round shall take: short against a request, long against what a round costs beside its batches."""
-WHOLE = 30e-3
-"""Seconds that a mini-batch of programs that await nothing shall take; nothing joins it."""
+WHOLE = 0.2
+"""Seconds that a mini-batch of programs that await nothing takes at most; what has arrived is less, but in a crowd."""
 SMOOTHING = 0.2  # of the mean work of a request: the weight of the last mini-batch
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
 

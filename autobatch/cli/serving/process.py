@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import tempfile
@@ -178,6 +179,8 @@ def run_process(
     def warm_up() -> None:
         for future in [server.submit(spec.given(instance)) for instance in predictor.draw()]:
             future.result()
+        gc.collect()
+        gc.freeze()  # what is there now stays: to look through it again and again would stop requests for long
 
     application = app(
         server, read=predictor.read, write=predictor.write, given=spec.given, title=model, token=token,
