@@ -10,6 +10,7 @@ from autobatch.errors import (
     BackendError,
     CheckpointError,
     DataError,
+    DistributedError,
     GraphError,
     NumericError,
     PlanError,
@@ -98,10 +99,10 @@ from autobatch.trace.cell import cell
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding", "GRUCell",
+    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "DistributedError", "Dropout", "Embedding", "GRUCell",
     "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
     "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add", "affine", "argmax", "attend",
-    "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "div", "dot", "dot_n", "dropout",
+    "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "distributed", "div", "dot", "dot_n", "dropout",
     "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm",
     "leaky_relu", "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max",
     "max_n", "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops",
@@ -111,12 +112,12 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from autobatch import serving
+    from autobatch import distributed, serving
     from autobatch.serving.server import serve
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in ("policies", "serving"):
+        if name in ("distributed", "policies", "serving"):
             return import_module(f"autobatch.{name}")
         if name == "serve":
             return import_module("autobatch.serving.server").serve

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 from autobatch.backends import make_backend
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
-from autobatch.devices.late import Late
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
 from autobatch.engine.execution import join_columns
-from autobatch.engine.input_gradients import InputGradients
-from autobatch.engine.losses import UnreadLoss, loss_weights, put_gradients, take_gradients, weighted_sum
+from autobatch.engine.group import entered_group
 from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
@@ -88,10 +86,6 @@ class Batched(Engine):
         """
         return list_results(structures, self._typed(columns))
 
-    def _typed(self, columns: list[Any]) -> list[Any]:
-        """The rows of each slot as what they stand for."""
-        return self.recorder.slots.typed(columns)
-
     def value_and_grad(
         self,
         instances: Iterable[Any],
@@ -128,32 +122,13 @@ class Batched(Engine):
             ShapeError: `out` does not hold gradients of these parameters.
             NumericError: a loss is not finite; `out` is as it was, unless the call did not wait: then steps skip it.
             PlanError: an instance needs more than `max_bytes` alone.
+            DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are added up, another
+                one has ended, or does something else.
         """
-        minibatch, clock = self._read(instances, inputs)
-        with run_lock(), self._planned(minibatch, clock, training=True, has_aux=has_aux) as (step, rounds):
-            slot = step.loss_slot
-            weights = loss_weights(reduce, step.graph.n_instances)
-            is_simple = not has_aux and not inputs and self._profile is None and self._thread_choice is None
-            late = is_simple and self.executor.can_be_late(out)
-            apart = len(step.parts) > 1 and not late
-            taken = None if out is None else take_gradients(out, self.executor.trainable(), apart)
-            read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
-            runs, grads = self.executor.train(step, self._run(step), slot, weights, taken, read, late)
-            grads = put_gradients(out, grads)
-            self.step += 1
-            self._finish(step, rounds)
-            loss = UnreadLoss(runs, slot, weights) if late else None
-            before, self._unread = self._unread, loss
-        if before is not None:
-            before.check()
-        if loss is not None:
-            return Late(loss), grads
-        columns = join_columns([run.outputs for run in runs])
-        value = weighted_sum(columns[slot], weights)
-        if has_aux:
-            found = value, stack_results([s.children[1] for s in step.graph.structures], self._typed(columns))
-            return (found, grads) if read is None else (found, grads, read.structures())
-        return (value, grads) if read is None else (value, grads, read.structures())
+        group = entered_group()
+        if group is not None:
+            return group.value_and_grad(self, instances, reduce, has_aux, out, inputs)
+        return self.differentiate(instances, reduce, has_aux, out, inputs, None)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.

@@ -44,6 +44,10 @@ class CheckpointError(AutobatchError):
     """Stored parameters that cannot be read, or do not fit the model."""
 
 
+class DistributedError(AutobatchError):
+    """Processes that train together, and of which one has ended or does something else than the others."""
+
+
 class ServingError(AutobatchError):
     """A request that a server cannot take, or cannot finish in time."""
 

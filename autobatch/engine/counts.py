@@ -257,7 +257,7 @@ def count_batches(figures: Sequence[Figures]) -> int:
 
 def largest_bytes(figures: Sequence[Figures]) -> int:
     """The bytes of the values and scratch memory of the largest part."""
-    return max(part.n_bytes for part in figures)
+    return max((part.n_bytes for part in figures), default=0)
 
 
 def unseen_share(figures: Sequence[Figures]) -> float | None:
@@ -270,5 +270,5 @@ def unseen_share(figures: Sequence[Figures]) -> float | None:
 
 def add_up(counts: Sequence[Counts]) -> Counts:
     """The counts of several parts: sums, and the largest `buffer_bytes`."""
-    launches, copied, allocations, held = zip(*counts, strict=True)
+    launches, copied, allocations, held = zip(Counts(0, 0, 0, 0), *counts, strict=True)
     return Counts(sum(launches), sum(copied), sum(allocations), max(held))

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.backends.base import Backend, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, LastCall, Step
-from autobatch.engine.execution import Executor
-from autobatch.engine.losses import UnreadLoss
+from autobatch.engine.execution import Executor, join_columns
+from autobatch.engine.group import Exchange
+from autobatch.engine.input_gradients import InputGradients
+from autobatch.engine.losses import (
+    LateLosses,
+    UnreadLoss,
+    add_gradients,
+    loss_weights,
+    put_gradients,
+    take_gradients,
+    weighted_sum,
+)  # fmt: skip
 from autobatch.engine.planning import Planning
+from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
 from autobatch.jit.later import n_waiting
 from autobatch.params.module import Module
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
+from autobatch.trace.results import stack_results
 from autobatch.trace.scanning import functions_in
 
 if TYPE_CHECKING:
     from autobatch.engine.rounds import Rounds
     from autobatch.engine.threads import ThreadChoice
+
+
+Array = NDArray[Any]
 
 
 class Profiler(Timer, Protocol):
@@ -61,7 +78,7 @@ def _within_limits(options: Options) -> Options:
 @contextmanager
 def _last_step(rounds: Rounds, minibatch: MiniBatch) -> Iterator[tuple[Step, Rounds]]:
     """Run rounds; within the context, the last step is ready to run."""
-    with rounds.run(minibatch.instances) as step:
+    with rounds.run(minibatch) as step:
         yield step, rounds
 
 
@@ -238,7 +255,7 @@ class Engine:
         rounds = self._rounds(clock)
         if not training:
             return _last_step(rounds, minibatch)
-        graph = rounds.record(minibatch.instances, minibatch.inputs)
+        graph = rounds.record(minibatch)
         whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
         step = self._prepare(whole, clock, training, has_aux, measured=False)  # the clock has run for rounds too
         return nullcontext((step, rounds))
@@ -253,7 +270,77 @@ class Engine:
     def _record_rounds(self, instances: list[Any]) -> Graph:
         """Run async programs, and give the graph of all that they recorded."""
         with run_lock():
-            return self._rounds(Clock()).record(instances, with_awaited=True)
+            return self._rounds(Clock()).record(MiniBatch(instances, None), with_awaited=True)
+
+    def differentiate(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array,
+        has_aux: bool,
+        out: dict[str, Gradient] | None,
+        inputs: bool,
+        exchange: Exchange | None,
+    ) -> Any:
+        """Compute the loss and the gradients of what this process has of a mini-batch; see `value_and_grad`.
+
+        Args:
+            exchange: adds up those of all processes; None for one process.
+        """
+        minibatch, clock = self._read(instances, inputs)
+        with run_lock(), self._planned(minibatch, clock, training=True, has_aux=has_aux) as (step, rounds):
+            slot = step.loss_slot
+            weights = loss_weights(reduce, step.graph.n_instances)
+            is_simple = not has_aux and not inputs and self._profile is None and self._thread_choice is None
+            is_late = is_simple and self.executor.can_be_late(out) and (exchange is None or out is None)
+            late = LateLosses(self.executor.store, exchange is not None) if is_late else None
+            apart = exchange is not None or (len(step.parts) > 1 and not is_late)
+            taken = None if out is None else take_gradients(out, self.executor.trainable(), apart)
+            read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
+            own = taken if exchange is None else None
+            runs, grads = self.executor.train(step, self._run(step), slot, weights, own, read, late)
+            loss: UnreadLoss | None = None
+            if late is not None:
+                whole = None if exchange is None else exchange.add_late(late, grads, clock)
+                loss = UnreadLoss(runs, slot, weights, whole)
+            else:
+                columns = join_columns([run.outputs for run in runs])
+                value = weighted_sum(columns[slot], weights)
+                value = value if exchange is None else exchange.add(value, grads, clock)
+            if exchange is not None and taken is not None:
+                grads = add_gradients(taken, grads)
+            grads = put_gradients(out, grads)
+            self.step += 1
+            self._finish(step, rounds)
+            before, self._unread = self._unread, loss
+        if before is not None:
+            before.check()
+        if loss is not None:
+            return Late(loss), grads
+        if has_aux:
+            found = value, stack_results([s.children[1] for s in step.graph.structures], self._typed(columns))
+            return (found, grads) if read is None else (found, grads, read.structures())
+        return (value, grads) if read is None else (value, grads, read.structures())
+
+    def differentiate_nothing(
+        self, has_aux: bool, out: dict[str, Gradient] | None, inputs: bool, exchange: Exchange
+    ) -> Any:
+        """The loss and the gradients of a mini-batch of which this process has no instance; see `differentiate`."""
+        clock = Clock()
+        with run_lock():
+            self.options_now(True, has_aux)
+            executor, none = self.executor, np.zeros(0, self.executor.dtype)
+            trainable = executor.trainable()
+            taken = None if out is None else take_gradients(out, trainable, apart=True)
+            value, grads = exchange.add_nothing(executor.dtype, [*trainable], executor.zeros, clock)
+            grads = put_gradients(out, grads if taken is None else add_gradients(taken, grads))
+            self.step += 1
+            self.last = LastCall((), [], clock.ms, None, self.planning.cache.hit_rate)
+        found = ((value, none) if has_aux else value), grads
+        return (*found, []) if inputs else found
+
+    def _typed(self, columns: list[Any]) -> list[Any]:
+        """The rows of each slot as what they stand for."""
+        return self.recorder.slots.typed(columns)
 
     def _execute(self, step: Step, training: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -14,7 +14,7 @@ from autobatch.backends.base import Run, Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.input_gradients import InputGradients
-from autobatch.engine.losses import check_finite
+from autobatch.engine.losses import LateLosses, check_finite
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers, Gradients
 from autobatch.params.module import shared_store
@@ -132,7 +132,7 @@ class Executor:
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
-        late: bool,
+        late: LateLosses | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts.
 
@@ -142,18 +142,18 @@ class Executor:
             weights: of the losses, per instance.
             grads: gradients to add to; None for this thread's buffers, set to zero.
             inputs: the gradients of the inputs, which are added to; None if they are not asked for.
-            late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
+            late: of a device that is not waited for: whether the losses are finite is noted in `Gradients.finite`.
 
         Returns:
             The run of each part, whose outputs can be read; and the gradients.
 
         Raises:
-            NumericError: a loss is not finite; not if `late`.
+            NumericError: a loss is not finite; not if they are late.
         """
-        found, finite = [], None
+        found = []
         for part, (instances, run) in zip(step.parts, runs, strict=True):
-            if late:
-                finite = self._all_finite(run.on_device(slot), finite)
+            if late is not None:
+                late.add(run.on_device(slot), weights[instances])
             else:
                 check_finite(run.outputs[slot], instances.start)
             grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
@@ -161,14 +161,18 @@ class Executor:
                 inputs.add(part.plan, run)
             found.append(run)
         assert grads is not None, "there are instances, and so parts"
-        if isinstance(grads, Gradients) and late:
-            grads.finite = finite if grads.finite is None else grads.finite & finite
+        if isinstance(grads, Gradients) and late is not None:
+            grads.finite = late.finite if grads.finite is None else grads.finite & late.finite
         return found, grads
 
-    def _all_finite(self, losses: Array, others: Array | None) -> Array:
-        """Whether losses, and others before them, are finite: an array of one bool, on the device."""
-        finite: Array = self.store.xp.isfinite(losses).all().reshape(1)
-        return finite if others is None else finite & others
+    def zeros(self, rows: Collection[str]) -> Gradients:
+        """Zeros for the gradients of a mini-batch without instances, in this thread's buffers.
+
+        Args:
+            rows: the names of those that are `Rows`.
+        """
+        trainable = self.trainable()
+        return self._own.gradients.zeros(trainable, frozenset(id(trainable[name]) for name in rows))
 
     def backward(
         self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None

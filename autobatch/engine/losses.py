@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -135,6 +135,46 @@ def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient
     return out
 
 
+def add_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
+    """Add `gradients` to `out` and return it: in place, but for `Rows` that become an array."""
+    for name, gradient in gradients.items():
+        place = out[name]
+        if isinstance(gradient, Rows) and not isinstance(place, Rows):
+            gradient.add_to(place)
+        elif isinstance(place, Rows) and not isinstance(gradient, Rows):
+            whole = gradient.copy()
+            place.add_to(whole)
+            out[name] = whole
+        else:
+            out[name] += gradient
+    return out
+
+
+class LateLosses:
+    """What a device finds out about the losses of a mini-batch, for which the host does not wait.
+
+    Args:
+        store: of the device.
+        with_total: whether to add them up.
+
+    Attributes:
+        finite: an array of one bool, whether all are finite; total: one of their weighted sum. None before the first.
+    """
+
+    def __init__(self, store: Store, with_total: bool) -> None:
+        self._store, self._with_total = store, with_total
+        self.finite: Any = None
+        self.total: Any = None
+
+    def add(self, losses: Any, weights: Array) -> None:
+        """Add the losses of some instances, an array of the device."""
+        finite = self._store.xp.isfinite(losses).all().reshape(1)
+        self.finite = finite if self.finite is None else self.finite & finite
+        if self._with_total:
+            total = (losses * self._store.put(weights.astype(losses.dtype))).sum().reshape(1)
+            self.total = total if self.total is None else self.total + total
+
+
 class UnreadLoss:
     """Reads the weighted sum of the losses of a mini-batch, when it is called.
 
@@ -142,22 +182,25 @@ class UnreadLoss:
         runs: of the parts of the mini-batch; their outputs are read.
         slot: that of the losses.
         weights: of the losses, per instance.
+        whole: gives the sum over all processes, of which this one has a share; None if there is one.
     """
 
-    def __init__(self, runs: Sequence[Run], slot: int, weights: Array) -> None:
-        self._runs, self._slot, self._weights = list(runs), slot, weights
+    def __init__(
+        self, runs: Sequence[Run], slot: int, weights: Array, whole: Callable[[], np.generic] | None = None
+    ) -> None:
+        self._runs, self._slot, self._weights, self._whole = list(runs), slot, weights, whole
         self._is_read = False
 
     def __call__(self) -> np.generic:
         """The weighted sum.
 
         Raises:
-            NumericError: a loss is not finite.
+            NumericError: a loss is not finite, here or in another process.
         """
         self._is_read = True
         losses = self._losses
         check_finite(losses)
-        return weighted_sum(losses, self._weights)
+        return weighted_sum(losses, self._weights) if self._whole is None else self._whole()
 
     def check(self) -> None:
         """Raise the NumericError of a loss that is not finite, if the losses are unread."""

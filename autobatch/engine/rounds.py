@@ -9,7 +9,7 @@ constants: see `docs/decisions/training-runs-the-whole.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,6 @@ from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growth import NOWHERE
 from autobatch.jit.arrays import IntArray
-from autobatch.trace.inputs import Inputs
 from autobatch.trace.phases import Phases, record_in_phases
 from autobatch.trace.record import MiniBatch, Recorder, note_instance
 
@@ -56,7 +55,7 @@ class Rounds:
         self._kept: KeptValues
 
     @contextmanager
-    def run(self, instances: Sequence[Any]) -> Iterator[Step]:
+    def run(self, minibatch: MiniBatch) -> Iterator[Step]:
         """Run all rounds; within the context the last step, which gives the results, is ready to run.
 
         Raises:
@@ -64,20 +63,19 @@ class Rounds:
                 it is the result of each instance that waits.
             Whatever a program raises, with a note that names its instance; the other programs are ended.
         """
-        with self._all(instances, None, raises=self._options.on_error == "raise"):
+        with self._all(minibatch, raises=self._options.on_error == "raise"):
             yield self._plan_last()
 
-    def record(self, instances: Sequence[Any], inputs: Inputs | None = None, with_awaited: bool = False) -> Graph:
+    def record(self, minibatch: MiniBatch, with_awaited: bool = False) -> Graph:
         """Run all rounds, and give the graph of all that the results depend on.
 
         Args:
-            inputs: as for `Recorder.record`.
             with_awaited: whether the graph also has the nodes that only awaited numbers depend on.
 
         Raises:
             As for `run`.
         """
-        with self._all(instances, inputs, raises=True):
+        with self._all(minibatch, raises=True):
             return self._phases.whole(with_awaited)
 
     def joined(self, last: Step) -> Step:
@@ -85,9 +83,9 @@ class Rounds:
         return join_steps([*self._steps, last], self._waited, self._n_sources)
 
     @contextmanager
-    def _all(self, instances: Sequence[Any], inputs: Inputs | None, raises: bool) -> Iterator[None]:
+    def _all(self, minibatch: MiniBatch, raises: bool) -> Iterator[None]:
         """Within the context, all programs have ended; with `raises`, the first error of one is raised."""
-        with record_in_phases(self._recorder, instances, inputs) as phases:
+        with record_in_phases(self._recorder, minibatch.instances, minibatch.inputs, minibatch.keys) as phases:
             self._phases, self._kept = phases, KeptValues(phases.graph, phases.table_of, self._options.dtype)
             try:
                 while self._advance(raises):

@@ -48,7 +48,7 @@ from autobatch.graph.growth import (
     sketch_pending,
     values_of,
 )  # fmt: skip
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, LongArray
 
 NONE = np.zeros(0, np.int32)
 
@@ -71,14 +71,17 @@ class GrowingGraph:
 
     Args:
         n_instances: of the mini-batch.
+        keys: on which the random numbers of each instance depend, (n_instances,); by default their positions.
 
     Attributes:
+        keys: of the instances.
         n_nodes, n_values: how many there are.
         round: the number of the round that was chosen last.
         nodes, values: all of them; `autobatch.graph.growth` names the rows of the table of values.
     """
 
-    def __init__(self, n_instances: int) -> None:
+    def __init__(self, n_instances: int, keys: LongArray | None = None) -> None:
+        self.keys = np.arange(n_instances) if keys is None else keys
         self.n_instances, self.n_nodes, self._n_edges, self._n_outputs, self.n_values = n_instances, 0, 0, 0, 0
         self.nodes = Nodes(_zeros(N_OF_NODES), np.zeros(64, np.int32), _zeros(N_OF_EDGES), _zeros(), np.zeros(64))
         self.values = _zeros(N_OF_VALUES)
@@ -222,7 +225,7 @@ class GrowingGraph:
         """
         about, returned = (chosen.nodes, chosen.sources), results or chosen.kept
         words, floats = emit_graph(self.nodes, self.values, source, *about, returned)
-        graph = Graph(words, floats, types, tuple(structures) or (None,) * self.n_instances)
+        graph = Graph(words, floats, types, tuple(structures) or (None,) * self.n_instances, self.keys)
         graph.in_range = True  # the phases were checked
         return graph
 

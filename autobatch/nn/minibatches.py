@@ -64,7 +64,7 @@ def minibatches(
     order = np.arange(len(instances)) if rng is None else rng.permutation(len(instances))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     if bucket_by is not None:
-        batches = _bucketed(order, size, _sizes(instances, bucket_by), window)
+        batches = _bucketed(order, size, sizes_of(instances, bucket_by), window)
         if rng is not None:
             rng.shuffle(batches)
     for batch in batches:
@@ -81,7 +81,7 @@ def _bucketed(order: NDArray[Any], size: int, sizes: NDArray[Any], window: int |
     return [part[start : start + size] for part in ordered for start in range(0, len(part), size)]
 
 
-def _sizes(instances: Sequence[T], bucket_by: BucketBy[T]) -> NDArray[Any]:
+def sizes_of(instances: Sequence[T], bucket_by: BucketBy[T]) -> NDArray[Any]:
     """The size of each instance."""
     if isinstance(bucket_by, str):
         if bucket_by != "nodes" or not all(isinstance(instance, Graph) for instance in instances):

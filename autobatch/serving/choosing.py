@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.graph import Graph
+from autobatch.graph.work import work_of
 from autobatch.jit.arrays import IntArray
 from autobatch.schedule.schedule import Policy, Schedule
-
-PER_NODE = 2e3  # multiply-adds that take as long as a node beside its products
 
 
 class Pending:
@@ -26,12 +25,11 @@ class Pending:
     Args:
         nodes: their numbers; sketch: their types and edges, numbered from 0.
         policy: schedules the sketch, if a round cannot run all of it.
-        work: multiply-adds of a node of each type.
     """
 
-    def __init__(self, nodes: IntArray, sketch: Graph, policy: Policy, work: NDArray[np.int64]) -> None:
+    def __init__(self, nodes: IntArray, sketch: Graph, policy: Policy) -> None:
         self.nodes, self._sketch, self._policy, self._n_done = nodes, sketch, policy, 0
-        self._work = work_of(sketch, work)
+        self._work = work_of(sketch)
         self._sources = sketch.edge_src
         self._readers = np.repeat(np.arange(nodes.size), np.diff(sketch.edge_ptr))
         self._is_read = np.bincount(self._sources, minlength=nodes.size) > 0
@@ -68,13 +66,3 @@ class Pending:
         """Which of the nodes that are left read nothing that is left."""
         waits = np.bincount(self._readers, self._is_left[self._sources], self._is_left.size) > 0
         return self._is_left & ~waits
-
-
-def work_of(graph: Graph, work: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The work of each node of a graph, in multiply-adds.
-
-    Args:
-        work: multiply-adds of a node of each type in products alone.
-    """
-    found: NDArray[np.float64] = PER_NODE + work[graph.type_id].astype(np.float64)
-    return found

@@ -24,11 +24,12 @@ from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NONE
+from autobatch.graph.work import PER_NODE, work_of
 from autobatch.jit.arrays import IntArray
 from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
 from autobatch.serving.budget import Budget
-from autobatch.serving.choosing import PER_NODE, Pending, work_of
+from autobatch.serving.choosing import Pending
 from autobatch.serving.gathering import Gathering
 from autobatch.serving.ledger import Ledger
 from autobatch.serving.results import KeptResults
@@ -38,7 +39,7 @@ from autobatch.trace.record import MiniBatch
 QUANTUM = 8e-3
 """Seconds that a round shall take: short against a request, long against what a round costs beside its batches."""
 WHOLE = 0.2
-"""Seconds that a mini-batch of programs that await nothing takes at most; what has arrived is less, but in a crowd."""
+"""Seconds that a mini-batch of programs that await nothing takes at most; it is shorter where few requests wait."""
 SMOOTHING = 0.2  # of the mean work of a request: the weight of the last mini-batch
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
 
@@ -93,7 +94,6 @@ class Running:
         self._phases = Arrivals(self._recorder, n_places)
         self._options = engine.options_now(training=False, has_aux=False)
         self._kept = KeptResults(self._phases.graph, self._phases.table_of, self._options.dtype)
-        self._keys = np.zeros(n_places, np.int64)
         self._ready: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
         self._whole: Whole | None = None  # what runs as a mini-batch, next
@@ -107,7 +107,7 @@ class Running:
 
     def room(self, n_running: int) -> int:
         """How many requests may begin now."""
-        free = len(self._keys) - n_running
+        free = self._phases.graph.n_instances - n_running
         if self._recorder.is_async:
             return free if self._gathering.is_open or not n_running else 0
         return min(free, max(0, 1 + int(self._whole_budget.work / self._each) - n_running))
@@ -118,7 +118,7 @@ class Running:
         Args:
             key: on which its random numbers depend.
         """
-        self._keys[place] = key
+        self._phases.graph.keys[place] = key
         self._ledger.begin(place)
         self._gathering.begin(place)
         self._phases.arrive(place, instance)
@@ -155,7 +155,7 @@ class Running:
         if self._waiting or len(recorded) != 1:
             return None
         graph, places = recorded[0]
-        work = work_of(graph, self._recorder.types.arrays().product_work)
+        work = work_of(graph)
         return Whole(graph, places, work) if float(work.sum()) <= 2.0 * self._whole_budget.work else None
 
     def run(self) -> Round | None:
@@ -176,12 +176,12 @@ class Running:
             phases.sources_known(chosen.sources)
         kept.settle()
         graph = phases.graph.emit(chosen, phases.output_slots.source, types)
-        step = self._plan(graph, self._keys)
+        step = self._plan(graph)
         planned = perf_counter()
         run_and_keep(self._engine.executor, kept, step, chosen.kept.values, (self._options.seed, 0), None)
         kernels, owner = perf_counter() - planned, phases.graph.owner[nodes]
         self._learn(owner, work, kernels)
-        counts = np.bincount(owner, minlength=len(self._keys))
+        counts = np.bincount(owner, minlength=phases.graph.n_instances)
         self._n_pending -= nodes.size
         self._n_needed -= counts
         return Round(int(np.count_nonzero(counts)), _plans(step), perf_counter() - began, kernels)
@@ -191,7 +191,8 @@ class Running:
         began = perf_counter()
         graph, places, work = whole
         owner = np.repeat(places, np.diff(graph.instance_ptr))
-        step = self._plan(graph, self._keys[[*places]])
+        graph.keys = self._phases.graph.keys[[*places]]
+        step = self._plan(graph)
         planned = perf_counter()
         columns = join_columns([run.outputs for _, run in self._engine.executor.forward(step, self._options.seed, 0)])
         kernels = perf_counter() - planned
@@ -200,9 +201,8 @@ class Running:
         self._over += map(self._ended, places, self._engine.results_of(graph.structures, columns))
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
 
-    def _plan(self, graph: Graph, keys: NDArray[np.int64]) -> Step:
-        """Plan a graph; random numbers of its instances depend on these keys."""
-        graph.keys = keys
+    def _plan(self, graph: Graph) -> Step:
+        """Plan a graph."""
         self._options = self._engine.options_now(training=False, has_aux=False)
         return self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
 
@@ -288,8 +288,8 @@ class Running:
         wanted = np.concatenate([NONE, *(waiting.values for waiting in self._waiting.values())])
         nodes, sketch = self._phases.graph.sketch(wanted, self._recorder.types)
         self._has_others |= nodes.size < self._n_pending
-        self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=len(self._keys))
-        return Pending(nodes, sketch, self._options.policy, self._recorder.types.arrays().product_work)
+        self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=self._phases.graph.n_instances)
+        return Pending(nodes, sketch, self._options.policy)
 
 
 def _plans(step: Step) -> list[Plan]:

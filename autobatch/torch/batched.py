@@ -22,6 +22,7 @@ from autobatch.backends.base import Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import Executor, join_columns
+from autobatch.engine.group import entered_group
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
@@ -61,11 +62,16 @@ class TorchBatched(Batched):
             A tensor of shape (0,) for no instances.
 
         Raises:
-            GraphError: torch compiles, traces or transforms the call.
+            GraphError: torch compiles, traces or transforms the call; or a group of `ab.distributed` is entered.
         """
         _refuse_transforms()
         if not torch.is_grad_enabled():
             return _to_tensors(super().__call__(instances))
+        if entered_group() is not None:
+            raise GraphError(
+                "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; wrap the "
+                "module in torch's DistributedDataParallel, see docs/howto/torch_training.md."
+            )
         instances = self._met(instances)
         clock = Clock(profiled=self._profile is not None)
         inputs = TensorInputs(self.recorder.calls)

@@ -21,7 +21,7 @@ from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import NOWHERE, SLOT, OutputSlots, Results
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked
@@ -36,11 +36,14 @@ AWAITED = "value[]"  # the path of slots of kept values, which have one for each
 
 
 @contextmanager
-def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None) -> Iterator[Phases]:
+def record_in_phases(
+    recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None, keys: LongArray | None
+) -> Iterator[Phases]:
     """Within the context, record the async programs of these instances; they are ended with it.
 
     Args:
         inputs: the float arrays of the instances, if these shall have gradients.
+        keys: on which the random numbers of each instance depend; None for their positions.
 
     Raises:
         GraphError: the programs changed what cells read.
@@ -49,7 +52,7 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
     recorder.renew()
     n_taken = recorder.calls.traces.lives.n_taken
     with recorder.patching():
-        with closing(Phases(recorder, len(instances), inputs)) as phases:
+        with closing(Phases(recorder, len(instances), inputs, keys)) as phases:
             for place, instance in enumerate(instances):
                 phases.begin(place, instance)
             try:
@@ -82,6 +85,7 @@ class Phases:
         recorder: of their function; it is recording.
         n_places: how many there are.
         inputs: puts copies in the place of instances, if there are inputs.
+        keys: on which the random numbers of each place depend; None for their positions.
 
     Attributes:
         graph: what was recorded so far.
@@ -90,9 +94,11 @@ class Phases:
         int_slots: the slots of kept values that are ints.
     """
 
-    def __init__(self, recorder: Recorder, n_places: int, inputs: Inputs | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, n_places: int, inputs: Inputs | None = None, keys: LongArray | None = None
+    ) -> None:
         self._recorder, self._calls, self._inputs = recorder, recorder.calls, inputs
-        self.graph = GrowingGraph(n_places)
+        self.graph = GrowingGraph(n_places, keys)
         self.output_slots = OutputSlots(*(np.zeros(0, np.int32) for _ in OutputSlots._fields))
         self.int_slots = set[int]()
         self._first = recorder.first_serial()

@@ -16,7 +16,7 @@ import numpy as np
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.ops.operators import STAGE, stage
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
@@ -31,6 +31,7 @@ from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
+from autobatch.trace.share import Share
 
 NO_OWNER = np.zeros(0, np.int32)
 WHILE = "while instance"  # begins the notes on errors
@@ -45,12 +46,15 @@ class MiniBatch(NamedTuple):
         graph: of all instances, recorded just now; None if the instances are graphs themselves, recorded before.
         inputs: their float arrays, if these shall have gradients.
         has_programs: whether the instances are run by async programs, which nothing was recorded of.
+        keys: on which the random numbers of each instance depend, of a share of a mini-batch that is not recorded yet;
+            None where these are the positions.
     """
 
     instances: list[Any]
     graph: Graph | None
     inputs: Inputs | None = None
     has_programs: bool = False
+    keys: LongArray | None = None
 
 
 class Recorder:
@@ -83,10 +87,13 @@ class Recorder:
         self._checked: tuple[Any, ...] = ()
         self._patched = Found()
 
-    def record(self, instances: Iterable[Any], inputs: Inputs | None = None) -> Graph:
+    def record(self, instances: Iterable[Any], inputs: Inputs | None = None, keys: LongArray | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
 
         Other threads may call the module meanwhile.
+
+        Args:
+            inputs: as for `read`; keys: see `Graph`.
 
         Raises:
             GraphError: a value of another recording is used, or a value's number is asked for.
@@ -111,6 +118,8 @@ class Recorder:
             self.next_serial(first + graph.n_nodes)
         self.check_unchanged(n_taken)
         check_ranges(graph)
+        if keys is not None:
+            graph.keys = keys
         return graph
 
     @contextmanager
@@ -192,6 +201,7 @@ class Recorder:
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         refuse_inside()
+        keys = instances.positions if isinstance(instances, Share) else None
         listed = self.arrived(list_instances(instances))
         recorded = [isinstance(x, Graph) for x in listed]
         if inputs and any(recorded):
@@ -201,17 +211,17 @@ class Recorder:
             )
         found = Inputs(self.calls) if inputs else None
         if self.is_async and listed and not any(recorded):
-            return MiniBatch(listed, None, found, has_programs=True)
+            return MiniBatch(listed, None, found, True, keys)
         if found is not None:
             try:
-                return MiniBatch(listed, self.record(listed, inputs=found), found)
+                return MiniBatch(listed, self.record(listed, found, keys), found)
             finally:
                 found.recording = None
         if all(recorded):
             return MiniBatch(listed, None)
         if any(recorded):
             raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
-        return MiniBatch(listed, self.record(listed))
+        return MiniBatch(listed, self.record(listed, keys=keys))
 
     def to_graph(self, minibatch: MiniBatch) -> Graph:
         """The merged graph of a mini-batch; GraphError if cells that it calls have another signature now."""

@@ -1,0 +1,152 @@
+"""Groups of processes, which `torchrun`, Ray Train or `autobatch train --data-parallel` start, each with its script.
+
+with ab.distributed.group():
+    for share in ab.distributed.shares(graphs, 256, rng):
+        value, grads = loss.value_and_grad(share)      # of the whole mini-batch, in every process
+        optimizer.step(grads)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from autobatch.api import Batched
+from autobatch.distributed.exchange import Buckets, Exchange
+from autobatch.distributed.facts import facts_of
+from autobatch.distributed.wire import Alone, TorchWire, Wire
+from autobatch.engine.group import entering
+from autobatch.params.sparse_rows import Gradient
+from autobatch.system.turns import run_lock
+from autobatch.trace.record import list_instances
+from autobatch.trace.share import Share
+
+TIMEOUT = 1800.0
+
+
+@contextmanager
+def group(timeout: float = TIMEOUT) -> Iterator[Joined]:
+    """Within the context, `value_and_grad` computes a mini-batch of which every process of the group has a share.
+
+    It gives the value and the gradients of the whole mini-batch, in every process, so that equal optimizers take equal
+    steps. A process that `torchrun` or Ray Train has started joins the others, over `torch.distributed`: the process
+    group that there is, or one that is made and ended with the context. Any other process is a group of its own.
+
+    Args:
+        timeout: seconds after which a process that waits for the others gives up.
+
+    Raises:
+        DistributedError: PyTorch is not installed, or the others do not answer.
+
+    >>> import autobatch as ab
+    >>> with ab.distributed.group() as joined:
+    ...     joined.rank, joined.size
+    (0, 1)
+    """
+    wire: Wire = TorchWire(timeout) if _has_others() else Alone()
+    try:
+        joined = Joined(wire)
+        with entering(joined):
+            yield joined
+    finally:
+        wire.close()
+
+
+def _has_others() -> bool:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return True
+    try:
+        from torch import distributed
+    except ModuleNotFoundError:
+        return False
+    return distributed.is_available() and distributed.is_initialized()
+
+
+class Joined:
+    """A group of processes that this one has joined; made by `group`.
+
+    Attributes:
+        rank: the number of this process; size: how many there are.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self.rank, self.size = wire, wire.rank, wire.size
+        self._buckets = Buckets()
+        self._began = dict[int, Batched]()  # the functions that were called, by their ids
+
+    def __repr__(self) -> str:
+        return f"Joined(process {self.rank} of {self.size})"
+
+    def gather(self, x: Any) -> list[Any]:
+        """The objects that all processes give, in their order; they travel through pickle.
+
+        Raises:
+            DistributedError: a process has ended.
+        """
+        return self._wire.gather_objects(x)
+
+    def most(self, number: int) -> int:
+        """The largest of the ints that all processes give.
+
+        Raises:
+            DistributedError: a process has ended.
+        """
+        return int(self._wire.gather(np.array([number], np.int64)).max())
+
+    def value_and_grad(
+        self,
+        loss: Batched,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Any = "mean",
+        has_aux: bool = False,
+        out: dict[str, Gradient] | None = None,
+        inputs: bool = False,
+    ) -> Any:
+        """Compute the loss and the gradients of a mini-batch; within the context, `loss.value_and_grad` calls this.
+
+        Args:
+            instances: those of this process: a share of `autobatch.distributed.shares`; or a list, for which the
+                mini-batch is the lists of all processes, one after the other. It may be empty.
+            reduce: as for one process; weights are those of the instances of this process.
+
+        Returns:
+            As for one process; what is returned per instance, such as `aux`, is that of this process's instances.
+
+        Raises:
+            DistributedError: a process has ended, or does something else than the others.
+            AutobatchError: what was raised in another process is raised here too.
+        """
+        executor = loss.executor
+        facts = {
+            "the step": str(loss.step), "the seed": str(loss.seed), "has_aux": str(has_aux),
+            "reduce": reduce if isinstance(reduce, str) else "weights", **self._of_start(loss),
+        }  # fmt: skip
+        if isinstance(instances, Share):
+            facts |= {"the mini-batch": f"{instances.size} instances, {instances.digest.hex()}"}
+        exchange = Exchange(self._wire, facts, executor.store, self._buckets)
+        with exchange.guarding():
+            if not isinstance(instances, Share):
+                listed = list_instances(instances)
+                counts = exchange.count(len(listed))
+                first = sum(counts[: self.rank])
+                instances = Share(listed, range(first, first + len(listed)), sum(counts))
+            weights: Any = reduce
+            if isinstance(reduce, str) and reduce == "mean":
+                weights = np.full(len(instances), 1.0 / max(instances.size, 1))
+            if instances or not instances.size:
+                return loss.differentiate(instances, weights, has_aux, out, inputs, exchange)
+            return loss.differentiate_nothing(has_aux, out, inputs, exchange)
+
+    def _of_start(self, loss: Batched) -> dict[str, str]:
+        """What all must begin with, at the first call of a function."""
+        if id(loss) in self._began:
+            return {}
+        self._began[id(loss)] = loss
+        with run_lock():
+            loss.options_now(training=True, has_aux=None)
+            recorder = loss.recorder
+            return facts_of(recorder.function, recorder.module, recorder.parameters())

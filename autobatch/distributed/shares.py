@@ -1,0 +1,102 @@
+"""Division of mini-batches among processes, so that all are busy for as long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from heapq import heapify, heapreplace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.engine.group import entered_group
+from autobatch.errors import DataError
+from autobatch.graph.graph import Graph
+from autobatch.graph.work import work_of
+from autobatch.nn.minibatches import BucketBy, minibatches, sizes_of
+from autobatch.trace.share import Share
+
+
+def shares(
+    instances: Sequence[Any],
+    size: int,
+    rng: np.random.Generator | None = None,
+    *,
+    cost: Callable[[Any], float] | Sequence[float] | NDArray[Any] | None = None,
+    bucket_by: BucketBy[Any] | None = None,
+) -> Iterator[Share]:
+    """Yield what this process has of each mini-batch of `size` instances, of all processes together.
+
+    All processes divide the same data with generators in the same state. Each works out which instances of a
+    mini-batch every process has, so that the predicted costs are as equal as a greedy rule makes them: the most
+    expensive instance that is left goes to the process that has least. Outside of a group, a share is all.
+
+    Args:
+        instances: all of the training data; graphs from `record_all`, or whatever the function takes.
+        size: instances in a mini-batch.
+        rng: shuffles, as in `ab.minibatches`.
+        cost: what predicts the time of an instance, in any unit: a function of it, or a number for each. By default
+            that of a recorded graph is the work of its nodes (`autobatch.graph.work`), and others cost the same.
+        bucket_by: as in `ab.minibatches`.
+
+    Raises:
+        DataError: there is not one cost for each instance, or as `ab.minibatches`.
+
+    >>> import autobatch as ab
+    >>> [share.size for share in ab.distributed.shares(range(10), 4)]
+    [4, 4, 2]
+    """
+    costs, joined = _costs(instances, cost), entered_group()
+    rank, n = (0, 1) if joined is None else (joined.rank, joined.size)
+    sizes = None if bucket_by is None else sizes_of(instances, bucket_by)
+    for batch in minibatches(range(len(instances)), size, rng, bucket_by=sizes):
+        own = spread(costs[batch], n)[rank]
+        digest = _digest([instances[i] for i in batch])
+        yield Share([instances[batch[k]] for k in own], own, len(batch), digest)
+
+
+def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
+    """Divide positions among n processes: a list of positions, in order, for each.
+
+    Cost: O(B log B) for B positions.
+
+    Source: Graham, Bounds on Multiprocessing Timing Anomalies (1969): the largest sum is at most 4/3 of the least one
+    possible.
+
+    >>> spread([5.0, 1.0, 1.0, 1.0, 4.0], 2)
+    [[0, 2], [1, 3, 4]]
+    """
+    busy = [(0.0, process) for process in range(n)]
+    heapify(busy)
+    found: list[list[int]] = [[] for _ in range(n)]
+    numbers = np.asarray(costs, np.float64)
+    for position in np.argsort(-numbers, kind="stable").tolist():
+        load, process = busy[0]
+        heapreplace(busy, (load + float(numbers[position]), process))
+        found[process].append(position)
+    return [sorted(own) for own in found]
+
+
+def _costs(instances: Sequence[Any], cost: Any) -> NDArray[np.float64]:
+    """The predicted cost of each instance."""
+    if cost is None:
+        given = [float(work_of(x).sum()) if isinstance(x, Graph) else 1.0 for x in instances]
+    else:
+        given = [cost(x) for x in instances] if callable(cost) else cost
+    costs = np.asarray(given, np.float64)
+    if costs.shape != (len(instances),) or not (np.isfinite(costs) & (costs >= 0)).all():
+        raise DataError(
+            f"cost= gives costs of shape {costs.shape} for {len(instances)} instances; give each one finite number "
+            f"that is not negative."
+        )
+    return costs
+
+
+def _digest(batch: Sequence[Any]) -> bytes:
+    """What recorded graphs hold, and how many instances there are of other kinds."""
+    found = sha256(len(batch).to_bytes(8, "little"))
+    for instance in batch:
+        if isinstance(instance, Graph):
+            found.update(instance.digest)
+    return found.digest()
