@@ -99,16 +99,17 @@ from autobatch.trace.cell import cell
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "DistributedError", "Dropout", "Embedding", "GRUCell",
-    "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
-    "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add", "affine", "argmax", "attend",
-    "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "distributed", "div", "dot", "dot_n", "dropout",
-    "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm",
-    "leaky_relu", "less", "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max",
-    "max_n", "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops",
-    "optim", "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "serving", "sigmoid", "sin",
-    "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum",
-    "sum_n", "tanh", "testing", "top_k", "transpose", "value", "where",
+    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "DistributedError", "Dropout",
+    "Embedding", "GRUCell", "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError",
+    "Parameter", "PlanError", "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add",
+    "affine", "argmax", "attend", "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy",
+    "distributed", "div", "dot", "dot_n", "dropout", "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather",
+    "gelu", "greater", "greater_equal", "layer_norm", "leaky_relu", "less", "less_equal", "log", "log_softmax",
+    "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n", "min", "minibatches",
+    "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim", "outer", "policies", "pow", "randomness", "relu",
+    "reshape", "serve", "serving", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt",
+    "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value",
+    "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from autobatch.engine.counts import Clock
 from autobatch.engine.losses import LateLosses
 from autobatch.errors import AutobatchError, DistributedError, NumericError
 from autobatch.params.gradients import Gradients
-from autobatch.params.sparse_rows import Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 
 BUCKET_BYTES = 4 << 20  # of gradients that are added up in one message
 ERROR, COUNT, VALUE, LATE = range(4)  # what a message is about
@@ -105,23 +105,18 @@ class Exchange:
         found: list[int] = self._meet(COUNT, n_instances)[:, 1].tolist()
         return found
 
-    def add(self, value: np.generic, grads: Gradients, clock: Clock) -> np.generic:
+    def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
         """See `autobatch.engine.group.Exchange`."""
         return self._add(value, [*grads], lambda _: grads, clock)[0]()
 
-    def add_late(self, losses: LateLosses, grads: Gradients, clock: Clock) -> Callable[[], np.generic]:
+    def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
         """See `autobatch.engine.group.Exchange`."""
         return self._add(losses, [*grads], lambda _: grads, clock)[0]
 
     def add_nothing(
         self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
-    ) -> tuple[np.generic, Gradients]:
-        """The value and the gradients of the others, where this process has no instance.
-
-        Args:
-            dtype: of the value; names: of the gradients.
-            zeros: makes them, given the names of those that are `Rows`.
-        """
+    ) -> tuple[np.generic, dict[str, Gradient]]:
+        """See `autobatch.engine.group.Exchange`."""
         whole, grads = self._add(dtype.type(0), names, zeros, clock, is_empty=True)
         return whole(), grads
 
@@ -129,10 +124,10 @@ class Exchange:
         self,
         own: np.generic | LateLosses,
         names: Sequence[str],
-        gradients: Callable[[Collection[str]], Gradients],
+        gradients: Callable[[Collection[str]], dict[str, Gradient]],
         clock: Clock,
         is_empty: bool = False,
-    ) -> tuple[Callable[[], np.generic], Gradients]:
+    ) -> tuple[Callable[[], np.generic], dict[str, Gradient]]:
         """Add up values and gradients; give what reads the value, and the gradients, which are changed.
 
         Args:
@@ -140,9 +135,10 @@ class Exchange:
                 an array.
             is_empty: whether this process has no instance.
         """
-        is_late = isinstance(own, LateLosses)
-        bits = 0 if is_late else int(np.float64(own).view(np.int64))
-        heads = self._meet(LATE if is_late else VALUE, bits)
+        if isinstance(own, LateLosses):
+            heads = self._meet(LATE)
+        else:
+            heads = self._meet(VALUE, int(np.array(own, np.float64).view(np.int64)))
         clock.lap("wait")
         n_rows = np.full(len(names), IS_ANY)
         if not is_empty:
@@ -154,15 +150,14 @@ class Exchange:
         clock.lap("reduce")
         return whole, grads
 
-    def _add_gradients(self, grads: Gradients, counts: Mapping[str, list[int]]) -> None:
+    def _add_gradients(self, grads: dict[str, Gradient], counts: Mapping[str, list[int]]) -> None:
         """Add up gradients in place; what is `Rows` here, and an array elsewhere, becomes an array."""
         arrays = []
         for name, gradient in grads.items():
-            is_rows = isinstance(gradient, Rows)
-            if is_rows and IS_ARRAY not in counts[name]:
-                grads[name] = self._all_rows(gradient, [max(n, 0) for n in counts[name]])
-                continue
-            if is_rows:
+            if isinstance(gradient, Rows):
+                if IS_ARRAY not in counts[name]:
+                    grads[name] = self._all_rows(gradient, [max(n, 0) for n in counts[name]])
+                    continue
                 grads[name] = self._store.put(np.asarray(gradient))
             arrays.append(grads[name])
         self._buckets.add_up(self._wire, arrays, self._store)
@@ -175,7 +170,7 @@ class Exchange:
         values = self._wire.gather_rows(rows.values, counts, self._store)
         return Rows.summed(ids, values, rows.shape, self._store)
 
-    def _late_sum(self, own: np.generic | LateLosses, grads: Gradients) -> Callable[[], np.generic]:
+    def _late_sum(self, own: np.generic | LateLosses, grads: dict[str, Gradient]) -> Callable[[], np.generic]:
         """Begin to add up values on the device; note whether all are finite."""
         store = self._store
         if isinstance(own, LateLosses):
@@ -184,6 +179,7 @@ class Exchange:
             total, finite = store.put(np.array([own])), store.put(np.ones(1, own.dtype))
         both = store.xp.concatenate([total, finite])
         self._wire.begin_sum(both, store)()
+        assert isinstance(grads, Gradients), "losses are late where no gradients were given"
         grads.finite = both[1:] == self._wire.size
         read = store.copy_out(both)
 

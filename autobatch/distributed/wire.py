@@ -94,16 +94,16 @@ class TorchWire:
                 "several processes need PyTorch, which carries what they send each other, and it is not installed; "
                 "pip install 'autobatch[torch]'."
             ) from None
-        self._dist, self._device, about = distributed, None, {"timeout": timedelta(seconds=timeout)}
+        self._dist, self._device, longest = distributed, None, timedelta(seconds=timeout)
         with _naming("met"):
             self._is_ours = not distributed.is_initialized()
             if self._is_ours:
-                distributed.init_process_group("gloo", **about)
-            self._host = distributed.new_group(backend="gloo", **about)
+                distributed.init_process_group("gloo", timeout=longest)
+            self._host = distributed.new_group(backend="gloo", timeout=longest)
             self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
             n_here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
             if distributed.is_nccl_available() and cuda.is_available() and cuda.device_count() >= n_here:
-                self._device = distributed.new_group(backend="nccl", **about)
+                self._device = distributed.new_group(backend="nccl", timeout=longest)
 
     def gather(self, ints: IntArray) -> IntArray:
         """See `Wire`."""
@@ -129,7 +129,7 @@ class TorchWire:
         own = torch.from_numpy(np.ascontiguousarray(array).reshape(-1))
         found = torch.empty(self.size * own.numel(), dtype=own.dtype)
         with _naming("exchanged what they know"):
-            self._dist.all_gather_into_tensor(found, own, group=self._host)
+            self._dist.all_gather(list(found.view(self.size, -1)), own, group=self._host)
         return found.numpy()
 
     def begin_sum(self, array: Any, store: Store) -> Callable[[], None]:
@@ -140,8 +140,12 @@ class TorchWire:
             if store is HOST:
                 return _waiting(self._dist.all_reduce(torch.from_numpy(array), group=self._host, async_op=True))
             if self._device is not None:
-                with torch.cuda.stream(torch.cuda.ExternalStream(store.xp.cuda.get_current_stream().ptr)):
-                    self._dist.all_reduce(torch.from_dlpack(array), group=self._device)
+                from torch.cuda import ExternalStream
+                from torch.utils.dlpack import from_dlpack
+
+                stream: Any = ExternalStream(store.xp.cuda.get_current_stream().ptr)  # type: ignore[no-untyped-call]
+                with torch.cuda.stream(stream):
+                    self._dist.all_reduce(from_dlpack(array), group=self._device)
                 return _nothing
             host = store.get(array).copy()
             self._dist.all_reduce(torch.from_numpy(host), group=self._host)

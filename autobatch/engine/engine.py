@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from autobatch.backends.base import Backend, Run, Timer
 from autobatch.backends.options import Options
+from autobatch.devices.late import Late
 from autobatch.engine.counts import Clock, LastCall, Step
 from autobatch.engine.execution import Executor, join_columns
 from autobatch.engine.group import Exchange
@@ -25,7 +26,6 @@ from autobatch.engine.losses import (
     weighted_sum,
 )  # fmt: skip
 from autobatch.engine.planning import Planning
-from autobatch.devices.late import Late
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision

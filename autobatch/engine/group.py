@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from autobatch.params.gradients import Gradients
+from autobatch.params.sparse_rows import Gradient
 
 if TYPE_CHECKING:
-    from autobatch.api import Batched
     from autobatch.engine.counts import Clock
     from autobatch.engine.losses import LateLosses
 
@@ -20,13 +20,23 @@ if TYPE_CHECKING:
 class Exchange(Protocol):
     """Adds up what all processes have computed in one call."""
 
-    def add(self, value: np.generic, grads: Gradients, clock: Clock) -> np.generic:
-        """Give the sum of the values, after the gradients of all were added to these."""
+    def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
+        """Give the sum of the values, and add to the gradients those of the others."""
 
-    def add_late(self, losses: LateLosses, grads: Gradients, clock: Clock) -> Callable[[], np.generic]:
+    def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
         """The same for losses on a device; what is given waits for them.
 
         It raises a NumericError where a loss of another process is not finite.
+        """
+
+    def add_nothing(
+        self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
+    ) -> tuple[np.generic, dict[str, Gradient]]:
+        """The value and the gradients of the others, where this process has no instance.
+
+        Args:
+            dtype: of the value; names: of the gradients.
+            zeros: makes them, given the names of those that are `Rows`.
         """
 
 
@@ -40,8 +50,8 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def value_and_grad(self, loss: Batched, instances: Iterable[Any], *options: Any) -> Any:
-        """Call `loss.value_and_grad` with the share that this process has of a mini-batch; `options` are its others."""
+    def value_and_grad(self, loss: Any, instances: Iterable[Any], *options: Any) -> Any:
+        """Call `value_and_grad` of a `Batched` with a share of a mini-batch; `options` are its other arguments."""
 
 
 class _Entered(threading.local):

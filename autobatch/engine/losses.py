@@ -146,7 +146,7 @@ def add_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -
             place.add_to(whole)
             out[name] = whole
         else:
-            out[name] += gradient
+            place += gradient  # type: ignore[operator]
     return out
 
 

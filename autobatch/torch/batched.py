@@ -69,8 +69,8 @@ class TorchBatched(Batched):
             return _to_tensors(super().__call__(instances))
         if entered_group() is not None:
             raise GraphError(
-                "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; wrap the "
-                "module in torch's DistributedDataParallel, see docs/howto/torch_training.md."
+                "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; leave "
+                "the group, and wrap the module in torch's DistributedDataParallel."
             )
         instances = self._met(instances)
         clock = Clock(profiled=self._profile is not None)

@@ -1,0 +1,309 @@
+"""Groups of processes compute what one process computes, and all raise what one raises."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from helpers.runs.processes import run_processes
+
+N_WORDS, DIM = 12, 5
+
+
+class Net(ab.Module):
+    """A tree network with dropout, whose table is `Rows` but where a tree holds a negative word, which reads all."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.words = ab.Parameter(rng.standard_normal((N_WORDS, DIM)))
+        self.merge_both = ab.Linear(2 * DIM, DIM, rng=rng)
+        self.output = ab.Linear(DIM, 1, rng=rng)
+        self.rare = ab.Parameter(rng.standard_normal(DIM))
+        self.astype(np.float64)
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        return ab.dropout(ab.lookup(self.words, word), 0.3)
+
+    @ab.cell
+    def every(self) -> Any:
+        return ab.mean(self.words, axis=0) * self.rare
+
+    @ab.cell
+    def merge(self, left: Any, right: Any) -> Any:
+        return ab.tanh(self.merge_both(ab.concat([left, right])))
+
+    @ab.cell
+    def score(self, state: Any) -> Any:
+        return ab.sum(self.output(state) ** 2)
+
+    def state(self, tree: Any) -> Any:
+        if isinstance(tree, int):
+            return self.leaf(tree) if tree >= 0 else self.every()
+        return self.merge(self.state(tree[0]), self.state(tree[1]))
+
+    def loss(self, tree: Any) -> Any:
+        return self.score(self.state(tree))
+
+    async def waiting(self, tree: Any) -> Any:
+        state = self.state(tree)
+        while await ab.value(ab.sum(state)) > 0.0:
+            state = self.merge(state, self.leaf(0)) - 0.3
+        return self.score(state)
+
+
+def draw_tree(rng: np.random.Generator, size: int, with_rare: bool) -> Any:
+    if size == 1:
+        return int(rng.integers(-1 if with_rare else 0, N_WORDS))
+    left = int(rng.integers(1, size))
+    return draw_tree(rng, left, with_rare), draw_tree(rng, size - left, with_rare)
+
+
+def draw_trees(n: int, with_rare: bool = False) -> list[Any]:
+    rng = np.random.default_rng(n)
+    return [draw_tree(rng, int(rng.integers(1, 9)), with_rare and k % 3 == 0) for k in range(n)]
+
+
+def train(trees: Sequence[Any], size: int, recorded: bool = True, name: str = "loss", **options: Any) -> Any:
+    """The losses, the gradients' norms and the parameters of two epochs."""
+    model = Net()
+    loss = ab.batched(getattr(model, name), **options)
+    optimizer = ab.optim.Adam(model, lr=0.05)
+    instances = loss.record_all(trees) if recorded else trees
+    rng, losses = np.random.default_rng(1), list[float]()
+    for _ in range(2):
+        for share in ab.distributed.shares(instances, size, rng):
+            value, grads = loss.value_and_grad(share)
+            losses += [float(value), float(ab.optim.clip_by_norm(grads, 1.0))]
+            optimizer.step(grads)
+    return losses, model.state_dict()
+
+
+def train_in_group(rank: int, *given: Any) -> Any:
+    trees, size, recorded, name, options = given
+    with ab.distributed.group() as joined:
+        assert joined.rank == rank
+        return train(trees, size, recorded, name, **options)
+
+
+def check_equal(
+    n: int, tmp_path: Path, trees: Sequence[Any], size: int, recorded: bool, name: str, **options: Any
+) -> None:
+    losses, parameters = train(trees, size, recorded, name, **options)
+    for found in run_processes(n, tmp_path, train_in_group, trees, size, recorded, name, options):
+        assert not isinstance(found, str), found
+        np.testing.assert_allclose(found[0], losses, rtol=1e-12)
+        for key, array in parameters.items():
+            np.testing.assert_allclose(found[1][key], array, rtol=1e-11, atol=1e-12)
+
+
+def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
+    check_equal(2, tmp_path, draw_trees(9, with_rare=True), 4, True, "loss")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize(
+    ("recorded", "name", "options"),
+    [
+        (True, "loss", {"max_bytes": 2500}),
+        (False, "loss", {"policy": "agenda"}),
+        (True, "loss", {"backend": "cpu"}),
+        (False, "waiting", {}),
+        (False, "waiting", {"max_bytes": 2500}),
+    ],
+)
+def test_any_number_of_processes_trains_what_one_trains(
+    n: int, recorded: bool, name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    check_equal(n, tmp_path, draw_trees(11, with_rare=True), 5, recorded, name, **options)
+
+
+class WithAux(Net):
+    """Its instances hold an array of floats, and it returns more than the loss."""
+
+    def loss(self, given: Any) -> Any:
+        tree, scale = given
+        state = self.state(tree) * scale
+        return self.score(state), state
+
+
+def differentiate_all(instances: Sequence[Any], weights: Sequence[float], reduce: str) -> Any:
+    """A call with everything that `value_and_grad` takes, after one that made gradients to add to."""
+    model = WithAux()
+    loss = ab.batched(model.loss)
+    (_, _), before, _ = loss.value_and_grad(instances, reduce, has_aux=True, inputs=True)
+    out = {name: g.copy() for name, g in before.items()}
+    (value, aux), grads, inputs = loss.value_and_grad(instances, weights, has_aux=True, out=out, inputs=True)
+    assert grads is out
+    return float(value), list(aux), {name: np.array(g) for name, g in grads.items()}, [x[1] for x in inputs]
+
+
+def differentiate_part(rank: int, n: int, instances: Sequence[Any], weights: Sequence[float], reduce: str) -> Any:
+    with ab.distributed.group():
+        own = slice(2 * rank, 2 * rank + 2)
+        return differentiate_all(instances[own], weights[own], reduce)
+
+
+@pytest.mark.parametrize(("n", "reduce"), [(3, "mean"), (4, "sum")])
+def test_lists_weights_and_all_that_is_returned(n: int, reduce: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    instances = [(tree, rng.standard_normal(DIM)) for tree in draw_trees(6, with_rare=True)]
+    weights = rng.standard_normal(6)
+    value, aux, grads, inputs = differentiate_all(instances, weights, reduce)
+    parts = run_processes(n, tmp_path, differentiate_part, n, instances, weights, reduce)
+    for part in parts:
+        assert not isinstance(part, str), part
+        np.testing.assert_allclose(part[0], value, rtol=1e-12)
+        for name, array in grads.items():
+            np.testing.assert_allclose(part[2][name], array, rtol=1e-11, atol=1e-12)
+    for place, of_one in ((1, aux), (3, inputs)):
+        found = [x for part in parts for x in part[place]]
+        assert len(found) == len(of_one)
+        for mine, other in zip(found, of_one, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-11, atol=1e-12)
+
+
+class OtherNet(Net):
+    @ab.cell
+    def merge(self, left: Any, right: Any) -> Any:
+        return ab.tanh(self.merge_both(ab.concat([right, left])))
+
+
+def begin_otherwise(rank: int, what: str) -> str:
+    """What the first call raises in a process of which the other one begins otherwise."""
+    is_other = rank == 1
+    model = OtherNet() if is_other and what == "code" else Net()
+    if is_other and what == "parameters":
+        model.rare.data += 1.0
+    if is_other and what == "frozen":
+        model.rare.trainable = False
+    loss = ab.batched(model.loss, seed=int(is_other and what == "seed"))
+    trees = draw_trees(6)
+    if is_other and what == "data":
+        trees[3] = 1
+    graphs = loss.record_all(trees)
+    with ab.distributed.group():
+        (share,) = ab.distributed.shares(graphs, 6)
+        with pytest.raises(ab.DistributedError) as caught:
+            loss.value_and_grad([*share] if is_other and what == "list" else share)
+        return str(caught.value)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("parameters", "in the parameters; start"),
+        ("code", "in the code of the model; start all with the same code"),
+        ("frozen", "in the parameters' names and shapes; start"),
+        ("seed", "in the seed: 1 where process 0 has 0; start"),
+        ("data", "in the mini-batch; start"),
+        ("list", "in the mini-batch; start"),
+    ],
+)
+def test_a_process_that_begins_otherwise_is_refused(what: str, text: str, tmp_path: Path) -> None:
+    found = run_processes(2, tmp_path, begin_otherwise, what)
+    assert found[0] == found[1]
+    assert found[0].startswith(f"process 1 of 2 differs from process 0 {text}")
+
+
+def fail_once(rank: int, what: str) -> list[Any]:
+    """The values of three calls, in the second of which process 1 fails; the text of an error in its place."""
+    model, found = Net(), list[Any]()
+    loss, before = ab.batched(model.loss), model.output.weight.data.copy()
+    with ab.distributed.group():
+        for number in range(3):
+            (share,) = ab.distributed.shares(draw_trees(6), 6)
+            fails = number == 1 and rank == 1
+            if fails and what == "instance":
+                share[0] = 0.5
+            if what == "loss":
+                model.output.weight.data[...] = np.nan if fails else before
+            try:
+                found.append(float(loss.value_and_grad(share)[0]))
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "here", "there"),
+    [
+        ("instance", "TypeError: ", "DistributedError: process 1 of 2 stopped: TypeError: "),
+        ("loss", "NumericError: the loss of 3 of 3", "NumericError: process 1 of 2: the loss of 3 of 3"),
+    ],
+)
+def test_what_fails_in_one_process_is_raised_in_all_and_they_go_on(
+    what: str, here: str, there: str, tmp_path: Path
+) -> None:
+    found = run_processes(2, tmp_path, fail_once, what)
+    assert found[1][1].startswith(here)
+    assert found[0][1].startswith(there)
+    assert [x for x in found[0] if not isinstance(x, str)] == [x for x in found[1] if not isinstance(x, str)]
+    assert isinstance(found[0][2], float)
+
+
+def end_early(rank: int) -> str:
+    """What a process says of the other one, which is killed between two calls."""
+    loss = ab.batched(Net().loss)
+    with ab.distributed.group():
+        for number in range(2):
+            if rank == 1 and number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                loss.value_and_grad(next(ab.distributed.shares(draw_trees(6), 6)))
+            except ab.DistributedError as error:
+                return str(error)
+    return "nothing"
+
+
+def test_a_process_that_is_killed_is_an_error_of_the_others(tmp_path: Path) -> None:
+    told, status = run_processes(2, tmp_path, end_early)
+    assert status == -signal.SIGKILL
+    assert told.startswith("a process of the group has ended or does not answer: the connection failed while they")
+    assert "go on from the last checkpoint" in told
+
+
+def test_alone_a_share_is_all() -> None:
+    trees = draw_trees(7)
+    with ab.distributed.group() as joined:
+        found = train(trees, 3)
+        assert (joined.gather("x"), joined.most(3), repr(joined)) == (["x"], 3, "Joined(process 0 of 1)")
+    alone = train(trees, 3)
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-14)
+
+
+def test_functions_of_torch_are_left_to_torch() -> None:
+    torch = pytest.importorskip("torch")
+    import autobatch.torch as abt
+
+    double = abt.batched(lambda x: x * 2.0)
+    with ab.distributed.group(), pytest.raises(ab.GraphError, match="wrap the module in torch's Distributed"):
+        double([torch.ones(2)])
+
+
+def test_batches_are_divided_by_cost() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        costs, n = rng.pareto(1.0, int(rng.integers(0, 40))), int(rng.integers(1, 9))
+        parts = ab.distributed.spread(costs, n)
+        assert sorted(k for part in parts for k in part) == list(range(costs.size))
+        assert all(part == sorted(part) for part in parts)
+        sums = [costs[part].sum() for part in parts]
+        least = max(costs.max(initial=0.0), costs.sum() / n)  # no division is better
+        assert max(sums) <= 2.0 * least
+        assert max(sums) - min(sums) <= costs.max(initial=0.0) + 1e-9
+
+
+@pytest.mark.parametrize("cost", [[1.0], [1.0, np.nan], [1.0, -1.0], lambda x: np.inf])
+def test_costs_that_are_none_are_refused(cost: Any) -> None:
+    with pytest.raises(ab.DataError, match="give each one finite number"):
+        next(ab.distributed.shares(["a", "b"], 2, cost=cost))
