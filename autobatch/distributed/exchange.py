@@ -8,10 +8,12 @@ that none waits for it: all raise.
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,51 +27,33 @@ from autobatch.errors import AutobatchError, DistributedError, NumericError
 from autobatch.params.gradients import Gradients
 from autobatch.params.sparse_rows import Gradient, Rows
 
-BUCKET_BYTES = 4 << 20  # of gradients that are added up in one message
+LARGE_BYTES = 4 << 20  # an array of so many is not copied to travel with others
 ERROR, COUNT, VALUE, LATE = range(4)  # what a message is about
+HEAD, ROUNDED = 3, 64  # ints of a message before the numbers of rows; these are padded
 IS_ARRAY, IS_ANY = -1, -2  # in place of the number of rows of a gradient
 
 
-class Buckets:
-    """Adds up arrays of all processes, small ones together in one message; keeps the memory that they travel in."""
+class Kept:
+    """Memory that is kept from call to call: fresh memory costs more than what is sent in it."""
 
     def __init__(self) -> None:
-        self._memory: dict[tuple[int, np.dtype[Any]], Any] = {}
+        self._memory: dict[tuple[str, int, np.dtype[Any]], Any] = {}
+        self._tables: dict[str, Rows] = {}
 
-    def add_up(self, wire: Wire, arrays: Iterable[Any], store: Store) -> None:
-        """Replace each array by its sum over all processes, in place."""
-        under_way = list[tuple[Callable[[], None], Any, list[Any]]]()
-        for flat, members in self._fill(list(arrays), store):
-            under_way.append((wire.begin_sum(flat, store), flat, members))
-        for wait, flat, members in under_way:
-            wait()
-            at = 0
-            for array in members:
-                array[...] = flat[at : at + array.size].reshape(array.shape)
-                at += array.size
-
-    def _fill(self, arrays: Sequence[Any], store: Store) -> Iterator[tuple[Any, list[Any]]]:
-        """Flat arrays to add up, each with the arrays that it holds a copy of; a large one travels as it is."""
-        for dtype in sorted({array.dtype for array in arrays}, key=str):
-            own = [array for array in arrays if array.dtype == dtype]
-            small = [x for x in own if x.nbytes < BUCKET_BYTES or not x.flags.c_contiguous]
-            for array in own:
-                if not any(array is x for x in small):
-                    yield array.reshape(-1), []
-            memory, at, begin, members = self._room(sum(x.size for x in small), dtype, store), 0, 0, list[Any]()
-            for array in small:
-                memory[at : at + array.size].reshape(array.shape)[...] = array
-                members.append(array)
-                at += array.size
-                if (at - begin) * dtype.itemsize >= BUCKET_BYTES or array is small[-1]:
-                    yield memory[begin:at], members
-                    begin, members = at, []
-
-    def _room(self, size: int, dtype: np.dtype[Any], store: Store) -> Any:
-        key = id(store), dtype
+    def room(self, what: str, size: int, dtype: np.dtype[Any], store: Store = HOST) -> Any:
+        """A flat array of a store, for one purpose at a time."""
+        key = what, id(store), dtype
         if key not in self._memory or self._memory[key].size < size:
-            self._memory[key] = store.empty(size, dtype)
-        return self._memory[key]
+            self._memory[key] = store.empty(size * 5 // 4, dtype)
+        return self._memory[key][:size]
+
+    def rows(self, name: str, like: Rows) -> Rows:
+        """No rows yet, of a table of this name."""
+        known = self._tables.get(name)
+        if known is None or (known.shape, known.dtype, known.store) != (like.shape, like.dtype, like.store):
+            known = self._tables[name] = Rows.zeros(like.shape, like.dtype, like.store)
+        known.clear()
+        return known
 
 
 class Exchange:
@@ -78,13 +62,14 @@ class Exchange:
     Args:
         wire: to the other processes.
         facts: what all must agree on, by what an error calls it.
-        store: of the gradients.
-        buckets: adds them up.
+        n_gradients: how many there are; store: theirs.
+        kept: memory that messages lie in.
     """
 
-    def __init__(self, wire: Wire, facts: Mapping[str, str], store: Store, buckets: Buckets) -> None:
-        self._wire, self._facts, self._store, self._buckets = wire, facts, store, buckets
+    def __init__(self, wire: Wire, facts: Mapping[str, str], n_gradients: int, store: Store, kept: Kept) -> None:
+        self._wire, self._facts, self._store, self._kept = wire, facts, store, kept
         (self._digest,) = struct.unpack("<q", sha256(repr(facts).encode()).digest()[:8])
+        self._n_rows = -(-n_gradients // ROUNDED) * ROUNDED  # also processes that differ send as much
         self._is_told = False  # an error, by one side or the other
 
     @contextmanager
@@ -135,15 +120,15 @@ class Exchange:
                 an array.
             is_empty: whether this process has no instance.
         """
-        if isinstance(own, LateLosses):
-            heads = self._meet(LATE)
-        else:
-            heads = self._meet(VALUE, int(np.array(own, np.float64).view(np.int64)))
-        clock.lap("wait")
-        n_rows = np.full(len(names), IS_ANY)
+        n_rows = [IS_ANY] * len(names)
         if not is_empty:
-            n_rows[:] = [g.ids.size if isinstance(g, Rows) else IS_ARRAY for g in gradients(()).values()]
-        counts = dict(zip(names, self._wire.gather(n_rows).T.tolist(), strict=True))
+            n_rows = [g.ids.size if isinstance(g, Rows) else IS_ARRAY for g in gradients(()).values()]
+        if isinstance(own, LateLosses):
+            heads = self._meet(LATE, 0, n_rows)
+        else:
+            heads = self._meet(VALUE, int(np.array(own, np.float64).view(np.int64)), n_rows)
+        clock.lap("wait")
+        counts = dict(zip(names, heads[:, HEAD : HEAD + len(names)].T.tolist(), strict=True))
         grads = gradients([name for name, n in counts.items() if IS_ARRAY not in n and max(n) > IS_ARRAY])
         self._add_gradients(grads, counts)
         whole = self._late_sum(own, grads) if (heads[:, 0] == LATE).any() else _sum_of(heads[:, 1], own)
@@ -152,23 +137,58 @@ class Exchange:
 
     def _add_gradients(self, grads: dict[str, Gradient], counts: Mapping[str, list[int]]) -> None:
         """Add up gradients in place; what is `Rows` here, and an array elsewhere, becomes an array."""
-        arrays = []
+        arrays, tables = list[Any](), dict[str, Rows]()
         for name, gradient in grads.items():
-            if isinstance(gradient, Rows):
-                if IS_ARRAY not in counts[name]:
-                    grads[name] = self._all_rows(gradient, [max(n, 0) for n in counts[name]])
-                    continue
+            if not isinstance(gradient, Rows):
+                arrays.append(gradient)
+            elif IS_ARRAY in counts[name]:
                 grads[name] = self._store.put(np.asarray(gradient))
-            arrays.append(grads[name])
-        self._buckets.add_up(self._wire, arrays, self._store)
+                arrays.append(grads[name])
+            else:
+                tables[name] = gradient
+        for dtype in sorted({array.dtype for array in arrays}, key=str):
+            self._add_arrays([array for array in arrays if array.dtype == dtype], dtype)
+        if tables:
+            self._add_rows(grads, tables, {name: [max(n, 0) for n in counts[name]] for name in tables})
 
-    def _all_rows(self, rows: Rows, counts: Sequence[int]) -> Rows:
-        """The sum of the rows of all processes, of which each has so many."""
-        if not max(counts):
-            return rows
-        ids = self._wire.gather_rows(rows.ids, counts, HOST)
-        values = self._wire.gather_rows(rows.values, counts, self._store)
-        return Rows.summed(ids, values, rows.shape, self._store)
+    def _add_arrays(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> None:
+        """Add up arrays of one type, all in one message; a large one travels where it lies."""
+        small = [x for x in arrays if x.nbytes < LARGE_BYTES or not x.flags.c_contiguous]
+        for array in arrays:
+            if not any(array is x for x in small):
+                self._wire.add_up(array.reshape(-1), self._store)
+        ends = np.cumsum([0, *(x.size for x in small)]).tolist()
+        message = self._kept.room("arrays", ends[-1], dtype, self._store)
+        places = [message[begin:end] for begin, end in pairwise(ends)]
+        for array, place in zip(small, places, strict=True):
+            place.reshape(array.shape)[...] = array
+        if small:
+            self._wire.add_up(message, self._store)
+        for array, place in zip(small, places, strict=True):
+            array[...] = place.reshape(array.shape)
+
+    def _add_rows(
+        self, grads: dict[str, Gradient], tables: Mapping[str, Rows], counts: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Add up the rows of tables, of which each process has so many: all in one message, in the processes' order."""
+        lies_at, size = dict[str, list[tuple[int, int]]](), np.zeros(self._wire.size, np.int64)
+        for name, rows in tables.items():
+            n, row_bytes = np.array(counts[name]), rows.dtype.itemsize * math.prod(rows.shape[1:])
+            lies_at[name] = list(zip((size + 8 * n).tolist(), (size + n * (8 + row_bytes)).tolist(), strict=True))
+            size += 8 * n + -(-n * row_bytes // 8) * 8  # ids are aligned
+        sent, rank = self._kept.room("rows", int(size.max()), np.dtype(np.uint8)), self._wire.rank
+        for name, rows in tables.items():
+            ids_end, end = lies_at[name][rank]
+            sent[ids_end - 8 * rows.ids.size : ids_end].view(np.int64)[:] = rows.ids
+            sent[ids_end:end].view(rows.dtype)[:] = self._store.get(rows.values).reshape(-1)
+        received = self._wire.gather_bytes(sent)
+        for name, rows in tables.items():
+            places = [(k, n, *lies_at[name][k]) for k, n in enumerate(counts[name])]
+            ids = [received[k, middle - 8 * n : middle].view(np.int64) for k, n, middle, _ in places]
+            values = [received[k, middle:end].view(rows.dtype) for k, _, middle, end in places]
+            whole = self._kept.rows(name, rows)
+            whole.add(np.concatenate(ids), self._store.put(np.concatenate(values)))
+            grads[name] = whole
 
     def _late_sum(self, own: np.generic | LateLosses, grads: dict[str, Gradient]) -> Callable[[], np.generic]:
         """Begin to add up values on the device; note whether all are finite."""
@@ -178,7 +198,7 @@ class Exchange:
         else:
             total, finite = store.put(np.array([own])), store.put(np.ones(1, own.dtype))
         both = store.xp.concatenate([total, finite])
-        self._wire.begin_sum(both, store)()
+        self._wire.add_up(both, store)
         assert isinstance(grads, Gradients), "losses are late where no gradients were given"
         grads.finite = both[1:] == self._wire.size
         read = store.copy_out(both)
@@ -195,14 +215,16 @@ class Exchange:
 
         return whole
 
-    def _meet(self, kind: int, word: int = 0, error: Exception | None = None) -> IntArray:
-        """Send the head of a message, and receive those of all: kind, word, digest of the facts; int64 (size, 3).
+    def _meet(self, kind: int, word: int = 0, n_rows: Sequence[int] = (), error: Exception | None = None) -> IntArray:
+        """Send what this process does, and receive that of all: kind, word, digest of the facts, rows; int64 (size, n).
 
         Raises:
             AutobatchError: of another process; not if there is one here.
             DistributedError: the processes do not agree.
         """
-        heads = self._wire.gather(np.array([kind, word, self._digest], np.int64))
+        head = np.zeros(HEAD + self._n_rows, np.int64)
+        head[: HEAD + len(n_rows)] = kind, word, self._digest, *n_rows
+        heads = self._wire.gather(head)
         if (heads[:, 0] == ERROR).any():
             self._is_told = True
             told = self._wire.gather_objects(None if error is None else (type(error).__name__, str(error)))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.api import Batched
-from autobatch.distributed.exchange import Buckets, Exchange
+from autobatch.distributed.exchange import Exchange, Kept
 from autobatch.distributed.facts import facts_of
 from autobatch.distributed.wire import Alone, TorchWire, Wire
 from autobatch.engine.group import entering
@@ -75,7 +75,7 @@ class Joined:
 
     def __init__(self, wire: Wire) -> None:
         self._wire, self.rank, self.size = wire, wire.rank, wire.size
-        self._buckets = Buckets()
+        self._kept = Kept()
         self._began = dict[int, Batched]()  # the functions that were called, by their ids
 
     def __repr__(self) -> str:
@@ -121,13 +121,17 @@ class Joined:
             AutobatchError: what was raised in another process is raised here too.
         """
         executor = loss.executor
+        with run_lock():
+            executor.refresh()
         facts = {
-            "the step": str(loss.step), "the seed": str(loss.seed), "has_aux": str(has_aux),
-            "reduce": reduce if isinstance(reduce, str) else "weights", **self._of_start(loss),
+            "the trainable parameters": " ".join(executor.trainable()), "the step": str(loss.step), "the seed": str(loss.seed), "has_aux": str(has_aux),
+            "reduce": reduce if isinstance(reduce, str) else "weights",
         }  # fmt: skip
+        if id(loss) not in self._began:
+            facts |= _of_start(loss)
         if isinstance(instances, Share):
             facts |= {"the mini-batch": f"{instances.size} instances, {instances.digest.hex()}"}
-        exchange = Exchange(self._wire, facts, executor.store, self._buckets)
+        exchange = Exchange(self._wire, facts, len(executor.trainable()), executor.store, self._kept)
         with exchange.guarding():
             if not isinstance(instances, Share):
                 listed = list_instances(instances)
@@ -138,15 +142,16 @@ class Joined:
             if isinstance(reduce, str) and reduce == "mean":
                 weights = np.full(len(instances), 1.0 / max(instances.size, 1))
             if instances or not instances.size:
-                return loss.differentiate(instances, weights, has_aux, out, inputs, exchange)
-            return loss.differentiate_nothing(has_aux, out, inputs, exchange)
-
-    def _of_start(self, loss: Batched) -> dict[str, str]:
-        """What all must begin with, at the first call of a function."""
-        if id(loss) in self._began:
-            return {}
+                found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange)
+            else:
+                found = loss.differentiate_nothing(has_aux, out, inputs, exchange)
         self._began[id(loss)] = loss
-        with run_lock():
-            loss.options_now(training=True, has_aux=None)
-            recorder = loss.recorder
-            return facts_of(recorder.function, recorder.module, recorder.parameters())
+        return found
+
+
+def _of_start(loss: Batched) -> dict[str, str]:
+    """What all must begin with, at the first call of a function."""
+    with run_lock():
+        loss.options_now(training=True, has_aux=None)
+        recorder = loss.recorder
+        return facts_of(recorder.function, recorder.module, recorder.parameters())

@@ -47,7 +47,7 @@ def shares(
     >>> [share.size for share in ab.distributed.shares(range(10), 4)]
     [4, 4, 2]
     """
-    costs, joined = _costs(instances, cost), entered_group()
+    joined, costs = entered_group(), costs_of(instances, cost)
     rank, n = (0, 1) if joined is None else (joined.rank, joined.size)
     sizes = None if bucket_by is None else sizes_of(instances, bucket_by)
     for batch in minibatches(range(len(instances)), size, rng, bucket_by=sizes):
@@ -78,8 +78,8 @@ def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
     return [sorted(own) for own in found]
 
 
-def _costs(instances: Sequence[Any], cost: Any) -> NDArray[np.float64]:
-    """The predicted cost of each instance."""
+def costs_of(instances: Sequence[Any], cost: Any = None) -> NDArray[np.float64]:
+    """The predicted cost of each instance; see `shares`."""
     if cost is None:
         given = [float(work_of(x).sum()) if isinstance(x, Graph) else 1.0 for x in instances]
     else:

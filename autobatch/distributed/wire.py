@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DistributedError
 
-Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
+
+
+class ConnectionLost(DistributedError):
+    """A process that has ended, or does not answer."""
 
 
 class Wire(Protocol):
@@ -34,15 +38,11 @@ class Wire(Protocol):
     def gather_objects(self, x: Any) -> list[Any]:
         """The object of every process, through pickle."""
 
-    def gather_rows(self, rows: Any, counts: Sequence[int], store: Store) -> Any:
-        """The rows of all processes, one after the other.
+    def gather_bytes(self, sent: Bytes) -> Bytes:
+        """The bytes (n,) of every process, uint8 (size, n), in memory that the next call overwrites."""
 
-        Args:
-            rows: array of a store (n, ...); counts: the n of each process.
-        """
-
-    def begin_sum(self, array: Any, store: Store) -> Callable[[], None]:
-        """Begin to add up a flat array of all processes, in place; what is given waits until that is done."""
+    def add_up(self, array: Any, store: Store) -> None:
+        """Replace a flat array of a store by the sum of those of all processes; one of a GPU later, in its order."""
 
     def close(self) -> None:
         """Leave the others."""
@@ -61,13 +61,12 @@ class Alone:
         """See `Wire`."""
         return [x]
 
-    def gather_rows(self, rows: Any, counts: Sequence[int], store: Store) -> Any:
+    def gather_bytes(self, sent: Bytes) -> Bytes:
         """See `Wire`."""
-        return rows
+        return sent[None]
 
-    def begin_sum(self, array: Any, store: Store) -> Callable[[], None]:
+    def add_up(self, array: Any, store: Store) -> None:
         """See `Wire`."""
-        return _nothing
 
     def close(self) -> None:
         """See `Wire`."""
@@ -94,6 +93,7 @@ class TorchWire:
                 "several processes need PyTorch, which carries what they send each other, and it is not installed; "
                 "pip install 'autobatch[torch]'."
             ) from None
+        self._received = np.empty(0, np.uint8)
         self._dist, self._device, longest = distributed, None, timedelta(seconds=timeout)
         with _naming("met"):
             self._is_ours = not distributed.is_initialized()
@@ -107,7 +107,7 @@ class TorchWire:
 
     def gather(self, ints: IntArray) -> IntArray:
         """See `Wire`."""
-        return self._gathered(ints).reshape(self.size, -1)
+        return self.gather_bytes(np.ascontiguousarray(ints, np.int64).view(np.uint8)).view(np.int64).copy()
 
     def gather_objects(self, x: Any) -> list[Any]:
         """See `Wire`."""
@@ -116,58 +116,40 @@ class TorchWire:
             self._dist.all_gather_object(found, x, group=self._host)
         return found
 
-    def gather_rows(self, rows: Any, counts: Sequence[int], store: Store) -> Any:
+    def gather_bytes(self, sent: Bytes) -> Bytes:
         """See `Wire`."""
-        padded = np.zeros((max(counts), *rows.shape[1:]), rows.dtype)
-        padded[: len(rows)] = store.get(rows)
-        found = self._gathered(padded).reshape(self.size, *padded.shape)
-        return store.put(np.concatenate([own[:n] for own, n in zip(found, counts, strict=True)]))
-
-    def _gathered(self, array: Array) -> Array:
         import torch
 
-        own = torch.from_numpy(np.ascontiguousarray(array).reshape(-1))
-        found = torch.empty(self.size * own.numel(), dtype=own.dtype)
+        if self._received.size < self.size * sent.size:
+            self._received = np.empty(self.size * sent.size * 5 // 4, np.uint8)
+        received = self._received[: self.size * sent.size].reshape(self.size, -1)
         with _naming("exchanged what they know"):
-            self._dist.all_gather(list(found.view(self.size, -1)), own, group=self._host)
-        return found.numpy()
+            self._dist.all_gather(list(torch.from_numpy(received)), torch.from_numpy(sent), group=self._host)
+        return received
 
-    def begin_sum(self, array: Any, store: Store) -> Callable[[], None]:
+    def add_up(self, array: Any, store: Store) -> None:
         """See `Wire`."""
         import torch
 
         with _naming("added up gradients"):
             if store is HOST:
-                return _waiting(self._dist.all_reduce(torch.from_numpy(array), group=self._host, async_op=True))
-            if self._device is not None:
+                self._dist.all_reduce(torch.from_numpy(array), group=self._host)
+            elif self._device is None:
+                host = store.get(array).copy()
+                self._dist.all_reduce(torch.from_numpy(host), group=self._host)
+                array[...] = store.put(host)
+            else:
                 from torch.cuda import ExternalStream
                 from torch.utils.dlpack import from_dlpack
 
                 stream: Any = ExternalStream(store.xp.cuda.get_current_stream().ptr)  # type: ignore[no-untyped-call]
                 with torch.cuda.stream(stream):
                     self._dist.all_reduce(from_dlpack(array), group=self._device)
-                return _nothing
-            host = store.get(array).copy()
-            self._dist.all_reduce(torch.from_numpy(host), group=self._host)
-            array[...] = store.put(host)
-            return _nothing
 
     def close(self) -> None:
         """See `Wire`."""
         if self._is_ours:
             self._dist.destroy_process_group()
-
-
-def _waiting(work: Any) -> Callable[[], None]:
-    def wait() -> None:
-        with _naming("added up gradients"):
-            work.wait()
-
-    return wait
-
-
-def _nothing() -> None:
-    """Wait for a sum that is done."""
 
 
 @contextmanager
@@ -177,7 +159,7 @@ def _naming(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise DistributedError(
+        raise ConnectionLost(
             f"a process of the group has ended or does not answer: the connection failed while they {what} ({reason}); "
             f"see what that process says, and go on from the last checkpoint."
         ) from None

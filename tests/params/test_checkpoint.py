@@ -169,7 +169,7 @@ def test_what_module_save_wrote_is_no_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["tree-lstm", "my_dropping:Dropping"])
 def test_a_run_stopped_anywhere_ends_as_the_unbroken_one(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     assert train("unbroken", model=model) == 0
-    write = Keeper._write
+    write = Keeper.write
 
     def write_and_stop(keeper: Keeper, name: str) -> None:
         write(keeper, name)
@@ -178,7 +178,7 @@ def test_a_run_stopped_anywhere_ends_as_the_unbroken_one(monkeypatch: pytest.Mon
 
     n_stops = 0
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "_write", write_and_stop)
+        patch.setattr(Keeper, "write", write_and_stop)
         while train("stopped", "--resume", model=model) == 128 + signal.SIGTERM:
             n_stops += 1
     assert n_stops == 3 * (6 + 1)  # after each of 6 mini-batches, and after each epoch

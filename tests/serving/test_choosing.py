@@ -6,11 +6,20 @@ import numpy as np
 
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import NamedTypes
+from autobatch.ir.type_arrays import TypeArrays
 from autobatch.policies import get
 from autobatch.serving.choosing import Pending
 from helpers.runs.ways import each
 
-TYPES = NamedTypes(("a", "b", "c"))
+
+class WorkingTypes(NamedTypes):
+    """Types whose nodes have some work."""
+
+    def arrays(self) -> TypeArrays:
+        return super().arrays()._replace(product_work=np.array([100, 5, 0]))
+
+
+TYPES = WorkingTypes(("a", "b", "c"))
 
 
 @each("seed", range(60))
@@ -20,7 +29,7 @@ def test_every_node_runs_once_after_what_it_reads_and_every_round_gets_everythin
     edges = [(int(rng.integers(0, k)), k) for k in range(1, n) for _ in range(rng.integers(0, 3))]
     graph = make_graph(TYPES, rng.integers(0, 3, n).tolist(), sorted(edges, key=lambda edge: edge[1]))
     numbers = np.sort(rng.choice(1000, n, replace=False)).astype(np.int32)
-    pending = Pending(numbers, graph, get("score"), np.array([100, 5, 0]))
+    pending = Pending(numbers, graph, get("score"))
     budget, done, depth, n_rounds = float(rng.choice([0.0, 3e4, 1e9])), set[int](), longest_chain(n, edges), 0
     while len(done) < n:
         ready = {k for k in range(n) if k not in done and all(a in done for a, b in edges if b == k)}

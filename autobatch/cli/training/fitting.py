@@ -18,6 +18,8 @@ from autobatch.cli.results import Tally
 from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.devices.late import Late
+from autobatch.distributed.group import Joined
+from autobatch.distributed.shares import costs_of
 from autobatch.errors import DataError, NumericError
 from autobatch.schedule.schedule import Policy
 
@@ -90,8 +92,9 @@ class Fitting:
         batch_size: int,
         lr: float,
         max_bytes: int | None = None,
+        joined: Joined | None = None,
     ) -> None:
-        """Record training and development data.
+        """Record training and development data; the processes of a group, `joined`, train and measure together.
 
         Raises:
             DataError: there is nothing to train on.
@@ -109,7 +112,8 @@ class Fitting:
         self._say = workload.spec.say
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
-        self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size, max_bytes)
+        self._costs = costs_of(self._graphs)
+        self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size, max_bytes, joined)
 
     @property
     def policy(self) -> str:
@@ -170,17 +174,17 @@ class Fitting:
         position = self.position
         self._rng.bit_generator.state = position.order
         shown = "".join(f"  {self._say(metric, value, 0)}" for metric, value in position.metrics.items())
-        batches = ab.minibatches(self._graphs, self._batch_size, rng=self._rng)
+        batches = ab.distributed.shares(self._graphs, self._batch_size, self._rng, cost=self._costs)
         start = time.perf_counter() - position.seconds
         for batch in islice(batches, position.steps, None):
             with self._naming_the_step(what):
                 value, grads = self.loss.value_and_grad(batch)
                 self.optimizer.step(grads)
                 position.steps += 1
-                self._unread.append((position.steps, value, len(batch)))
+                self._unread.append((position.steps, value, batch.size))
                 self.read_losses(n_left=1 if isinstance(value, Late) else 0)
                 position.tally.add(self.loss.last)
-                position.n_seen += len(batch)
+                position.n_seen += batch.size
                 position.seconds = time.perf_counter() - start
                 rate = position.n_seen / position.seconds
                 loss = "" if math.isnan(self._last_loss) else f"loss {self._last_loss:.4g}"

@@ -13,6 +13,7 @@ from typing import Any
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.stored import BEST, LAST, Settings, StoredRun, read_run, store_run
 from autobatch.cli.workload import Workload
+from autobatch.distributed.group import Joined
 from autobatch.errors import CheckpointError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -28,13 +29,23 @@ class Stopped(Exception):
 
 
 class Keeper:
-    """Writes the checkpoints of a run: the last, and that of the epoch with the best first metric."""
+    """Writes the checkpoints of a run: the last, and that of the epoch with the best first metric.
+
+    Of several processes the first one writes, and all stop after the same step.
+    """
 
     def __init__(
-        self, folder: Path, settings: Settings, workload: Workload, fitting: Fitting, n_steps: int, best: float | None
+        self,
+        folder: Path,
+        settings: Settings,
+        workload: Workload,
+        fitting: Fitting,
+        n_steps: int,
+        best: float | None,
+        joined: Joined,
     ) -> None:
         """Keep one every `n_steps` steps; `best` is the best metric so far."""
-        self._folder = folder
+        self._folder, self._joined = folder, joined
         self._run = settings, workload, fitting
         self._n_steps = n_steps
         self._best = best
@@ -49,9 +60,9 @@ class Keeper:
             Stopped: there was a signal; the checkpoint is written.
         """
         _, _, fitting = self._run
-        asked = self._signal  # one that comes from here on ends training after the next step
+        asked = self._joined.most(self._signal)  # one that comes from here on ends training after the next step
         if asked or fitting.position.steps % self._n_steps == 0:
-            self._write(LAST)
+            self.write(LAST)
         if asked:
             raise Stopped(asked)
 
@@ -61,8 +72,8 @@ class Keeper:
         for metric, value in islice(epoch.metrics.items(), 1):
             if self._best is None or workload.spec.is_better(metric, value, self._best):
                 self._best = value
-                self._write(BEST)
-        self._write(LAST)
+                self.write(BEST)
+        self.write(LAST)
         self._stop_if_asked()
 
     @contextmanager
@@ -90,11 +101,14 @@ class Keeper:
             signal.signal(number, handler)
 
     def _stop_if_asked(self) -> None:
-        if self._signal:
-            raise Stopped(self._signal)
+        asked = self._joined.most(self._signal)
+        if asked:
+            raise Stopped(asked)
 
-    def _write(self, name: str) -> None:
-        store_run(self._folder / name, *self._run, self._best)
+    def write(self, name: str) -> None:
+        """Write the checkpoint of this name now."""
+        if self._joined.rank == 0:
+            store_run(self._folder / name, *self._run, self._best)
 
 
 def open_folder(folder: Path, resume: bool) -> StoredRun | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import click
 import numpy as np
 
 from autobatch.cli.workload import Workload, record
+from autobatch.distributed.group import Joined
 from autobatch.schedule.schedule import Policy
 
 
@@ -26,8 +28,11 @@ class Scorer:
         backend: str,
         batch_size: int,
         max_bytes: int | None = None,
+        joined: Joined | None = None,
     ) -> None:
         """Record the instances, unless the model does not predict: then there are none to measure.
+
+        Each process of a group, `joined`, records and measures some of them.
 
         Raises:
             PolicyError, BackendError: there is no such policy or backend.
@@ -35,7 +40,9 @@ class Scorer:
         spec = workload.spec
         self._workload = workload
         self._batch_size = batch_size
-        self._instances = instances if spec.count_correct or spec.predict else []
+        self._joined = joined
+        own = instances if joined is None else instances[joined.rank :: joined.size]
+        self._instances = own if spec.count_correct or spec.predict else []
         if self._instances:
             self._predictor = workload.batched(spec.predictor, policy, backend, max_bytes)
             workload.move_to(str(self._predictor.backend.name))
@@ -48,9 +55,10 @@ class Scorer:
         spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
         if spec.count_correct is None:
             return {}
+        own = [spec.count_correct(outputs, instances, vocabularies) for outputs, instances in self._outputs()]
         totals: dict[str, list[float]] = {}
-        for outputs, instances in self._outputs():
-            for metric, counts in spec.count_correct(outputs, instances, vocabularies).items():
+        for found in own if self._joined is None else chain.from_iterable(self._joined.gather(own)):
+            for metric, counts in found.items():
                 before = totals.get(metric, [0] * len(counts))
                 totals[metric] = [sum(both) for both in zip(before, counts, strict=True)]
         return {metric: spec.metrics.get(metric, _share)(*counts) for metric, counts in totals.items()}

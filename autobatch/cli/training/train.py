@@ -17,10 +17,13 @@ from autobatch.cli.results import JsonLines, describe_run, open_json, say_instan
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
+from autobatch.cli.training.parallel import processes
 from autobatch.cli.training.scoring import say_missing_metrics
-from autobatch.cli.training.stored import Settings, StoredRun
+from autobatch.cli.training.stored import LAST, Settings, StoredRun
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.workload import Workload, load_workload, say_dim
+from autobatch.distributed.group import Joined
+from autobatch.distributed.wire import ConnectionLost
 
 DIVERGED = 1000  # times the loss of the first mini-batch
 
@@ -44,6 +47,11 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.precision_option
 @options.max_bytes_option
 @options.threads_option
+@options.count_option(
+    "--data-parallel",
+    1,
+    "Processes that train together, each on a share of every mini-batch; needs autobatch[torch].",
+)
 @options.seed_option
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, if there is one.")
@@ -70,6 +78,7 @@ def train(
     ctx: click.Context,
     /,
     threads: int | str,
+    data_parallel: int,
     checkpoint: Path | None,
     resume: bool,
     checkpoint_steps: int,
@@ -91,11 +100,15 @@ def train(
     equal to rounding; so they are with another --backend, and with --threads auto, where the choice depends on what
     was measured.
 
+    With --data-parallel N this process and N - 1 others divide every mini-batch, by predicted cost, and add up their
+    gradients: the results are those of one process to rounding. Each takes as many --threads. A run goes on with any N.
+
     \b
     Examples:
       autobatch train tree-lstm
       autobatch train tree-lstm --data path/to/sst --dim 128 --epochs 5
       autobatch train tree-lstm --checkpoint runs/trees --resume
+      autobatch train tree-lstm --data path/to/sst --batch-size 256 --data-parallel 2
     """
     use_threads(threads)
     if checkpoint is None and resume:
@@ -114,13 +127,20 @@ def train(
         workload = stored.load_workload()
     say_missing_metrics(workload)
     workload = workload.with_threads(threads)
-    with open_json(json_path, append=stored is not None) as results:
-        return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path)
+    to_go_on = "begin again" if checkpoint is None else f"the checkpoint is in {checkpoint}, go on with --resume"
+    with processes(data_parallel, to_go_on) as joined:
+        if joined.rank:
+            json_path = tensorboard = profile_path = None
+        with open_json(json_path, append=stored is not None) as results:
+            return _run(
+                chosen, workload, joined, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path
+            )
 
 
 def _run(
     settings: Settings,
     workload: Workload,
+    joined: Joined,
     stored: StoredRun | None,
     checkpoint: Path | None,
     checkpoint_steps: int,
@@ -131,7 +151,7 @@ def _run(
     """Train; give the exit status."""
     click.echo(summarise(workload))
     policy = settings.policy if stored is None else stored.policy
-    fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes)
+    fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes, joined)
     if stored is None:
         asked = settings.policy
         settings = replace(settings, policy=fitting.policy if asked == "auto" else asked, backend=fitting.backend)
@@ -147,10 +167,14 @@ def _run(
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars, warm)
             return 0
-        keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, stored.best if stored else None)
+        best = stored.best if stored else None
+        keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, best, joined)
         try:
             with keeper.catch_signals():
                 _fit(settings, workload, fitting, keeper, results, scalars, warm)
+        except ConnectionLost:
+            keeper.write(LAST)
+            raise
         except Stopped as stopped:
             click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
             return stopped.status
