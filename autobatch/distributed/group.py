@@ -124,7 +124,8 @@ class Joined:
         with run_lock():
             executor.refresh()
         facts = {
-            "the trainable parameters": " ".join(executor.trainable()), "the step": str(loss.step), "the seed": str(loss.seed), "has_aux": str(has_aux),
+            "the trainable parameters": " ".join(executor.trainable()), "the step": str(loss.step),
+            "the seed": str(loss.seed), "has_aux": str(has_aux),
             "reduce": reduce if isinstance(reduce, str) else "weights",
         }  # fmt: skip
         if id(loss) not in self._began:
