@@ -44,6 +44,12 @@ class KeptRows:
         self._held, self._free = np.zeros((2, 0, 0), np.int32)  # by slot: the value in each row; the free rows
         self._n_free = np.zeros(0, np.int32)
 
+    @property
+    def in_use(self) -> IntArray:
+        """For each slot, the rows of its table that were taken at the last move."""
+        found: IntArray = self._held.shape[1] - self._n_free
+        return found
+
     def move(self, values: IntArray) -> Moved:
         """Give rows to those of these values that the round which was just chosen reads, or a later one may read."""
         graph = self._graph

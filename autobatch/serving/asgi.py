@@ -190,7 +190,9 @@ class _Handler:
         counts = self._server.explain()
         servers = [counts.figures(), *([] if self._workers is None else self._workers.others())]
         walk = [*islice(counts.visits(), MOST_VISITS)]
-        return JSONResponse({**summarize(servers), "walk": walk, "servers": len(servers), "now": monotonic()})
+        fault = "" if self._workers is None else self._workers.fault
+        facts = {"walk": walk, "servers": len(servers), "fault": fault, "now": monotonic()}
+        return JSONResponse({**summarize(servers), **facts})
 
     async def publish(self) -> None:
         """Give the other workers the figures of this one, as long as they are wanted."""

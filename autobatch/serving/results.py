@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,12 @@ from autobatch.jit.arrays import IntArray
 
 class KeptResults(KeptValues):
     """The kept values of requests."""
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of the rows that programs may still read, without those of the last run."""
+        sizes = [n * math.prod(self._table_of(slot).row) for slot, n in enumerate(self._rows.in_use.tolist()) if n]
+        return int(self._dtype.itemsize) * sum(sizes)
 
     def columns(self, values: IntArray, slots: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
         """The values that programs returned, by the slot of results in which each is.

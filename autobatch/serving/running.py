@@ -106,7 +106,10 @@ class Running:
         self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
 
     def room(self, n_running: int) -> int:
-        """How many requests may begin now."""
+        """How many requests may begin now; one where none runs, and no other where the kept values fill `max_bytes`."""
+        most = self._options.max_bytes
+        if most is not None and self._kept.n_bytes >= most:
+            return 0 if n_running else 1
         free = self._phases.graph.n_instances - n_running
         if self._recorder.is_async:
             return free if self._gathering.is_open or not n_running else 0

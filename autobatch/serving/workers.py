@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +29,44 @@ class Workers:
     def __init__(self, folder: Path) -> None:
         self._folder, self._own = folder, folder / f"live-{os.getpid()}.json"
         self._wanted = folder / "live-wanted"
+        self._faults: dict[str, str] = {}
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody has asked for the figures of all lately."""
         return _is_fresh(self._wanted)
 
+    @property
+    def fault(self) -> str:
+        """Why this worker could not write its figures, or ask for others, the last time; empty if it could."""
+        return next(iter(self._faults.values()), "")
+
     def publish(self, figures: Mapping[str, Any]) -> None:
         """Write the figures of this worker, whole or not at all."""
         beside = self._own.with_suffix(".part")
-        beside.write_text(json.dumps(figures), encoding="utf-8")
-        os.replace(beside, self._own)
+        with self._noting("write"):
+            beside.write_text(json.dumps(figures), encoding="utf-8")
+            os.replace(beside, self._own)
 
     def others(self) -> list[dict[str, Any]]:
         """The figures of the other workers, of which some may come half a second after they are first asked for."""
-        self._wanted.touch()
+        with self._noting("ask for"):
+            self._wanted.touch()
         found = list[dict[str, Any]]()
         for path in sorted(self._folder.glob("live-*.json")):
             if path != self._own and _is_fresh(path):
                 with suppress(OSError, ValueError):
                     found.append(json.loads(path.read_text(encoding="utf-8")))
         return found
+
+    @contextmanager
+    def _noting(self, doing: str) -> Iterator[None]:
+        """Note that the folder cannot be written, for the live page; requests are served all the same."""
+        self._faults.pop(doing, None)
+        try:
+            yield
+        except OSError as error:
+            self._faults[doing] = f"a worker cannot {doing} the figures that workers share: {error.strerror}"
 
 
 def _is_fresh(path: Path) -> bool:

@@ -146,6 +146,22 @@ def test_a_request_that_does_not_fit_fails_alone() -> None:
                 assert future.result(WAIT) == 2 * n
 
 
+def test_where_kept_values_fill_the_memory_no_request_begins() -> None:
+    model, most = Model(), list[int]()
+    first, later = items(*[200] * 30), items(*[100] * 30)
+    expected = [ab.eager(model.loop, item) for item in (*first, *later)]
+    for max_bytes in (None, 640):
+        with serve(model.loop, max_running=60, max_bytes=max_bytes) as server:
+            futures = [server.submit(item) for item in first]
+            while len(server.explain().rounds) < 3:
+                time.sleep(1e-3)
+            futures += [server.submit(item) for item in later]
+            for future, value in zip(futures, expected, strict=True):
+                assert future.result(WAIT) == pytest.approx(value, abs=1e-10)
+            most.append(max(round_.n_programs for round_ in server.explain().rounds))
+    assert most[1] < most[0]
+
+
 class Gate:
     """A program that stops the server's thread until it is opened."""
 
