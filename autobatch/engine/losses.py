@@ -168,10 +168,10 @@ class LateLosses:
 
     def add(self, losses: Any, weights: Array) -> None:
         """Add the losses of some instances, an array of the device."""
-        finite = self._store.xp.isfinite(losses).all().reshape(1)
+        finite = self._store.xp.isfinite(losses).all(keepdims=True)
         self.finite = finite if self.finite is None else self.finite & finite
         if self._with_total:
-            total = (losses * self._store.put(weights.astype(losses.dtype))).sum().reshape(1)
+            total = (losses * self._store.put(weights.astype(losses.dtype))).sum(keepdims=True)
             self.total = total if self.total is None else self.total + total
 
 

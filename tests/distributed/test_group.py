@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.devices.late import Late
 from helpers.runs.processes import run_processes
 
 N_WORDS, DIM = 12, 5
@@ -73,7 +75,7 @@ def draw_trees(n: int, with_rare: bool = False) -> list[Any]:
 
 def train(trees: Sequence[Any], size: int, recorded: bool = True, name: str = "loss", **options: Any) -> Any:
     """The losses, the gradients' norms and the parameters of two epochs."""
-    model = Net()
+    model = Net().to("cuda" if options.get("backend") == "cuda" else "cpu")
     loss = ab.batched(getattr(model, name), **options)
     optimizer = ab.optim.Adam(model, lr=0.05)
     instances = loss.record_all(trees) if recorded else trees
@@ -81,8 +83,10 @@ def train(trees: Sequence[Any], size: int, recorded: bool = True, name: str = "l
     for _ in range(2):
         for share in ab.distributed.shares(instances, size, rng):
             value, grads = loss.value_and_grad(share)
-            losses += [float(value), float(ab.optim.clip_by_norm(grads, 1.0))]
+            norm = ab.optim.clip_by_norm(grads, 1.0)
             optimizer.step(grads)
+            assert isinstance(value, Late) == (options.get("backend") == "cuda" and bool(share))
+            losses += [float(value), float(norm)]
     return losses, model.state_dict()
 
 
@@ -96,7 +100,10 @@ def train_in_group(rank: int, *given: Any) -> Any:
 def check_equal(
     n: int, tmp_path: Path, trees: Sequence[Any], size: int, recorded: bool, name: str, **options: Any
 ) -> None:
-    losses, parameters = train(trees, size, recorded, name, **options)
+    if options.get("backend") == "cuda":  # the device's threads do not survive a fork
+        ((losses, parameters),) = run_processes(1, tmp_path, train_in_group, trees, size, recorded, name, options)
+    else:
+        losses, parameters = train(trees, size, recorded, name, **options)
     for found in run_processes(n, tmp_path, train_in_group, trees, size, recorded, name, options):
         assert not isinstance(found, str), found
         np.testing.assert_allclose(found[0], losses, rtol=1e-12)
@@ -124,6 +131,53 @@ def test_any_number_of_processes_trains_what_one_trains(
     n: int, recorded: bool, name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     check_equal(n, tmp_path, draw_trees(11, with_rare=True), 5, recorded, name, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 7])
+def test_on_a_device_losses_are_read_late(n: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, which builds kernels for the processor")
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    check_equal(n, tmp_path, draw_trees(5, with_rare=True), 3, True, "loss", backend="cuda")
+
+
+def lose_late(rank: int) -> list[Any]:
+    """What three steps on a device change and raise, of which in the second a loss of process 1 is not finite."""
+    model = Net().to("cuda")
+    loss, optimizer, found = ab.batched(model.loss, backend="cuda"), ab.optim.SGD(model, lr=0.1), list[Any]()
+    trees = draw_trees(4)
+    with ab.distributed.group():
+        for number in range(3):
+            (share,) = ab.distributed.shares(trees, 4)
+            if number == 1:
+                model.rare.data = np.full(DIM, np.nan if rank == 1 else 1.0)
+                share[0] = -1
+            value, grads = loss.value_and_grad(share)
+            if number == 1:
+                model.rare.data = np.ones(DIM)
+            before = model.state_dict()["merge_both.weight"].copy()
+            optimizer.step(grads)
+            found.append(bool((model.state_dict()["merge_both.weight"] != before).any()))
+            try:
+                float(value)
+            except ab.NumericError as error:
+                found.append(str(error))
+    return found
+
+
+@pytest.mark.slow
+def test_a_late_loss_that_is_not_finite_changes_nothing_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, which builds kernels for the processor")
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    here, there = run_processes(2, tmp_path, lose_late)
+    for found, text in ((here, "the loss of an instance in another process"), (there, "the loss of 1 of")):
+        assert not isinstance(found, str), found
+        assert (found[0], found[1], found[3]) == (True, False, True)
+        assert found[2].startswith(text)
 
 
 class WithAux(Net):
