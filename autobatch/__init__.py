@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autobatch import ops, optim, testing
+from autobatch import ops, optim
 from autobatch.api import Batched, batched
 from autobatch.errors import (
     AutobatchError,
@@ -113,12 +113,12 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from autobatch import distributed, serving
+    from autobatch import distributed, serving, testing
     from autobatch.serving.server import serve
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in ("distributed", "policies", "serving"):
+        if name in ("distributed", "policies", "serving", "testing"):
             return import_module(f"autobatch.{name}")
         if name == "serve":
             return import_module("autobatch.serving.server").serve

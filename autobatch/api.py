@@ -22,7 +22,7 @@ from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
 from autobatch.engine.execution import join_columns
-from autobatch.engine.group import entered_group
+from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
@@ -125,10 +125,10 @@ class Batched(Engine):
             DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are added up, another
                 one has ended, or does something else.
         """
-        group = entered_group()
+        group = ENTERED.group
         if group is not None:
             return group.value_and_grad(self, instances, reduce, has_aux, out, inputs)
-        return self.differentiate(instances, reduce, has_aux, out, inputs, None)
+        return self.differentiate(instances, reduce, has_aux, out, inputs)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.

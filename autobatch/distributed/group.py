@@ -18,12 +18,12 @@ import numpy as np
 from autobatch.api import Batched
 from autobatch.distributed.exchange import Exchange, Kept
 from autobatch.distributed.facts import facts_of
+from autobatch.distributed.shares import Share
 from autobatch.distributed.wire import Alone, TorchWire, Wire
 from autobatch.engine.group import entering
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
-from autobatch.trace.share import Share
 
 TIMEOUT = 1800.0
 
@@ -143,7 +143,8 @@ class Joined:
             if isinstance(reduce, str) and reduce == "mean":
                 weights = np.full(len(instances), 1.0 / max(instances.size, 1))
             if instances or not instances.size:
-                found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange)
+                keys = instances.positions
+                found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange, keys)
             else:
                 found = loss.differentiate_nothing(has_aux, out, inputs, exchange)
         self._began[id(loss)] = loss

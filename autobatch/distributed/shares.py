@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from heapq import heapify, heapreplace
 from typing import Any
@@ -10,12 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.engine.group import entered_group
+from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.graph.work import work_of
 from autobatch.nn.minibatches import BucketBy, minibatches, sizes_of
-from autobatch.trace.share import Share
+
+
+class Share(list[Any]):
+    """A list of instances of a mini-batch, which knows where in it they are.
+
+    Args:
+        instances: of this share.
+        positions: of each in the mini-batch, on which the random numbers of instances depend that are not recorded yet.
+        size: instances in the whole mini-batch.
+        digest: of the whole mini-batch: equal where it is the same one.
+    """
+
+    def __init__(self, instances: Iterable[Any], positions: Iterable[int], size: int, digest: bytes = b"") -> None:
+        super().__init__(instances)
+        self.positions: NDArray[np.int64] = np.fromiter(positions, np.int64)
+        self.size, self.digest = size, digest
 
 
 def shares(
@@ -47,7 +62,7 @@ def shares(
     >>> [share.size for share in ab.distributed.shares(range(10), 4)]
     [4, 4, 2]
     """
-    joined, costs = entered_group(), costs_of(instances, cost)
+    joined, costs = ENTERED.group, costs_of(instances, cost)
     rank, n = (0, 1) if joined is None else (joined.rank, joined.size)
     sizes = None if bucket_by is None else sizes_of(instances, bucket_by)
     for batch in minibatches(range(len(instances)), size, rng, bucket_by=sizes):

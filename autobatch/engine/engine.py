@@ -29,6 +29,7 @@ from autobatch.engine.planning import Planning
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
+from autobatch.jit.arrays import LongArray
 from autobatch.jit.later import n_waiting
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
@@ -205,10 +206,12 @@ class Engine:
         with run_lock():
             return self._thread_choice is None or self._thread_choice.is_settled
 
-    def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
+    def _read(
+        self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None
+    ) -> tuple[MiniBatch, Clock]:
         """Record a mini-batch, unless it was recorded before; beside what other threads run."""
         clock = Clock(profiled=self._profile is not None)
-        return self.recorder.read(instances, inputs), clock
+        return self.recorder.read(instances, inputs, keys), clock
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
         """The options with the facts of a call: the parameters' type and device, and what they are run for."""
@@ -279,14 +282,16 @@ class Engine:
         has_aux: bool,
         out: dict[str, Gradient] | None,
         inputs: bool,
-        exchange: Exchange | None,
+        exchange: Exchange | None = None,
+        keys: LongArray | None = None,
     ) -> Any:
         """Compute the loss and the gradients of what this process has of a mini-batch; see `value_and_grad`.
 
         Args:
             exchange: adds up those of all processes; None for one process.
+            keys: see `Recorder.read`.
         """
-        minibatch, clock = self._read(instances, inputs)
+        minibatch, clock = self._read(instances, inputs, keys)
         with run_lock(), self._planned(minibatch, clock, training=True, has_aux=has_aux) as (step, rounds):
             slot = step.loss_slot
             weights = loss_weights(reduce, step.graph.n_instances)

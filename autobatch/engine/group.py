@@ -54,23 +54,24 @@ class Group(Protocol):
         """Call `value_and_grad` of a `Batched` with a share of a mini-batch; `options` are its other arguments."""
 
 
-class _Entered(threading.local):
+class Entered(threading.local):
+    """What this thread has entered.
+
+    Attributes:
+        group: None outside of any.
+    """
+
     group: Group | None = None
 
 
-_ENTERED = _Entered()
-
-
-def entered_group() -> Group | None:
-    """The group that this thread has entered; None outside of any."""
-    return _ENTERED.group
+ENTERED = Entered()
 
 
 @contextmanager
 def entering(group: Group) -> Iterator[None]:
     """Within the context, this thread is in a group."""
-    before, _ENTERED.group = _ENTERED.group, group
+    before, ENTERED.group = ENTERED.group, group
     try:
         yield
     finally:
-        _ENTERED.group = before
+        ENTERED.group = before

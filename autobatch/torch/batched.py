@@ -22,10 +22,11 @@ from autobatch.backends.base import Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import Executor, join_columns
-from autobatch.engine.group import entered_group
+from autobatch.engine.group import ENTERED
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.jit.arrays import LongArray
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -67,7 +68,7 @@ class TorchBatched(Batched):
         _refuse_transforms()
         if not torch.is_grad_enabled():
             return _to_tensors(super().__call__(instances))
-        if entered_group() is not None:
+        if ENTERED.group is not None:
             raise GraphError(
                 "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; leave "
                 "the group, and wrap the module in torch's DistributedDataParallel."
@@ -90,8 +91,10 @@ class TorchBatched(Batched):
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
         return super().record_all(self._met(instances), progress, workers)
 
-    def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
-        return super()._read(self._met(instances), inputs)
+    def _read(
+        self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None
+    ) -> tuple[MiniBatch, Clock]:
+        return super()._read(self._met(instances), inputs, keys)
 
     def _met(self, instances: Iterable[Any]) -> list[Any]:
         """The instances, in whose dtype a module without parameters computes."""

@@ -31,7 +31,6 @@ from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
-from autobatch.trace.share import Share
 
 NO_OWNER = np.zeros(0, np.int32)
 WHILE = "while instance"  # begins the notes on errors
@@ -190,18 +189,18 @@ class Recorder:
                 f"so pass it to the cell as an argument, or set it before the call."
             )
 
-    def read(self, instances: Iterable[Any], inputs: bool = False) -> MiniBatch:
+    def read(self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None) -> MiniBatch:
         """Record a mini-batch unless it consists of graphs, which `to_graph` merges.
 
         Args:
             inputs: whether the float arrays of the instances shall have gradients.
+            keys: on which the random numbers of instances that are not recorded yet depend; None for their positions.
 
         Raises:
             DataError: a single instance.
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         refuse_inside()
-        keys = instances.positions if isinstance(instances, Share) else None
         listed = self.arrived(list_instances(instances))
         recorded = [isinstance(x, Graph) for x in listed]
         if inputs and any(recorded):

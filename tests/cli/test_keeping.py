@@ -14,6 +14,8 @@ import pytest
 from autobatch.cli.training import keeping
 from autobatch.cli.training.keeping import Keeper, Stopped
 from autobatch.cli.training.stored import BEST
+from autobatch.distributed.group import Joined
+from autobatch.distributed.wire import Alone
 from autobatch.models import find_model
 
 N_STEPS = 6
@@ -28,7 +30,7 @@ class Run:
         monkeypatch.setattr(keeping, "store_run", lambda *run: self.written.append(self.position.steps))
         keeper_of: Any = Keeper
         workload = SimpleNamespace(spec=find_model("tree-lstm"))
-        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, None)
+        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, None, Joined(Alone()))
 
     def train(self) -> None:
         with self.keeper.catch_signals():
@@ -100,7 +102,7 @@ def test_the_best_epoch_is_that_of_the_highest_share_or_of_the_lowest_perplexity
     written: list[tuple[str, float]] = []
     monkeypatch.setattr(keeping, "store_run", lambda path, *run: written.append((path.name, run[-1])))
     keeper_of: Any = Keeper
-    keeper: Keeper = keeper_of(Path(), None, SimpleNamespace(spec=find_model(model)), None, 3, None)
+    keeper: Keeper = keeper_of(Path(), None, SimpleNamespace(spec=find_model(model)), None, 3, None, Joined(Alone()))
     for value in (0.5, 0.4, 0.6, 0.7, 0.7):
         epoch: Any = SimpleNamespace(metrics={metric: value, "another": -value})
         keeper.after_epoch(epoch)

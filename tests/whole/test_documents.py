@@ -72,7 +72,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     reference = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
     described = [named(path) for path in re.findall(r"^::: ([\w.]+)", reference, re.MULTILINE)]
     headings = set(re.findall(r"^### ab\.([\w.]+)$", reference, re.MULTILINE))
-    names = "ops", "optim", "policies", "serving"
+    names = "distributed", "ops", "optim", "policies", "serving"
     folders = {"": ab, **{f"{name}.": getattr(ab, name) for name in names}}
     known = {id(x) for x in described} | {id(x) for module in described for x in vars_of(module)}
     missing = [
