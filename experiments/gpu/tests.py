@@ -20,6 +20,7 @@ PATHS = (
     "tests/optim/test_optim_on_device.py",
     "tests/policies/test_device_simulator.py",
     "tests/backends/cuda",
+    "tests/distributed",
 )
 """Where there are some."""
 MOST_WORKERS = 8  # kernels compile on as many cores
