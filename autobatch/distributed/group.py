@@ -1,14 +1,17 @@
 """Groups of processes, which `torchrun`, Ray Train or `autobatch train --data-parallel` start, each with its script.
 
-with ab.distributed.group():
-    for share in ab.distributed.shares(graphs, 256, rng):
-        value, grads = loss.value_and_grad(share)      # of the whole mini-batch, in every process
-        optimizer.step(grads)
+    with ab.distributed.group():
+        for share in ab.distributed.shares(graphs, 256, rng):
+            value, grads = loss.value_and_grad(share)      # of the whole mini-batch, in every process
+            optimizer.step(grads)
+
+`exchange` has the messages of a call, and `wire` what carries them.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,11 +62,8 @@ def group(timeout: float = TIMEOUT) -> Iterator[Joined]:
 def _has_others() -> bool:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return True
-    try:
-        from torch import distributed
-    except ModuleNotFoundError:
-        return False
-    return distributed.is_available() and distributed.is_initialized()
+    torch = sys.modules.get("torch")  # without it there is no process group yet
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class Joined:

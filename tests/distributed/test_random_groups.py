@@ -29,7 +29,7 @@ def differentiate(rank: int, n: int, start: int) -> list[str]:
             }
             recorded, reduce = bool(rng.random() < 0.5), str(rng.choice(["mean", "sum"]))
             both = [ab.batched(model.everything, **options) for _ in range(2)]
-            alone, together = ([loss.record_all(instances) if recorded else instances for loss in both])
+            alone, together = [loss.record_all(instances) if recorded else instances for loss in both]
             try:
                 (value, _), grads = both[0].differentiate(alone, reduce, True, None, False)
                 value, grads = float(value), {name: np.array(g) for name, g in grads.items()}
