@@ -1,6 +1,6 @@
 """One call of `value_and_grad` in a group: what each process says of it, and the sums over all of them.
 
-    "here I am": errors, what the call is about ─▶ value ─▶ which gradients are rows ─▶ arrays in buckets, rows by id
+    an error, or what the call is about, the value and which gradients are rows ─▶ arrays ─▶ rows by id
 
 All processes send the same messages in the same order. A process that fails says so in place of its next message, so
 that none waits for it: all raise.

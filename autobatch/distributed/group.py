@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
@@ -75,8 +76,8 @@ class Joined:
 
     def __init__(self, wire: Wire) -> None:
         self._wire, self.rank, self.size = wire, wire.rank, wire.size
-        self._kept = Kept()
-        self._began = dict[int, Batched]()  # the functions that were called, by their ids
+        self._kept = WeakKeyDictionary[Batched, Kept]()  # a call overwrites the gradients of the same function alone
+        self._began = WeakSet[Batched]()
 
     def __repr__(self) -> str:
         return f"Joined(process {self.rank} of {self.size})"
@@ -128,11 +129,12 @@ class Joined:
             "the seed": str(loss.seed), "has_aux": str(has_aux),
             "reduce": reduce if isinstance(reduce, str) else "weights",
         }  # fmt: skip
-        if id(loss) not in self._began:
+        if loss not in self._began:
             facts |= _of_start(loss)
         if isinstance(instances, Share):
             facts |= {"the mini-batch": f"{instances.size} instances, {instances.digest.hex()}"}
-        exchange = Exchange(self._wire, facts, len(executor.trainable()), executor.store, self._kept)
+        kept = self._kept.setdefault(loss, Kept())
+        exchange = Exchange(self._wire, facts, len(executor.trainable()), executor.store, kept)
         with exchange.guarding():
             if not isinstance(instances, Share):
                 listed = list_instances(instances)
@@ -147,7 +149,7 @@ class Joined:
                 found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange, keys)
             else:
                 found = loss.differentiate_nothing(has_aux, out, inputs, exchange)
-        self._began[id(loss)] = loss
+        self._began.add(loss)
         return found
 
 

@@ -326,6 +326,21 @@ def test_a_process_that_is_killed_is_an_error_of_the_others(tmp_path: Path) -> N
     assert "go on from the last checkpoint" in told
 
 
+def differentiate_twice(rank: int) -> list[Any]:
+    """The gradient of a table, before and after that of another function is computed."""
+    losses = [ab.batched(Net().loss) for _ in range(2)]
+    with ab.distributed.group():
+        (share,) = ab.distributed.shares(draw_trees(6), 6)
+        grads = losses[0].value_and_grad(share)[1]
+        before = np.array(grads["words"])
+        losses[1].value_and_grad(share, reduce="sum")
+        return [type(grads["words"]).__name__, bool((before == np.array(grads["words"])).all())]
+
+
+def test_a_call_overwrites_the_gradients_of_its_function_alone(tmp_path: Path) -> None:
+    assert run_processes(2, tmp_path, differentiate_twice) == [["Rows", True]] * 2
+
+
 def test_alone_a_share_is_all() -> None:
     trees = draw_trees(7)
     with ab.distributed.group() as joined:
