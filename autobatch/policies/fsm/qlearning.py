@@ -24,11 +24,11 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.jit.later import compiling_now
 from autobatch.policies.fsm.episodes import LearningRules
-from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
 from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table
-from autobatch.policies.rules.directed import Direction, Way
+from autobatch.policies.rules.directed import Direction
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
