@@ -8,9 +8,9 @@ parts, and `--quick` measures so little that all claims together take minutes:
     python experiments/batches.py only=tree-lstm,lattice-lstm-arity sizes=32,256
     python experiments/batches.py --quick --out /tmp/report
 
-With `ray=local` parts are measured as tasks of Ray, beside each other; with `ray=ADDRESS`, by a Ray that runs elsewhere.
-What is counted is the same there, bit for bit. Timings are not: they are taken while other parts are measured, and the
-record says so.
+With `ray=local` parts are measured as tasks of Ray, beside each other; with `ray=ADDRESS`, by a Ray that runs
+elsewhere. What is counted is the same there, bit for bit. Timings are not: they are taken while other parts are
+measured, and the record says so.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Do independent jobs as tasks of Ray, in processes of this machine or on others (extra `ray`).
 
-A job is a function and its arguments, of which a worker gets a pickle of its own: unlike what Ray shares, its arrays may
-be written, as in this process. A worker that dies loses its job, which another one then does from the beginning. So
+A job is a function and its arguments, of which a worker gets a pickle of its own: unlike what Ray shares, its arrays
+may be written, as in this process. A worker that dies loses its job, which another one then does from the beginning. So
 results are those of the jobs done here, one after the other, if a job depends on nothing but its arguments.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -172,7 +173,7 @@ def connect(address: str, what: str) -> Iterator[None]:
         if address != LOCAL:
             own = {"runtime_env": {"env_vars": {k: x for k, x in os.environ.items() if k.startswith(ENVIRONMENT)}}}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split()).rstrip(".")
             raise DistributedError(f"{what}: no connection to Ray at {address!r}: {said}.") from error

@@ -25,7 +25,6 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import cell_call
 from autobatch.params.module import Module, shared_dtype
 
-
 CARRIED = ".carrier"
 DERIVED = ("carrier", "signature")
 """Attributes that are made when they are asked for."""
@@ -92,8 +91,9 @@ class Cell:
             self.function.__code__, self.function.__globals__, self.name, self.function.__defaults__,
             self.function.__closure__,
         )  # fmt: skip
-        update_wrapper(found, self.function).__kwdefaults__ = self.function.__kwdefaults__
-        del found.__wrapped__
+        found.__kwdefaults__ = self.function.__kwdefaults__
+        update_wrapper(found, self.function)
+        vars(found).pop("__wrapped__")
         vars(found).update(vars(self.function))
         found.__qualname__ = vars(self)["__qualname__"] + CARRIED
         return found
