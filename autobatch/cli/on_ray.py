@@ -41,8 +41,7 @@ def to_address(ctx: click.Context, param: click.Parameter, value: str | None) ->
     if value is None or value in (LOCAL, AUTO) or _place(value) is not None:
         return value
     raise click.BadParameter(
-        f"{value!r} is no address; give HOST:PORT, ray://HOST:PORT or {AUTO}, or write --ray={LOCAL} for a Ray of this "
-        f"machine."
+        f"{value!r} is no address; give HOST:PORT or {AUTO}, or write --ray={LOCAL} for a Ray of this machine."
     )
 
 
@@ -78,7 +77,7 @@ def as_done(
     Args:
         function: is called in a worker; it and what it takes and gives must be what cloudpickle can carry.
         jobs: the arguments of the calls.
-        address: "local", "auto", HOST:PORT or ray://HOST:PORT.
+        address: "local", "auto" or HOST:PORT.
         what: is being done, for messages.
 
     Raises:
@@ -186,12 +185,11 @@ def connect(address: str, what: str) -> Iterator[None]:
 def _place(address: str) -> tuple[str, int] | None:
     """Give host and port of an address that has them."""
     try:
-        parts = urlsplit(address if "://" in address else f"gcs://{address}")
+        parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
     except ValueError:
         return None
-    plain = parts.scheme in ("ray", "gcs") and not parts.path
-    return (host, port) if plain and host is not None and port is not None else None
+    return (host, port) if host is not None and port is not None and not parts.path else None
 
 
 def _require_answer(place: tuple[str, int], address: str, what: str) -> None:

@@ -51,14 +51,17 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 # What needs no Ray.
 
 
-@each("text", ["local", "auto", "10.0.0.1:6379", "head:6379", "ray://head:10001", "[::1]:6379"])
+@each("text", ["local", "auto", "10.0.0.1:6379", "head:6379", "[::1]:6379"])
 def test_an_address_is_taken(text: str) -> None:
     assert on_ray.to_address(None, None, text) == text  # type: ignore[arg-type]
 
 
-@each("text", ["only=tree-lstm", "batches", "head", "http://head:80", "head:port", "head:123456", "", "ray://head:1/x"])
+@each(
+    "text",
+    ["only=tree-lstm", "batches", "head", "http://head:80", "head:port", "head:123456", "", "ray://head:1", "head:1/x"],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no address; give HOST:PORT, ray://HOST:PORT or auto, or write"):
+    with pytest.raises(click.BadParameter, match="is no address; give HOST:PORT or auto, or write"):
         on_ray.to_address(None, None, text)  # type: ignore[arg-type]
 
 
@@ -144,9 +147,7 @@ def test_an_experiment_is_told_the_address(command: Command, tmp_path: Path, mon
     monkeypatch.setattr(experiment, "FOLDER", tmp_path)
     monkeypatch.setattr(experiment, "require_ray", lambda what: None)
     assert command("experiment", "first", "seed=1", "--ray") == (0, "seed=1 ray=local\n", "")
-    assert (
-        command("experiment", "first", "--ray", "ray://head:10001", "--quick")[1] == "quick=True ray=ray://head:10001\n"
-    )
+    assert command("experiment", "first", "--ray", "head:6379", "--quick")[1] == "quick=True ray=head:6379\n"
     assert "'seed=1' is no address" in command("experiment", "first", "--ray", "seed=1")[2]
 
 
@@ -186,9 +187,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
     claim = make_claim("first", [])
     other = {"code": {"modules": [], "digest": "other"}}, Findings({}, {}, "")
     monkeypatch.setattr(claims, "as_done", lambda function, jobs, *others: [(0, other)])
-    with pytest.raises(
-        AutobatchError, match=r"measuring first: a worker has other code than .*; give all machines"
-    ):
+    with pytest.raises(AutobatchError, match=r"measuring first: a worker has other code than .*; give all machines"):
         measure_parts(claim, Settings(), ["one"], tmp_path, again=False, ray="local")
     assert not [*tmp_path.iterdir()]
 
@@ -197,6 +196,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
 
 JOBS = """
 import os, pathlib, signal, sys
+import numpy as np
 from autobatch.cli.on_ray import as_done, run_jobs
 from autobatch.errors import AutobatchError, DataError, DistributedError
 
@@ -241,7 +241,8 @@ def test_a_killed_worker_is_replaced_and_results_are_the_same(tmp_path: Path) ->
     (tmp_path / "jobs.py").write_text(JOBS)
     found = run(["jobs.py", tmp_path], tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
-    died, refused, tries = found.stdout.splitlines()
+    told = [line for line in found.stdout.splitlines() if "(raylet)" not in line]  # Ray's own words on dead workers
+    died, refused, tries = told
     assert died.startswith("adding: job 1 of 1 was begun 4 times, and each time its worker died")
     assert (refused, tries) == ("number 8 is refused.", "4 tries")
 
