@@ -25,7 +25,7 @@ WORDS = {word: number for number, word in enumerate(("the", "film", "plot", "is"
 class Phrases(ab.Module):
     """Scores a phrase: a word, or a pair of phrases.
 
-    Ray sends the class to its replicas. One with methods marked `@ab.cell` has to be in a module that they can import.
+    Ray sends the class to its replicas by value, as it would one with methods marked `@ab.cell`.
     """
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:

@@ -5,7 +5,7 @@
 
 The claims run one after the other, each in a process of its own. What was interrupted goes on where it was: a record
 that is there, of the same settings and the same code, is not measured again. `--quick` takes less than five minutes;
-its figures show that all works, and mean nothing else.
+its figures show that all works, and mean nothing else. With `--ray` so do timings: see `claims.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def measure_all(words: list[str]) -> int:
     """Run every claim with the words of the command line, then write the report; give the exit status."""
     given = read_words(words)
     out = Path(given.get("out", QUICK if given.get("quick") == "True" else RESULTS))
-    if unknown := sorted(given.keys() - {"out", "quick", "again"}):
+    if unknown := sorted(given.keys() - {"out", "quick", "again", "ray"}):
         raise AutobatchError(
             f"{unknown[0]!r} is no setting of all; give it to one claim: autobatch experiment {NAMES[0]} ..."
         )

@@ -7,6 +7,10 @@ parts, and `--quick` measures so little that all claims together take minutes:
 
     python experiments/batches.py only=tree-lstm,lattice-lstm-arity sizes=32,256
     python experiments/batches.py --quick --out /tmp/report
+
+With `ray=local` parts are measured as tasks of Ray, beside each other; with `ray=ADDRESS`, by a Ray that runs
+elsewhere. What is counted is the same there, bit for bit. Timings are not: they are taken while other parts are
+measured, and the record says so.
 """
 
 from __future__ import annotations
@@ -21,10 +25,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from autobatch.cli.ending import run_process
+from autobatch.cli.on_ray import LOCAL, as_done
+from autobatch.cli.progress import show_progress
 from autobatch.errors import AutobatchError
-from digest import RUNTIME
+from digest import ROOT, RUNTIME
 from harness import change, read_words, use_threads
-from records import QUICK, RESULTS, Findings, Record, Settings, Start, origins, place_of, read_record, write_whole
+from records import (
+    QUICK,
+    RESULTS,
+    Findings,
+    Record,
+    Settings,
+    Start,
+    command_line,
+    origins,
+    place_of,
+    read_record,
+    write_record,
+    write_whole,
+)
 from table import Table
 
 if TYPE_CHECKING:
@@ -116,6 +135,7 @@ def follow(claim: Claim[Any], words: Sequence[str]) -> None:
         AutobatchError: they name a part or a setting that there is not.
     """
     changes = read_words(words)
+    ray = changes.pop("ray", "")
     is_quick, again = (changes.pop(name, "False") == "True" for name in ("quick", "again"))
     out = Path(changes.pop("out", QUICK if is_quick else RESULTS))
     parts = changes.pop("only").split(",") if "only" in changes else claim.quick_parts if is_quick else claim.parts
@@ -124,21 +144,63 @@ def follow(claim: Claim[Any], words: Sequence[str]) -> None:
         raise AutobatchError(f"{unknown[0]!r} is no part of {claim.name}; {others}.")
     settings = change(claim.quick if is_quick else claim.settings, changes)
     use_threads(settings.threads)
-    measure_parts(claim, settings, parts, out, again)
+    measure_parts(claim, settings, parts, out, again, LOCAL if ray == "True" else ray)
 
 
-def measure_parts(claim: Claim[Any], settings: Settings, parts: Sequence[str], out: Path, again: bool) -> None:
-    """Measure parts, each unless its record is there already; then show what the folder's records say."""
+def measure_parts(
+    claim: Claim[Any], settings: Settings, parts: Sequence[str], out: Path, again: bool, ray: str = ""
+) -> None:
+    """Measure parts, each unless its record is there already; then show what the folder's records say.
+
+    Args:
+        claim: which they are of.
+        settings: how they are measured.
+        parts: their names.
+        out: the folder.
+        again: measure also those whose record is there.
+        ray: where Ray measures them, see `on_ray`; empty to measure here, one after the other.
+    """
     require((*claim.needs, "matplotlib"), f"measuring {claim.name}")
+    left = []
     for part in parts:
         start, place = Start.now(claim.name, settings, claim.modules), place_of(out, claim.name, part)
         if start.is_finished(place) and not again:
             print(f"{os.path.relpath(place)} is there already, of the same settings and the same code\n")
             continue
+        if ray:
+            left.append(part)
+            continue
         findings = claim.measure(settings, part)
         start.write(place, findings)
         print(f"{findings.table}\n\nwritten to {os.path.relpath(place)}\n", flush=True)
+    measure_on_ray(claim, settings, left, out, ray)
     show(claim, out)
+
+
+def measure_on_ray(claim: Claim[Any], settings: Settings, parts: Sequence[str], out: Path, ray: str) -> None:
+    """Measure parts in workers of Ray; write each record here as soon as it arrives.
+
+    Raises:
+        AutobatchError: a worker has other code than this process.
+    """
+    what, code = f"measuring {claim.name}", Start.now(claim.name, settings, claim.modules).code
+    with show_progress(len(parts)) as progress:
+        jobs = [(claim.name, settings, part) for part in parts]
+        for number, (record, findings) in as_done(measure_part, jobs, ray, what) if parts else ():
+            if record["code"] != code:
+                raise AutobatchError(f"{what}: a worker has other code than {ROOT}; give all machines the same.")
+            place = place_of(out, claim.name, parts[number])
+            write_record(place, {**record, "command": command_line(), "ray": True}, findings.draw)
+            progress.advance(what, parts[number])
+            progress.say(f"{findings.table}\n\nwritten to {os.path.relpath(place)}\n")
+
+
+def measure_part(name: str, settings: Settings, part: str) -> tuple[dict[str, Any], Findings]:
+    """Measure a part in this process, a worker: give its record, and what was found."""
+    claim = load_claim(name)
+    start = Start.now(claim.name, settings, claim.modules)
+    findings = claim.measure(settings, part)
+    return start.to_record(findings), findings
 
 
 def show(claim: Claim[Any], folder: Path) -> str:

@@ -92,6 +92,7 @@ def origins(records: Iterable[Record]) -> str:
     for content in (record.content for record in found):
         machine = content["machine"]
         place = f"{content['started'][:10]}, {machine['cpu']}, {machine['cores']} core{'s'[: machine['cores'] > 1]}"
+        place += ", as one of several tasks at a time" if content.get("ray") else ""
         commits.setdefault(place, {}).setdefault(content["commit"][:7])
     measured = "; ".join(f"{place}, commit{'s'[: len(some) > 1]} {', '.join(some)}" for place, some in commits.items())
     stale = [record.name for record in found if record.is_stale]
@@ -134,9 +135,13 @@ class Start:
 
     def write(self, path: Path, findings: Findings) -> None:
         """Write a record whole or not at all, and what it draws beside it."""
-        record = {
+        write_record(path, self.to_record(findings), findings.draw)
+
+    def to_record(self, findings: Findings) -> dict[str, Any]:
+        """Make a record of what this process found on this machine."""
+        return {
             "experiment": self.experiment,
-            "command": " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "command": command_line(),
             "settings": asdict(self.settings),
             "commit": _commit(),
             "code": self.code,
@@ -145,10 +150,6 @@ class Start:
             "figures": findings.figures,
             "seconds": {way: [float(f"{t:.4g}") for t in times] for way, times in findings.seconds.items()},
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, to_json(record))
-        if findings.draw is not None:
-            findings.draw(path.with_suffix(".png"))
 
     def is_finished(self, path: Path) -> bool:
         """Whether a record of the same settings and the same code is there."""
@@ -158,6 +159,19 @@ class Start:
         return bool(
             record["settings"] == json.loads(json.dumps(asdict(self.settings))) and record.get("code") == self.code
         )
+
+
+def command_line() -> str:
+    """Give the command that this process runs."""
+    return " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def write_record(path: Path, record: Mapping[str, Any], draw: Callable[[Path], None] | None = None) -> None:
+    """Write a record whole or not at all, and what `draw` draws beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, to_json(record))
+    if draw is not None:
+        draw(path.with_suffix(".png"))
 
 
 def in_json(settings: Settings) -> Mapping[str, Any]:

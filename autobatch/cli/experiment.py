@@ -15,12 +15,16 @@ import click
 
 import autobatch as ab
 from autobatch.cli.ending import INTERRUPTED
+from autobatch.cli.on_ray import ray_option, require_ray
 from autobatch.errors import DataError
 
 FOLDER = Path(ab.__file__).resolve().parents[1] / "experiments"
 """In a checkout; an installed package has none."""
 UNAVAILABLE = 69
 """The exit status of a script that needs what this machine does not have, as of `sysexits.h`."""
+ALL = "all"
+"""Measures all claims."""
+_CLAIM = "run_claim(CLAIM)"
 _MAIN = 'if __name__ == "__main__":'
 
 
@@ -34,7 +38,11 @@ _MAIN = 'if __name__ == "__main__":'
     help="Where the records go.  [default: experiments/results; with --quick, its folder quick]",
 )
 @click.option("--quick", is_flag=True, help="Measure so little that all claims together take less than five minutes.")
-def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bool) -> int:
+@ray_option(
+    "all and claims: measure parts as tasks of Ray, beside each other. What is counted is the same; timings are worth "
+    "nothing then."
+)
+def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bool, ray: str | None) -> int:
     """Run an experiment of the checkout, or all claims of the project.
 
     NAME is a script in the folder experiments/, whose first lines explain its purpose and its settings. It prints a
@@ -46,11 +54,15 @@ def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bo
       autobatch experiment all --quick
       autobatch experiment all --out records
       autobatch experiment batches only=tree-lstm sizes=32,256 --out records
+      autobatch experiment batches --out records --ray
     """
     names = list_experiments()
     if name not in names:
         raise DataError(f"there is no experiment {name!r}; there are {', '.join(names)}.")
+    if ray is not None:
+        _require_parts(name)
     words = [*settings, *([] if out is None else [f"out={out.resolve()}"]), *(["quick=True"] if quick else [])]
+    words += [] if ray is None else [f"ray={ray}"]
     return run_script(name, words)
 
 
@@ -75,6 +87,16 @@ def run_script(name: str, words: Sequence[str]) -> int:
         "\nautobatch: interrupted; records that were written are complete, and claims go on from there.", err=True
     )
     return INTERRUPTED
+
+
+def _require_parts(name: str) -> None:
+    """Refuse to measure on Ray what has no parts; or where there is no Ray."""
+    claims = [one for one in list_experiments() if _CLAIM in (FOLDER / f"{one}.py").read_text(encoding="utf-8")]
+    if name != ALL and name not in claims:
+        raise DataError(
+            f"experiment {name} has no parts for --ray to share out; leave it out, or name {ALL}, {', '.join(claims)}."
+        )
+    require_ray(f"experiment {name}")
 
 
 def list_experiments() -> list[str]:

@@ -17,7 +17,17 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
-from autobatch.policies.fsm.qlearning import DeviceName, Progress, QLearning, check_device, learn_fsm
+from autobatch.policies.fsm.qlearning import (
+    DeviceName,
+    Each,
+    Progress,
+    QLearning,
+    check_device,
+    in_turn,
+    learn_table,
+    make_lessons,
+    to_fsm,
+)
 
 PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {
@@ -38,8 +48,8 @@ EVALUATE_EVERY: Mapping[DeviceName, int] = MappingProxyType({"cpu": QLearning.ev
 60, however many episodes each learns from: after 20, published machines for lattices got up to a quarter more batches
 than those learned on the processor, after 60 at most 1% more (16 lattices; 10, 50 and 200 episodes at once, five seeds
 each)."""
-TERMS = ("direction", "compact", "seed", "device", "on_progress")
-"""Options of `learn_fsm`."""
+TERMS = ("direction", "seed", "device")
+"""Options of `make_lessons`."""
 
 
 def learn(
@@ -47,6 +57,7 @@ def learn(
     *,
     held_out: Sequence[Graph] = (),
     rival: bool = True,
+    each: Each = in_turn,
     **options: Any,
 ) -> Fsm:
     """Learn a state machine from the graphs of mini-batches, by Q-learning, and a rival.
@@ -56,6 +67,7 @@ def learn(
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
         rival: also learn the published machine, with this encoding and these settings, and keep the shorter plan of the
             two.
+        each: does the lessons, one for each table; what they give does not depend on where and in which order it does.
         options: direction ("both" by default), compact (True), seed, device ("cpu") and on_progress, see `learn_fsm`;
             encoding ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"),
             optimism (False) and others, see `QLearning`. On the device "cuda", `evaluate_every` (16) episodes are
@@ -66,8 +78,9 @@ def learn(
         BackendError: there is no GPU, or it cannot be used; says what is missing.
     """
     dags, held, types = read_lesson(graphs, held_out)
-    terms: dict[str, Any] = {"direction": "both", "compact": True, "held_out": held}
+    terms: dict[str, Any] = {"direction": "both", "held_out": held}
     terms |= {name: options.pop(name) for name in TERMS if name in options}
+    compact, report = options.pop("compact", True), options.pop("on_progress", lambda progress: None)
     machine = Machine(**{name: options.pop(name, default) for name, default in MACHINE.items()})
     device = check_device(terms.get("device", "cpu"))
     unknown = options.keys() - {setting.name for setting in fields(QLearning)}
@@ -77,11 +90,14 @@ def learn(
             f"{', '.join(setting.name for setting in fields(QLearning))}."
         )
     settings = QLearning(**{**SETTINGS, "evaluate_every": EVALUATE_EVERY[device], **options})
-    learned = learn_fsm(dags, types, machine, settings, **terms)
+    machines = [(machine, settings)]
     if rival:
         as_published = replace(settings, reward=PUBLISHED["reward"], optimism=PUBLISHED["optimism"])
-        learned = learned.with_rival(learn_fsm(dags, types, Machine(machine.encoding), as_published, **terms))
-    return learned
+        machines.append((Machine(machine.encoding), as_published))
+    lessons = [make_lessons(dags, *one, **terms) for one in machines]
+    learned = iter(each(learn_table, [lesson for some in lessons for lesson in some], report))
+    made = [to_fsm(some, [next(learned) for _ in some], types, terms["direction"], compact) for some in lessons]
+    return made[0].with_rival(made[1]) if rival else made[0]
 
 
 def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[list[Dag], list[Dag], TypeNames]:

@@ -64,6 +64,10 @@ class TorchCell(Cell):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
 
+    def __reduce__(self) -> Any:
+        """Name the function."""
+        return self.function.__qualname__
+
 
 def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function; one of C that does not say what it takes, as one that takes anything."""

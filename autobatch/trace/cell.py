@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Mapping
-from functools import partial, update_wrapper
-from typing import Any, ClassVar, overload
+from functools import cached_property, partial, update_wrapper
+from types import FunctionType
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 
@@ -22,6 +24,10 @@ from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import cell_call
 from autobatch.params.module import Module, shared_dtype
+
+CARRIED = ".carrier"
+DERIVED = ("carrier", "signature")
+"""Attributes that are made when they are asked for."""
 
 
 class Cell:
@@ -44,7 +50,6 @@ class Cell:
                 f"cell {self.name!r} is an async function, but a cell computes and waits for nothing; "
                 f"write it with def, and await in the function that calls it."
             )
-        self.signature = inspect.signature(function)
         self.static, self.ragged = static, ragged
         for what, names in (("static", static), ("ragged", ragged)):
             unknown = set(names) - set(self.signature.parameters)
@@ -66,12 +71,60 @@ class Cell:
         """Whether an argument of this name, or a value in it, is part of the type."""
         return name in self.static
 
-    def __reduce__(self) -> str:
-        """A copy is the cell itself; a pickle holds its name, as that of a function does."""
-        return self.function.__qualname__
+    def __copy__(self) -> Self:
+        """Return the cell itself, as a copy of a function is the function."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the cell itself."""
+        return self
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of the function."""
+        return inspect.signature(self.function)
+
+    @cached_property
+    def carrier(self) -> Callable[..., Any]:
+        """The function under the name that the cell has it by: picklers treat it as they treat functions."""
+        found = FunctionType(
+            self.function.__code__, self.function.__globals__, self.name, self.function.__defaults__,
+            self.function.__closure__,
+        )  # fmt: skip
+        found.__kwdefaults__ = self.function.__kwdefaults__
+        update_wrapper(found, self.function)
+        vars(found).pop("__wrapped__")
+        vars(found).update(vars(self.function))
+        found.__qualname__ = vars(self)["__qualname__"] + CARRIED
+        return found
+
+    def __reduce__(self) -> Any:
+        """Hold what a pickle of a function holds: its name, or with cloudpickle the code of what is in a script."""
+        if not isinstance(self.function, FunctionType):
+            return self.function.__qualname__
+        kept = {name: x for name, x in vars(self).items() if name not in ("function", "__wrapped__", *DERIVED)}
+        return _carried, (self.carrier,), (self.carrier, kept)
+
+    def __setstate__(self, state: tuple[Callable[..., Any], dict[str, Any]]) -> None:
+        """Become what was carried by value; a cell that was found by its name is it already.
+
+        A function that refers to its own cell is not complete yet, so nothing is read from it here.
+        """
+        carrier, kept = state
+        if vars(self).get("carrier") is not carrier:
+            carrier.__qualname__ = kept["__qualname__"]
+            vars(self).update(kept, function=carrier, __wrapped__=carrier)
 
     def __repr__(self) -> str:
         return f"<cell {self.name}{self.signature}>"
+
+
+def _carried(carrier: Callable[..., Any]) -> Cell:
+    """The cell that has this carrier, or a new one, which gets its state."""
+    found: Any = sys.modules.get(carrier.__module__)
+    for name in carrier.__qualname__.split("."):
+        owner, found = found, getattr(found, name, None)
+    return owner if found is carrier else Cell.__new__(Cell)
 
 
 class BoundCell:

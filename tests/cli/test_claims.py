@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import learned_policies
 import report
 import tables
 from autobatch.errors import AutobatchError, DataError
-from claims import Claim, Published, Records, load_claim, measure_parts, require
+from claims import Claim, load_claim, measure_parts, require
 from digest import ROOT
+from helpers.fakes.claims import make_claim
 from helpers.runs.commands import Command
 from helpers.runs.ways import each
 from records import RESULTS, Findings, Record, Settings, read_records
-from table import Table
 
 PNG = b"\x89PNG\r\n"
 
@@ -47,37 +46,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
-
-
-def make_claim(name: str, measured: list[str]) -> Claim[Settings]:
-    """A claim of two parts that notes what it measures."""
-
-    def measure(settings: Settings, part: str) -> Findings:
-        measured.append(part)
-        return Findings({part: [0.5]}, {"number": len(part)}, f"{part}: {len(part)}")
-
-    def tabulate(records: Records) -> Sequence[Table]:
-        return [Table("Lengths", ("", "number"), [(part, f"{one.figures['number']}") for part, one in records.items()])]
-
-    def draw(records: Records, figure: Any) -> None:
-        figure.subplots().plot([one.figures["number"] for one in records.values()])
-
-    return Claim(
-        name=name,
-        heading=f"{name} is < claimed",
-        claimed="Words have letters.",
-        settings=Settings(),
-        quick=Settings(),
-        parts=("one", "three"),
-        quick_parts=("one",),
-        measure=measure,
-        tabulate=tabulate,
-        draw=draw,
-        see=lambda records: f"Seen: {len(records)}.",
-        published=[Published("letters of three", "6", "elsewhere", lambda records: "5")],
-        disagreement="They count otherwise.",
-        modules=("autobatch.errors",),
-    )
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
@@ -18,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from autobatch.cli import experiment, options
+from autobatch.cli.on_ray import as_done, ray_option, require_ray
 from autobatch.cli.places import require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
@@ -25,7 +27,7 @@ from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, QLearning
+from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, Learned, Lesson, QLearning, Report
 from autobatch.policies.fsm.rewards import REWARDS
 from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
@@ -35,6 +37,7 @@ ELSEWHERE = "learning"
 """The folder of experiments that learns by other algorithms."""
 LESSON = ("data", "dim", "batch_size", "minibatches", "held_out")
 """Options that say which mini-batches of a model to learn from."""
+LEARNING = "learning a policy"
 LENGTHS = ("episodes", "steps", "generations")
 """Options that say how long to learn, of which an algorithm has one."""
 
@@ -138,6 +141,7 @@ ALGORITHMS = {
     help="dqn, ppo: draw the learning curve, as PNG.",
 )
 @options.seed_option
+@ray_option("q, on the processor: learn the tables, one for each direction and for the rival, in workers of Ray.")
 @click.option(
     "--out",
     metavar="FILE",
@@ -155,6 +159,7 @@ def learn_command(
     seed: int,
     out: Path | None,
     plot: Path | None,
+    ray: str | None,
     **chosen: Any,
 ) -> int:
     """Learn a policy for MODEL on mini-batches, and write it to a file.
@@ -166,6 +171,9 @@ def learn_command(
     In place of MODEL, "families" stands for generated graphs of many kinds: what es, ppo or dqn learns on them serves
     any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does. These
     three are experiments: they need a checkout of the repository.
+
+    With --ray the file is the same, byte for byte: each table is learned by one worker, and by another one from the
+    beginning if that dies.
 
     \b
     What ED-Batch (arXiv:2302.03851) published is learned by
@@ -181,6 +189,8 @@ def learn_command(
         _require_families(algorithm)
     lesson = {name: chosen.pop(name) for name in LESSON}
     own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
+    if ray is not None:
+        _require_tables(algorithm, own)
     if plot is not None:
         require_picture(plot, "draw how learning went to", ())
     if model == FAMILIES:
@@ -199,6 +209,8 @@ def learn_command(
             "direction": direction, "compact": compact, "seed": seed,
             "on_progress": lambda measured: progress.advance(f"learning {model}", describe_progress(measured)),
         }  # fmt: skip
+        if ray is not None:
+            terms["each"] = partial(learn_on_ray, ray)
         n_seen = lesson["minibatches"]
         seen = {"graphs": graphs[:n_seen], "held_out": graphs[n_seen:]} if graphs else {}
         learned = known.learn(**seen, **terms, **own)
@@ -212,6 +224,32 @@ def learn_command(
     click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
     click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
     return 0
+
+
+def learn_on_ray(
+    address: str, learn: Callable[[Lesson, Report], Learned], lessons: Sequence[Lesson], report: Report
+) -> list[Learned]:
+    """Do the lessons in workers of Ray; the rollouts of each are reported when it is done."""
+    found: dict[int, Learned] = {}
+    for number, learned in as_done(_in_worker, [(learn, lesson) for lesson in lessons], address, LEARNING):
+        found[number] = learned
+        for progress in learned.curve:
+            report(progress)
+    return [found[number] for number in range(len(lessons))]
+
+
+def _in_worker(learn: Callable[[Lesson, Report], Learned], lesson: Lesson) -> Learned:
+    return learn(lesson, lambda progress: None)
+
+
+def _require_tables(algorithm: str, own: dict[str, Any]) -> None:
+    """Refuse to learn on Ray what is no tables, or would share a GPU; or where there is no Ray."""
+    if algorithm != "q" or own["device"] != "cpu":
+        what = f"--algorithm {algorithm}" if algorithm != "q" else f"--device {own['device']}"
+        raise PolicyError(
+            f"{LEARNING}: --ray learns the tables of --algorithm q on processors, which {what} does not; leave one out."
+        )
+    require_ray(LEARNING)
 
 
 def run_elsewhere(ctx: click.Context) -> int:

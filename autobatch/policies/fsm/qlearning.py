@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.jit.later import compiling_now
 from autobatch.policies.fsm.episodes import LearningRules
-from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
 from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table
@@ -113,12 +113,42 @@ class Progress:
     states: int
 
 
+class Lesson(NamedTuple):
+    """All that learning one table takes: lessons do not depend on each other, and a process can do one alone.
+
+    Attributes:
+        dags: mini-batches, turned to be planned forward.
+        held_out: those that decide which table is the best, turned as well.
+        machine, settings, device: see `learn_fsm`.
+        way: how the mini-batches are turned.
+        seed: of all lessons of a machine.
+    """
+
+    dags: Sequence[Dag]
+    held_out: Sequence[Dag]
+    machine: Machine
+    settings: QLearning
+    way: Way
+    seed: int
+    device: DeviceName
+
+
 @dataclass
 class Learned:
     """What learning gave for one direction: the best table, and how it went."""
 
     table: Table
     curve: list[Progress] = field(default_factory=list)
+
+
+Report: TypeAlias = Callable[[Progress], None]
+Each: TypeAlias = Callable[[Callable[[Lesson, Report], Learned], Sequence[Lesson], Report], Sequence[Learned]]
+"""Applies a function to each lesson: gives what was learned, in the order of the lessons."""
+
+
+def in_turn(learn: Callable[[Lesson, Report], Learned], lessons: Sequence[Lesson], report: Report) -> list[Learned]:
+    """Do one lesson after the other, in this process."""
+    return [learn(lesson, report) for lesson in lessons]
 
 
 def learn_fsm(
@@ -132,7 +162,7 @@ def learn_fsm(
     held_out: Sequence[Dag] = (),
     seed: int = 0,
     device: DeviceName = "cpu",
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Report = lambda progress: None,
 ) -> Fsm:
     """Learn a state machine on some mini-batches.
 
@@ -153,35 +183,51 @@ def learn_fsm(
         PolicyError: no mini-batches, or the device cannot do it.
         BackendError: there is no GPU, or it cannot be used.
     """
+    lessons = make_lessons(dags, machine, settings, direction=direction, held_out=held_out, seed=seed, device=device)
+    return to_fsm(lessons, in_turn(learn_table, lessons, on_progress), types, direction, compact)
+
+
+def make_lessons(
+    dags: Sequence[Dag],
+    machine: Machine,
+    settings: QLearning,
+    *,
+    direction: Direction,
+    held_out: Sequence[Dag] = (),
+    seed: int = 0,
+    device: DeviceName = "cpu",
+) -> list[Lesson]:
+    """Make a lesson for each direction of a machine; see `learn_fsm`.
+
+    Raises:
+        PolicyError: no mini-batches, or the device cannot do it.
+    """
     if not dags:
         raise PolicyError("learning a policy: no mini-batches; give at least one.")
     if check_device(device) == "cuda" and settings.bootstrap:
         raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
-    practise = OnProcessor if device == "cpu" else partial(OnDevice, device=find_device())
-    tables, curves = {}, {}
+    lessons = []
     for way in WAYS if direction == "both" else (direction,):
         turned, held = (dags, held_out) if way == "forward" else ([*map(reverse, dags)], [*map(reverse, held_out)])
-        measured = [dag for dag in held or turned if dag.type_id.size]
-        task = Task(turned, measured, machine, settings.rules(), settings.exploration())
-        learned = _learn(task, practise(task, [seed, way == "backward"]), settings, on_progress)
-        tables[way], curves[way] = learned.table, [asdict(progress) for progress in learned.curve]
-    about: dict[str, Any] = {"settings": asdict(settings), "seed": seed, "mini_batches": len(dags), "curves": curves}
-    return Fsm(machine, types, tables, direction, compact, about)
-
-
-def check_device(device: str) -> DeviceName:
-    """Give the name of a device; PolicyError unless it is one of `DEVICES`."""
-    if device not in DEVICES:
-        raise PolicyError(f"learning a policy: device={device!r} is none of {', '.join(DEVICES)}.")
-    return device
+        lessons.append(Lesson(turned, held, machine, settings, way, seed, device))
+    return lessons
 
 
 @compiling_now()
-def _learn(task: Task, practice: Practice, settings: QLearning, on_progress: Callable[[Progress], None]) -> Learned:
-    """Learn the table of one direction."""
+def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
+    """Learn the table of one direction.
+
+    Raises:
+        BackendError: there is no GPU, or it cannot be used.
+    """
+    settings = lesson.settings
+    measured = [dag for dag in lesson.held_out or lesson.dags if dag.type_id.size]
+    task = Task(lesson.dags, measured, lesson.machine, settings.rules(), settings.exploration())
+    practise = OnProcessor if lesson.device == "cpu" else partial(OnDevice, device=find_device())
+    practice: Practice = practise(task, [lesson.seed, lesson.way == "backward"])
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
-    bound = _mean([chains_ahead(dag).max(axis=0).sum() for dag in task.measured])
+    bound = _mean([chains_ahead(dag).max(axis=0).sum() for dag in measured])
     best, fewest, curve, n_played = table, np.inf, [], 0
     while n_played < settings.episodes:
         n_more = min(settings.evaluate_every, settings.episodes - n_played)
@@ -195,6 +241,26 @@ def _learn(task: Task, practice: Practice, settings: QLearning, on_progress: Cal
         if batches <= (1 + settings.tolerance) * bound:
             break
     return Learned(best, curve)
+
+
+def to_fsm(
+    lessons: Sequence[Lesson], learned: Sequence[Learned], types: TypeNames, direction: Direction, compact: bool
+) -> Fsm:
+    """Make a state machine of what the lessons of its directions gave."""
+    first = lessons[0]
+    tables = {lesson.way: one.table for lesson, one in zip(lessons, learned, strict=True)}
+    curves = {lesson.way: [*map(asdict, one.curve)] for lesson, one in zip(lessons, learned, strict=True)}
+    about: dict[str, Any] = {
+        "settings": asdict(first.settings), "seed": first.seed, "mini_batches": len(first.dags), "curves": curves,
+    }  # fmt: skip
+    return Fsm(first.machine, types, tables, direction, compact, about)
+
+
+def check_device(device: str) -> DeviceName:
+    """Give the name of a device; PolicyError unless it is one of `DEVICES`."""
+    if device not in DEVICES:
+        raise PolicyError(f"learning a policy: device={device!r} is none of {', '.join(DEVICES)}.")
+    return device
 
 
 def _mean(numbers: Sequence[float]) -> float:
