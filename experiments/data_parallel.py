@@ -51,7 +51,7 @@ class Config(Settings):
     dim: int = 256
     batch_size: int = 256
     minibatches: int = 4
-    turns: int = 11
+    turns: int = 21
     share_processes: tuple[int, ...] = (2, 4, 8, 16)
     share_minibatches: int = 2
     """Of which shares are run."""

@@ -56,7 +56,8 @@ TABLE = 20_000  # rows of the made-up table
 SHARE_SIZES = (256, 128, 64, 32, 16)
 DRAWS = 5  # of mini-batches, for each prediction of many processes
 INSTANCES = 10**9
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86400.0  # seconds
+GROUPS, GROUP = "in groups", 16
 SLOW = 2.0  # how many times as long the straggler takes
 TOLERANCE = 0.1
 
@@ -173,7 +174,7 @@ def measure(config: Config) -> Iterator[Findings]:
             for n, timed in found.exchanges.items() for (arrays, rows), laps in timed.items()
         }  # fmt: skip
     figures["serving"] = time_admission(config)
-    tables = (tabulate(figures) for tabulate in (table_of_check, table_of_many, table_of_stragglers, table_of_needs))
+    tables = (tabulate(figures) for tabulate in TABULATED)
     yield Findings(seconds, figures, "\n\n".join(table.text() for table in tables))
 
 
@@ -265,33 +266,49 @@ def foresee(
 ) -> dict[str, Any]:
     """Predict steps of many processes, of mini-batches that grow with these or do not; instances are drawn again."""
     rng = np.random.default_rng(config.seed)
+    works = found.about["costs"]
+    one = config.batch_size / sum(mean_parts([
+        step_parts(costs, [float(works[batch].sum())], config.batch_size, Measured(0.0, 0.0, 0.0), Machine(1))
+        for batch in rng.integers(len(works), size=(DRAWS, config.batch_size))
+    ]).values())  # fmt: skip
     foreseen: dict[str, Any] = {}
     for n in config.many:
-        size, many = (config.batch_size * n if grows else config.fixed_batch), with_spread(costs, spread_s)
-        found_of: dict[str, Any] = {}
-        batches = [found.about["costs"][rng.integers(len(found.about["costs"]), size=size)] for _ in range(DRAWS)]
+        size = config.batch_size * n if grows else config.fixed_batch
+        batches = [works[rng.integers(len(works), size=size)] for _ in range(DRAWS)]
         noises = [np.exp(costs.noise * rng.standard_normal(n)) for _ in range(DRAWS)]
-        for way in (COUNT, COST):
-            mine = many if way == COST else replace(many, divide_s=costs.divide_s)
+        ways = {}
+        for way, mine in ways_of(costs, n, size, spread_s).items():
             parts = mean_parts([
                 step_parts(mine, loads_of(batch, n, way), size, network, Machine(n), noise)
                 for batch, noise in zip(batches, noises, strict=True)
             ])  # fmt: skip
-            step = sum(parts.values())
-            ideal = costs.per_work_s * fmean(float(batch.sum()) for batch in batches) / n + costs.fixed_s
-            found_of[way] = {
-                "step_ms": 1e3 * step, "instances_per_s": size / step,
-                "efficiency": (ideal + costs.optimizer_s) / step,
-                "parts_ms": {part: 1e3 * one for part, one in parts.items()},
+            rate = size / sum(parts.values())
+            ways[way] = {
+                "instances_per_s": rate, "of_n": rate / (n * one),
+                "parts_ms": {part: 1e3 * seconds for part, seconds in parts.items()},
             }  # fmt: skip
-        foreseen[str(n)] = {"instances": size, "ways": found_of}
+        foreseen[str(n)] = {"instances": size, "ways": ways}
     return foreseen
+
+
+def ways_of(costs: Costs, n: int, size: int, spread_s: float) -> dict[str, Costs]:
+    """The costs of each way to share a mini-batch among n processes.
+
+    In the last way, which is not built, processes divide by cost within groups, of which each works out its own part
+    of the mini-batch; and tables are added up as arrays where this sends less than the rows of all processes.
+    """
+    by_cost = replace(costs, divide_s=costs.divide_s + spread_s)
+    in_groups = replace(by_cost, divide_s=by_cost.divide_s / n_groups(n))
+    if n * costs.rows_of(size / n) > 2 * costs.table_bytes:
+        in_groups = replace(in_groups, dense_bytes=costs.dense_bytes + costs.table_bytes, row_bytes=(0.0, 1.0))
+    return {COUNT: costs, COST: by_cost, GROUPS: in_groups}
 
 
 def slow_down(found: Measurements, costs: Costs, network: Network, spread_s: float, config: Config) -> dict[str, Any]:
     """Predict the step of the most processes with one that takes twice as long, under each way of sharing."""
     n, rng = max(config.many), np.random.default_rng(config.seed)
-    size, many = config.batch_size * n, with_spread(costs, spread_s)
+    size = config.batch_size * n
+    many = ways_of(costs, n, size, spread_s)[COST]
     works = found.about["costs"][rng.integers(len(found.about["costs"]), size=size)]
     factors = np.ones(n)
     factors[0] = SLOW
@@ -328,13 +345,21 @@ def needs_of(found: Measurements, costs: Costs, model: str, config: Config) -> d
     }
 
 
-def with_spread(costs: Costs, spread_s: float) -> Costs:
-    """Costs with those of dividing among very many processes."""
-    return replace(costs, divide_s=costs.divide_s + spread_s)
+def n_groups(n: int) -> int:
+    """In how many groups n processes divide mini-batches by cost, where each group does so for itself."""
+    return -(-n // GROUP)
 
 
 def loads_of(costs: FloatArray, n: int, way: str) -> list[float]:
     """The cost of each process's share."""
+    if way == GROUPS:
+        parts = np.array_split(np.arange(n), n_groups(n))
+        cut = (np.cumsum([0, *map(len, parts)]) * len(costs) / n).astype(int)
+        return [
+            load
+            for part, begin, end in zip(parts, cut[:-1], cut[1:], strict=True)
+            for load in loads_of(costs[begin:end], len(part), COST)
+        ]
     return [float(costs[own].sum()) for own in divide(costs, n, way)]
 
 
@@ -410,25 +435,25 @@ def table_of_check(figures: Mapping[str, Any]) -> Table:
     return Table("", ("", "processes", "step measured, ms", "predicted, ms", "error"), rows)
 
 
-def table_of_many(figures: Mapping[str, Any]) -> Table:
-    """Show what many processes would do."""
+def table_of_many(figures: Mapping[str, Any], hows: Sequence[str] = ("growing", "fixed")) -> Table:
+    """Show what many processes would do; the parts of a step are those of shares by cost."""
     rows = []
     for model, found in figures["models"].items():
-        for how, title in (("growing", "each"), ("fixed", "in all")):
+        for how in hows:
             for n, one in found[how].items():
-                size = one["instances"] // int(n) if how == "growing" else one["instances"]
-                parts = one["ways"][COST]["parts_ms"]
+                title = f"{one['instances'] // int(n):,} each" if how == "growing" else f"{one['instances']:,} in all"
+                ways = one["ways"]
+                parts = ways[COST]["parts_ms"]
                 sent = sum(parts[part] for part in ("messages", "arrays", "rows"))
+                shown = parts["compute"], ways[COUNT]["parts_ms"]["wait"], parts["wait"], parts["divide"], sent
                 rows.append((
-                    f"{NAMES[model]}, {size:,} {title}", n,
-                    *(f"{one['ways'][way]['instances_per_s']:,.0f}" for way in (COUNT, COST)),
-                    *(f"{one['ways'][way]['efficiency']:.0%}" for way in (COUNT, COST)),
-                    *(f"{one['ways'][way]['parts_ms']['wait']:.0f}" for way in (COUNT, COST)),
-                    *(f"{ms:.0f}" for ms in (parts["compute"], parts["divide"], sent, parts["merging rows"])),
+                    f"{NAMES[model]}, {title}", n, *(f"{way['instances_per_s']:,.0f}" for way in ways.values()),
+                    *(f"{ways[way]['of_n']:.0%}" for way in (COST, GROUPS)),
+                    *(f"{ms:.0f}" for ms in (*shown, parts["merging rows"])),
                 ))  # fmt: skip
     header = (
-        *(f"{what}, {way}" for what in ("instances/s", "of ideal", "wait, ms") for way in (COUNT, COST)),
-        "compute, ms", "divide", "on the network", "merging rows",
+        f"instances/s, {COUNT}", COST, GROUPS, f"of n times one, {COST}", GROUPS, "compute, ms", f"wait, {COUNT}",
+        f"wait, {COST}", "divide", "on the network", "merging rows",
     )  # fmt: skip
     return Table("", ("", "processes", *header), rows)
 
@@ -436,13 +461,10 @@ def table_of_many(figures: Mapping[str, Any]) -> Table:
 def table_of_stragglers(figures: Mapping[str, Any]) -> Table:
     """Show the step with one process that is slower."""
     named = {"even": "no straggler, ms", COUNT: COUNT, COST: COST, "by cost and speed": "by cost and speed"}
-    rows = [
-        (
-            f"{NAMES[model]}, {found['straggler']['processes']} processes",
-            *(f"{found['straggler'][k]:,.0f}" for k in named),
-        )
-        for model, found in figures["models"].items()
-    ]
+    rows = []
+    for model, found in figures["models"].items():
+        slowed = found["straggler"]
+        rows.append((f"{NAMES[model]}, {slowed['processes']} processes", *(f"{slowed[way]:,.0f}" for way in named)))
     return Table("", ("", *named.values()), rows)
 
 
@@ -469,6 +491,20 @@ def table_of_needs(figures: Mapping[str, Any]) -> Table:
     ]
     return Table("", ("", *needs), rows)
 
+
+def table_of_serving(figures: Mapping[str, Any]) -> Table:
+    """Show what a request costs a server."""
+    found = figures["serving"]
+    per_core = 1e3 / found["ms_per_request"]
+    row = (
+        f"{found['admission_us']:.0f}", f"{found['ms_per_request']:.2f}", f"{per_core:,.0f}",
+        f"{INSTANCES / DAY / per_core:,.0f}",
+    )  # fmt: skip
+    header = "`submit`, µs", "a request in all, ms", "requests/s of a core", "cores for 10^9 requests a day"
+    return Table("", header, [row])
+
+
+TABULATED = table_of_check, table_of_many, table_of_stragglers, table_of_needs, table_of_serving
 
 if __name__ == "__main__":
     run(Config(), measure, modules=MODULES)

@@ -2,9 +2,9 @@
 
     divide ─▶ compute a share each: fixed + per_work · work ─▶ wait for the slowest ─▶ exchange ─▶ optimizer
 
-Processes beyond the cores share these evenly. Every process divides the whole mini-batch, exchanges as many bytes as the
-others, and takes the same step of the optimizer; only the shares differ. `Measured` is an exchange on one machine, whose
-costs were fitted at a number of processes; `Network` one over a network that is only assumed.
+Processes beyond the cores share these evenly. Every process divides the whole mini-batch, exchanges as many bytes as
+the others, and takes the same step of the optimizer; only the shares differ. `Measured` is an exchange on one machine,
+whose costs were fitted at a number of processes; `Network` one over a network that is only assumed.
 """
 
 from __future__ import annotations

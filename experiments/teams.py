@@ -1,8 +1,8 @@
 """Processes that stay, and take turns with other ways to compute the same: what several experiments measure.
 
 A `Team` of n processes has an object in each, whose methods all processes of the team call at once; the others wait for
-a message and compute nothing. `Trainer` and `TorchTrainer` are such objects: they train on the first mini-batches of the
-data, in order, planned anew in every step.
+a message and compute nothing. `Trainer` and `TorchTrainer` are such objects: they train on the first mini-batches of
+the data, in order, planned anew in every step.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Trainer:
         if self.joined is not None:
             self.joined.gather(None)  # all begin together
         shares = ab.distributed.shares(self.graphs, self.size, cost=self.costs)
-        steps = []
+        steps = list[Step]()
         start = perf_counter()
         for share in shares:
             divided = perf_counter()
@@ -203,7 +203,7 @@ class TorchTrainer:
 
         if self.n > 1:
             distributed.barrier()
-        steps = []
+        steps = list[Step]()
         for batch in ab.minibatches(self.graphs, self.size):
             times = [perf_counter()]
             self.optimizer.zero_grad()
@@ -218,7 +218,7 @@ class TorchTrainer:
         return steps
 
 
-def stages_of(laps: Mapping[str, float], of_call: Mapping[str, float]) -> Step:
+def stages_of(laps: dict[str, float], of_call: Mapping[str, float]) -> Step:
     """Join the times around a call with those that it has noted."""
     found = dict.fromkeys(STAGES, 0.0) | laps
     for stage, seconds in of_call.items():
