@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -184,7 +185,10 @@ class TorchTrainer:
         class Batched(TreeLSTM):
             """The same, with the batched function where wrappers look for it."""
 
-            forward = abt.batched(TreeLSTM.loss, plan_cache=0)
+            @partial(abt.batched, plan_cache=0)
+            def forward(self, tree: Any) -> Any:
+                """Compute the loss of a tree."""
+                return self.loss(tree)
 
         torch.manual_seed(seed)
         data = load_sst_or_listops(seed)

@@ -24,8 +24,8 @@ from step_model import Costs, Machine, Measured, Network, finish_times, fit, spr
 from teams import STAGES, stages_of
 
 COSTS = Costs(
-    fixed_s=0.01, per_work_s=0.001, optimizer_s=0.002, divide_s=0.0, noise=0.0, dense_bytes=1e6, row_bytes=(1000.0, 1.0),
-    table_bytes=1e9,
+    fixed_s=0.01, per_work_s=0.001, optimizer_s=0.002, divide_s=0.0, noise=0.0,
+    dense_bytes=1e6, row_bytes=(1000.0, 1.0), table_bytes=1e9,
 )  # fmt: skip
 FREE = Network(np.inf, 0.0, 0.0)
 
@@ -64,8 +64,8 @@ def test_processes_beyond_the_cores_take_turns() -> None:
     assert step_of(COSTS, [20.0] * 4, cores=2) == pytest.approx(2 * step_of(COSTS, [20.0] * 4))
 
 
-def test_cores_are_busy_until_fewer_processes_are_left(rng: np.random.Generator) -> None:
-    seconds = rng.random(20)
+def test_cores_are_busy_until_fewer_processes_are_left() -> None:
+    seconds = np.random.default_rng(0).random(20)
     ends = finish_times(seconds, 1)
     assert ends.max() == pytest.approx(seconds.sum())
     assert (np.argsort(ends) == np.argsort(seconds)).all()
@@ -85,8 +85,8 @@ def test_a_fit_finds_the_costs_of_an_exchange() -> None:
 
 
 @each("n", [1, 3, 16, 40])
-def test_every_way_shares_all(n: int, rng: np.random.Generator) -> None:
-    costs = rng.lognormal(size=640)
+def test_every_way_shares_all(n: int) -> None:
+    costs = np.random.default_rng(n).lognormal(size=640)
     loads = {way: loads_of(costs, n, way) for way in (COUNT, COST, GROUPS)}
     for found in loads.values():
         assert len(found) == n
@@ -98,8 +98,8 @@ def test_every_way_shares_all(n: int, rng: np.random.Generator) -> None:
     assert set(ways_of(COSTS, n, 640, 1e-6)) == set(loads)
 
 
-def test_a_process_at_half_speed_has_half_as_much(rng: np.random.Generator) -> None:
-    costs, speeds = rng.random(10_000), np.array([0.5, 1.0, 1.0])
+def test_a_process_at_half_speed_has_half_as_much() -> None:
+    costs, speeds = np.random.default_rng(0).random(10_000), np.array([0.5, 1.0, 1.0])
     loads = spread_by_speed(costs, speeds)
     assert loads.sum() == pytest.approx(costs.sum())
     np.testing.assert_allclose(loads / speeds, costs.sum() / 2.5, rtol=1e-3)
@@ -118,7 +118,7 @@ def test_the_stages_of_a_step_are_all_of_it() -> None:
     assert sum(found[stage] for stage in STAGES) == pytest.approx(10.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_experiments_write_records_that_tables_are_made_of(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="processes send each other gradients through it")
     pytest.importorskip("scipy", reason="costs are fitted with it")
@@ -130,7 +130,7 @@ def test_both_experiments_write_records_that_tables_are_made_of(tmp_path: Path) 
     }  # fmt: skip
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     for name, changes in settings.items():
-        command = (sys.executable, ROOT / "experiments" / f"{name}.py", *changes, f"out={tmp_path}")
+        command = (sys.executable, str(ROOT / "experiments" / f"{name}.py"), *changes, f"out={tmp_path}")
         ran = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
         )
