@@ -54,6 +54,7 @@ SENT = ((0, 0), (1, 0), (4, 0), (16, 0), (0, 250), (0, 1000), (0, 4000), (4, 100
 """Exchanges that are timed: arrays of 1 MiB, and rows of a table."""
 TABLE = 20_000  # rows of the made-up table
 SHARE_SIZES = (256, 128, 64, 32, 16)
+CHECK_DRAWS = 100  # of the time of a step, where others compute
 DRAWS = 5  # of mini-batches, for each prediction of many processes
 INSTANCES = 10**9
 HOUR, DAY = 3600.0, 86400.0  # seconds
@@ -133,9 +134,34 @@ class Measurements:
     """By the number of processes: turns, processes, steps."""
     alone: list[list[float]]
     """Seconds of the shares, by turns."""
-    beside: list[float]
-    """How much longer steps of one process took while another one computed, by turns."""
+    beside: list[list[float]]
+    """How much longer each step of one process took while another one computed, by turns."""
     exchanges: dict[int, dict[tuple[int, int], list[float]]]
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """How much longer steps take while other processes compute on the other cores."""
+
+    factor: float
+    noise: float
+    """The standard deviation of its logarithm, from step to step."""
+
+    @classmethod
+    def of(cls, ratios: Sequence[Sequence[float]]) -> Slowed:
+        """Find it from the ratios of steps, by turns.
+
+        >>> Slowed.of([[1.5, 1.5], [1.0, 1.0], [2.0, 2.0]])
+        Slowed(factor=1.5, noise=0.0)
+        """
+        within = np.concatenate([np.log(np.array(turn) / fmean(turn)) for turn in ratios])
+        return cls(max(1.0, median(map(fmean, ratios))), deviation(within))
+
+
+def deviation(x: FloatArray) -> float:
+    """The standard deviation of normal numbers, from their quartiles."""
+    quarters = np.percentile(x, (25, 75))
+    return float(quarters[1] - quarters[0]) / 1.349
 
 
 def measure(config: Config) -> Iterator[Findings]:
@@ -149,11 +175,11 @@ def measure(config: Config) -> Iterator[Findings]:
     for model in config.models:
         found = measure_model(config, model)
         costs, carriers = calibrate(found, config)
-        slowed = max(1.0, median(found.beside))
+        slowed = Slowed.of(found.beside)
         figures["models"][model] = {
             "data": found.about["nodes"].size,
             "costs": asdict(costs),
-            "slowed": slowed,
+            "slowed": asdict(slowed),
             "exchange": {str(n): asdict(carrier) for n, carrier in carriers.items()},
             "check": check(found, costs, carriers, slowed, config),
             "growing": foresee(found, costs, network, spread_s, config, grows=True),
@@ -193,11 +219,13 @@ def measure_model(config: Config, model: str) -> Measurements:
             for n in rng.permutation([*teams]).tolist():
                 found.steps[n].append(teams[n].call("turn"))
             found.alone += one.call("time_alone", shares)
-            alone = step_seconds(one.call("turn"))
+            (alone,) = one.call("turn")
             other.begin("turn")
             one.begin("turn")
-            found.beside.append(step_seconds(one.answers()) / alone)
-            other.answers()
+            together = [*one.answers(), *other.answers()]
+            found.beside.append([
+                step["step"] / own["step"] for steps in together for step, own in zip(steps, alone, strict=True)
+            ])  # fmt: skip
             for n, timed in found.exchanges.items():
                 for sent in SENT:
                     laps = teams[n].call("exchange", *sent, -(-config.exchanges // config.turns))
@@ -222,11 +250,11 @@ def calibrate(found: Measurements, config: Config) -> tuple[Costs, dict[int, Mea
     work = [float(found.about["costs"][share].sum()) for share in found.shares]
     fixed, per_work = fit_line(work, typical.tolist())
     stages = stage_seconds(found.steps[1]) if 1 in found.steps else {"optimizer": 0.0, "divide": 0.0}
-    quarters = np.percentile(np.log(np.array(found.alone) / typical), (25, 75))
+    noise = deviation(np.log(np.array(found.alone) / typical).reshape(-1))
     rows: dict[int, int] = found.about["row_bytes"]
     costs = Costs(
         fixed, per_work, stages["optimizer"], stages["divide"] / config.batch_size,
-        float(quarters[1] - quarters[0]) / 1.349, found.about["dense_bytes"],
+        noise, found.about["dense_bytes"],
         fit_power([*rows], [*rows.values()]), found.about["table_bytes"],
     )  # fmt: skip
     carriers = {1: Measured(0.0, 0.0, 0.0)}
@@ -238,16 +266,18 @@ def calibrate(found: Measurements, config: Config) -> tuple[Costs, dict[int, Mea
 
 
 def check(
-    found: Measurements, costs: Costs, carriers: Mapping[int, Measured], slowed: float, config: Config
+    found: Measurements, costs: Costs, carriers: Mapping[int, Measured], slowed: Slowed, config: Config
 ) -> dict[str, Any]:
     """Set the measured step of each number of processes beside the prediction."""
-    works, cores = found.about["costs"], usable_cores()
+    works, cores, rng = found.about["costs"], usable_cores(), np.random.default_rng(config.seed)
     batches = list(ab.minibatches(range(len(works)), config.batch_size))
     checked = {}
     for n, turns in found.steps.items():
-        machine = Machine(cores, slowed if min(n, cores) > 1 else 1.0)
+        is_alone = min(n, cores) == 1
+        machine, noise = Machine(cores, 1.0 if is_alone else slowed.factor), 0.0 if is_alone else slowed.noise
         parts = mean_parts([
-            step_parts(costs, loads_of(works[batch], n, COST), len(batch), carriers[n], machine) for batch in batches
+            step_parts(costs, loads_of(works[batch], n, COST), len(batch), carriers[n], machine, factors)
+            for batch in batches for factors in np.exp(noise * rng.standard_normal((CHECK_DRAWS, n)))
         ])  # fmt: skip
         measured, predicted = median(step_seconds(turn) for turn in turns), sum(parts.values())
         checked[str(n)] = {
