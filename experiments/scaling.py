@@ -2,10 +2,10 @@
 
 The costs of `step_model.py` are measured on one process and on exchanges of made-up gradients: the time of shares of
 several sizes, as a function of their predicted work; of the optimizer; of exchanges by bytes, for each number of
-processes; how much slower a core is while another computes; how much the time of one share varies. Between these
-measurements groups of 1, 2 and 4 processes train, by turns, and what the model says of their steps stands beside what
-they took. Then it says what steps of 8 to 1000 processes would take, of which each has a core and a machine of its own,
-over a network that is assumed, with shares by count and by cost; and what 10^9 instances would need.
+processes; how much slower processes are that compute at once, each for itself; how much the time of one share varies.
+Between these measurements groups of 1, 2 and 4 processes train, by turns, and what the model says of their steps stands
+beside what they took. Then it says what steps of 8 to 1000 processes would take, of which each has a core and a machine
+of its own, over a network that is assumed, with shares by count and by cost; and what 10^9 instances would need.
 
     python experiments/scaling.py models=tree-lstm turns=3 dim=64
 """
@@ -134,28 +134,28 @@ class Measurements:
     """By the number of processes: turns, processes, steps."""
     alone: list[list[float]]
     """Seconds of the shares, by turns."""
-    beside: list[list[float]]
-    """How much longer each step of one process took while another one computed, by turns."""
+    beside: dict[int, list[list[float]]]
+    """By the number of processes that compute at once, each for itself: how much longer their steps took, by turns."""
     exchanges: dict[int, dict[tuple[int, int], list[float]]]
 
 
 @dataclass(frozen=True)
 class Slowed:
-    """How much longer steps take while other processes compute on the other cores."""
+    """How much longer steps take while other processes compute too, beyond what processes that share a core must."""
 
     factor: float
     noise: float
     """The standard deviation of its logarithm, from step to step."""
 
     @classmethod
-    def of(cls, ratios: Sequence[Sequence[float]]) -> Slowed:
-        """Find it from the ratios of steps, by turns.
+    def of(cls, ratios: Sequence[Sequence[float]], shared: float) -> Slowed:
+        """Find it from the ratios of steps, by turns, of `shared` processes to a core.
 
-        >>> Slowed.of([[1.5, 1.5], [1.0, 1.0], [2.0, 2.0]])
+        >>> Slowed.of([[3.0, 3.0], [2.0, 2.0], [4.0, 4.0]], 2.0)
         Slowed(factor=1.5, noise=0.0)
         """
         within = np.concatenate([np.log(np.array(turn) / fmean(turn)) for turn in ratios])
-        return cls(max(1.0, median(map(fmean, ratios))), deviation(within))
+        return cls(max(1.0, median(map(fmean, ratios)) / shared), deviation(within))
 
 
 def deviation(x: FloatArray) -> float:
@@ -175,11 +175,11 @@ def measure(config: Config) -> Iterator[Findings]:
     for model in config.models:
         found = measure_model(config, model)
         costs, carriers = calibrate(found, config)
-        slowed = Slowed.of(found.beside)
+        slowed = {n: Slowed.of(ratios, max(1.0, n / usable_cores())) for n, ratios in found.beside.items()}
         figures["models"][model] = {
             "data": found.about["nodes"].size,
             "costs": asdict(costs),
-            "slowed": asdict(slowed),
+            "slowed": {str(n): asdict(one) for n, one in slowed.items()},
             "exchange": {str(n): asdict(carrier) for n, carrier in carriers.items()},
             "check": check(found, costs, carriers, slowed, config),
             "growing": foresee(found, costs, network, spread_s, config, grows=True),
@@ -208,24 +208,26 @@ def measure_model(config: Config, model: str) -> Measurements:
     """Let groups train by turns, and time shares and exchanges between."""
     sizes = model, config.dim, config.batch_size, config.minibatches, config.seed
     with ExitStack() as stack:
-        teams = {n: stack.enter_context(Team(n, Probe, *sizes)) for n in config.processes}
-        one = teams.get(1) or stack.enter_context(Team(1, Probe, *sizes))
-        other = stack.enter_context(Team(1, Probe, *sizes))
+        singles = [stack.enter_context(Team(1, Probe, *sizes)) for _ in range(max(config.processes))]
+        one = singles[0]
+        teams = {n: one if n == 1 else stack.enter_context(Team(n, Probe, *sizes)) for n in config.processes}
         (about,) = one.call("describe")
         shares = make_shares(len(about["costs"]), config.batch_size)
-        found = Measurements(about, shares, {n: [] for n in teams}, [], [], {n: {} for n in teams if n > 1})
+        found = Measurements(about, shares, {n: [] for n in teams}, [], {}, {})
+        found.beside, found.exchanges = {n: [] for n in teams if n > 1}, {n: {} for n in teams if n > 1}
         rng = np.random.default_rng(config.seed)
         for _ in range(config.turns):
             for n in rng.permutation([*teams]).tolist():
                 found.steps[n].append(teams[n].call("turn"))
             found.alone += one.call("time_alone", shares)
             (alone,) = one.call("turn")
-            other.begin("turn")
-            one.begin("turn")
-            together = [*one.answers(), *other.answers()]
-            found.beside.append([
-                step["step"] / own["step"] for steps in together for step, own in zip(steps, alone, strict=True)
-            ])  # fmt: skip
+            for n, ratios in found.beside.items():
+                for single in singles[:n]:
+                    single.begin("turn")
+                together = [steps for single in singles[:n] for steps in single.answers()]
+                ratios.append([
+                    step["step"] / own["step"] for steps in together for step, own in zip(steps, alone, strict=True)
+                ])  # fmt: skip
             for n, timed in found.exchanges.items():
                 for sent in SENT:
                     laps = teams[n].call("exchange", *sent, -(-config.exchanges // config.turns))
@@ -266,18 +268,18 @@ def calibrate(found: Measurements, config: Config) -> tuple[Costs, dict[int, Mea
 
 
 def check(
-    found: Measurements, costs: Costs, carriers: Mapping[int, Measured], slowed: Slowed, config: Config
+    found: Measurements, costs: Costs, carriers: Mapping[int, Measured], slowed: Mapping[int, Slowed], config: Config
 ) -> dict[str, Any]:
     """Set the measured step of each number of processes beside the prediction."""
     works, cores, rng = found.about["costs"], usable_cores(), np.random.default_rng(config.seed)
     batches = list(ab.minibatches(range(len(works)), config.batch_size))
     checked = {}
     for n, turns in found.steps.items():
-        is_alone = min(n, cores) == 1
-        machine, noise = Machine(cores, 1.0 if is_alone else slowed.factor), 0.0 if is_alone else slowed.noise
+        beside = slowed.get(n, Slowed(1.0, 0.0))
+        machine = Machine(cores, beside.factor)
         parts = mean_parts([
             step_parts(costs, loads_of(works[batch], n, COST), len(batch), carriers[n], machine, factors)
-            for batch in batches for factors in np.exp(noise * rng.standard_normal((CHECK_DRAWS, n)))
+            for batch in batches for factors in np.exp(beside.noise * rng.standard_normal((CHECK_DRAWS, n)))
         ])  # fmt: skip
         measured, predicted = median(step_seconds(turn) for turn in turns), sum(parts.values())
         checked[str(n)] = {
