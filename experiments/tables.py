@@ -18,11 +18,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ablation
 import batches
+import data_parallel
 import scale
+import scaling
 import serving
 import step_time
 import throughput
@@ -35,7 +37,8 @@ from records import RESULTS, origins, place_of, read_record, read_records, write
 from table import Table
 
 DOCUMENTS = (
-    "README.md", "docs/results.md", "docs/batching_policies.md", "docs/howto/torch_modules.md", "docs/howto/serve.md"
+    "README.md", "docs/results.md", "docs/batching_policies.md", "docs/howto/torch_modules.md", "docs/howto/serve.md",
+    "docs/scaling.md",
 )  # fmt: skip
 INDEX = "experiments/results/README.md"
 FIGURES = {
@@ -101,6 +104,16 @@ def tabulate_policies(records: Records) -> Table:
     return throughput.table_of_policies(records[throughput.POLICIES].figures)
 
 
+def tabulate_parallel(records: Records) -> Table:
+    """Show steps by the number of processes."""
+    return data_parallel.table_of_steps({part: record.figures for part, record in records.items()})
+
+
+def tabulate_shares(records: Records) -> Table:
+    """Show how uneven shares are."""
+    return data_parallel.table_of_shares(records[data_parallel.SHARES].figures)
+
+
 class Source(NamedTuple):
     """Where a table of a document is from."""
 
@@ -116,8 +129,15 @@ class Source(NamedTuple):
     def markdown(self) -> str:
         """Write the table, and where its figures are from."""
         if not (records := self.records()):
-            return f"*Not measured yet: `autobatch experiment {self.experiment}`.*"
+            is_claim = self.experiment in NAMES
+            command = "autobatch experiment {}" if is_claim else "python experiments/{}.py"
+            return f"*Not measured yet: `{command.format(self.experiment)}`.*"
         return f"{self.make(records).markdown()}\n\n*{origins(records.values())}*"
+
+
+def of_scaling(make: Callable[[Any], Table]) -> Source:
+    """A table of what the model of a step was made of, or says."""
+    return Source("scaling", ("",), lambda records: make(records[""].figures))
 
 
 TABLES = {
@@ -134,6 +154,14 @@ TABLES = {
     "decoding": Source("decoding", ("",), tabulate_decoding),
     "serving": Source("serving", serving.PARTS, serving.tabulate_some),
     "modules": Source("modules_of_torch", ("dim-64", "dim-256"), tabulate_modules),
+    "data-parallel": Source("data_parallel", (*data_parallel.TRAINED, data_parallel.TORCH), tabulate_parallel),
+    "shares": Source("data_parallel", (data_parallel.SHARES,), tabulate_shares),
+    "scaling-check": of_scaling(scaling.table_of_check),
+    "scaling-growing": of_scaling(partial(scaling.table_of_many, hows=("growing",))),
+    "scaling-fixed": of_scaling(partial(scaling.table_of_many, hows=("fixed",))),
+    "scaling-stragglers": of_scaling(scaling.table_of_stragglers),
+    "scaling-needs": of_scaling(scaling.table_of_needs),
+    "scaling-serving": of_scaling(scaling.table_of_serving),
 }
 """By the name in the mark."""
 
