@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -161,7 +163,7 @@ def connect(address: str, what: str) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    place = _place(address)
+    place, before = _place(address), signal.getsignal(signal.SIGTERM)
     if place is not None:
         _require_answer(place, address, what)
     with warnings.catch_warnings():
@@ -176,6 +178,8 @@ def connect(address: str, what: str) -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split()).rstrip(".")
             raise DistributedError(f"{what}: no connection to Ray at {address!r}: {said}.") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray's own handler prints a stack; what it began ends with this process
     try:
         yield
     finally:
