@@ -30,6 +30,7 @@ from autobatch.params.sparse_rows import Gradient, Rows
 LARGE_BYTES = 4 << 20  # an array of so many is not copied to travel with others
 ERROR, COUNT, VALUE, LATE = range(4)  # what a message is about
 HEAD, ROUNDED = 3, 64  # ints of a message before the numbers of rows; these are padded
+MOST_SHOWN = 60  # letters of two facts; digests say nothing to people
 IS_ARRAY, IS_ANY = -1, -2  # in place of the number of rows of a gradient
 
 
@@ -70,7 +71,7 @@ class Exchange:
         self._wire, self._facts, self._store, self._kept = wire, facts, store, kept
         (self._digest,) = struct.unpack("<q", sha256(repr(facts).encode()).digest()[:8])
         self._n_rows = -(-n_gradients // ROUNDED) * ROUNDED  # also processes that differ send as much
-        self._is_told = False  # an error, by one side or the other
+        self._is_over = False  # the others wait for nothing more
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
@@ -80,7 +81,7 @@ class Exchange:
         except DistributedError:
             raise
         except Exception as error:
-            if not self._is_told:
+            if not self._is_over:
                 with suppress(DistributedError):
                     self._meet(ERROR, error=error)
             raise
@@ -133,6 +134,7 @@ class Exchange:
         self._add_gradients(grads, counts)
         whole = self._late_sum(own, grads) if (heads[:, 0] == LATE).any() else _sum_of(heads[:, 1], own)
         clock.lap("reduce")
+        self._is_over = True
         return whole, grads
 
     def _add_gradients(self, grads: dict[str, Gradient], counts: Mapping[str, list[int]]) -> None:
@@ -226,12 +228,12 @@ class Exchange:
         head[: HEAD + len(n_rows)] = kind, word, self._digest, *n_rows
         heads = self._wire.gather(head)
         if (heads[:, 0] == ERROR).any():
-            self._is_told = True
+            self._is_over = True
             told = self._wire.gather_objects(None if error is None else (type(error).__name__, str(error)))
             if error is None:
                 raise _error_of(told)
-        elif (heads[:, 2] != self._digest).any() or len({*heads[:, 0].tolist()} - {LATE, VALUE}) > 1:
-            self._is_told = True
+        elif (heads[:, 2] != self._digest).any():
+            self._is_over = True
             raise _difference(self._wire.gather_objects(self._facts))
         return heads
 
@@ -251,16 +253,12 @@ def _error_of(told: Sequence[tuple[str, str] | None]) -> AutobatchError:
 
 
 def _difference(told: Sequence[Mapping[str, str]]) -> DistributedError:
-    """Say in what a process differs from the first one."""
-    for rank, facts in enumerate(told):
-        for name in {**told[0], **facts}:
-            mine, first = facts.get(name, "nothing"), told[0].get(name, "nothing")
-            if mine != first:
-                shown = f": {mine} where process 0 has {first}" if len(mine) + len(first) < 60 else ""
-                return DistributedError(
-                    f"process {rank} of {len(told)} differs from process 0 in {name}{shown}; start all with the same "
-                    f"code, data and parameters, and let them call value_and_grad in the same order."
-                )
+    """Say in what a process differs from the first one; there is such a process."""
+    pairs = ((rank, name) for rank, facts in enumerate(told) for name in {**told[0], **facts})
+    rank, name = next((rank, name) for rank, name in pairs if told[rank].get(name) != told[0].get(name))
+    own, first = told[rank].get(name, "nothing"), told[0].get(name, "nothing")
+    shown = f": {own} where process 0 has {first}" if len(own) + len(first) < MOST_SHOWN else ""
     return DistributedError(
-        "one process gave value_and_grad a share of ab.distributed.shares and another one a list; give all the same."
+        f"process {rank} of {len(told)} differs from process 0 in {name}{shown}; start all with the same code, data "
+        f"and parameters, and let them call value_and_grad in the same order."
     )

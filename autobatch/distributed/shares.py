@@ -63,12 +63,14 @@ def shares(
     [4, 4, 2]
     """
     joined, costs = ENTERED.group, costs_of(instances, cost)
-    rank, n = (0, 1) if joined is None else (joined.rank, joined.size)
     sizes = None if bucket_by is None else sizes_of(instances, bucket_by)
     for batch in minibatches(range(len(instances)), size, rng, bucket_by=sizes):
-        own = spread(costs[batch], n)[rank]
-        digest = _digest([instances[i] for i in batch])
-        yield Share([instances[batch[k]] for k in own], own, len(batch), digest)
+        whole = [instances[i] for i in batch]
+        if joined is None or joined.size == 1:
+            yield Share(whole, range(len(whole)), len(whole))
+            continue
+        own = spread(costs[batch], joined.size)[joined.rank]
+        yield Share([whole[k] for k in own], own, len(whole), _digest(whole))
 
 
 def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
@@ -110,8 +112,4 @@ def costs_of(instances: Sequence[Any], cost: Any = None) -> NDArray[np.float64]:
 
 def _digest(batch: Sequence[Any]) -> bytes:
     """What recorded graphs hold, and how many instances there are of other kinds."""
-    found = sha256(len(batch).to_bytes(8, "little"))
-    for instance in batch:
-        if isinstance(instance, Graph):
-            found.update(instance.digest)
-    return found.digest()
+    return sha256(b"".join([x.digest if isinstance(x, Graph) else b"?" for x in batch])).digest()

@@ -257,7 +257,7 @@ def begin_otherwise(rank: int, what: str) -> str:
     [
         ("parameters", "in the parameters; start"),
         ("code", "in the code of the model; start all with the same code"),
-        ("frozen", "in the parameters' names and shapes; start"),
+        ("frozen", "in the trainable parameters; start"),
         ("seed", "in the seed: 1 where process 0 has 0; start"),
         ("data", "in the mini-batch; start"),
         ("list", "in the mini-batch; start"),
