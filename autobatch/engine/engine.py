@@ -303,6 +303,8 @@ class Engine:
             read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
             own = taken if exchange is None else None
             runs, grads = self.executor.train(step, self._run(step), slot, weights, own, read, late)
+            if exchange is not None and self._unread is not None:
+                self._unread.check()  # while the others wait, so that all raise in the same call
             loss: UnreadLoss | None = None
             if late is not None:
                 whole = None if exchange is None else exchange.add_late(late, grads, clock)

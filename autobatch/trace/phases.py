@@ -37,7 +37,7 @@ AWAITED = "value[]"  # the path of slots of kept values, which have one for each
 
 @contextmanager
 def record_in_phases(
-    recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None, keys: LongArray | None
+    recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None = None, keys: LongArray | None = None
 ) -> Iterator[Phases]:
     """Within the context, record the async programs of these instances; they are ended with it.
 

@@ -180,6 +180,45 @@ def test_a_late_loss_that_is_not_finite_changes_nothing_anywhere(
         assert found[2].startswith(text)
 
 
+def read_later(rank: int) -> list[str]:
+    """What four calls on a device raise, of which in the second a loss of process 1 is lost, and process 0 reads it."""
+    model, found = Net().to("cuda"), list[str]()
+    loss, optimizer = ab.batched(model.loss, backend="cuda"), ab.optim.SGD(model, lr=0.1)
+    with ab.distributed.group():
+        for number in range(4):
+            (share,) = ab.distributed.shares(draw_trees(4), 4)
+            if number == 1:
+                model.rare.data = np.full(DIM, np.nan if rank == 1 else 1.0)
+                share[0] = -1
+            try:
+                value, grads = loss.value_and_grad(share)
+                optimizer.step(grads)
+                if rank == 0:
+                    float(value)
+                found.append("")
+            except ab.NumericError as error:
+                found.append(str(error))
+            model.rare.data = np.ones(DIM)
+    return [*found, str(model.state_dict()["merge_both.weight"].tolist())]
+
+
+@pytest.mark.slow
+def test_a_late_loss_that_one_process_did_not_read_is_raised_in_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, which builds kernels for the processor")
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    here, there = run_processes(2, tmp_path, read_later)
+    assert not isinstance(here, str), here
+    assert not isinstance(there, str), there
+    assert here[1].startswith("the loss of an instance in another process")
+    assert there[2].startswith("the loss of 1 of")
+    assert here[2].startswith("process 1 of 2: the loss of 1 of")
+    assert [here[0], here[3], there[0], there[1], there[3]] == [""] * 5
+    assert here[4] == there[4]
+
+
 class WithAux(Net):
     """Its instances hold an array of floats, and it returns more than the loss."""
 
