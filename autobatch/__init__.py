@@ -95,6 +95,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Rows
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
+from autobatch.trace.derivatives import grad, hvp, jvp, value_and_grad, vjp
 
 __version__ = "0.1.0"
 
@@ -104,11 +105,12 @@ __all__ = [
     "Parameter", "PlanError", "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add",
     "affine", "argmax", "attend", "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy",
     "distributed", "div", "dot", "dot_n", "dropout", "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather",
-    "gelu", "greater", "greater_equal", "layer_norm", "leaky_relu", "less", "less_equal", "log", "log_softmax",
+    "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less", "less_equal", "log", "log_softmax",
     "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n", "min", "minibatches",
     "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim", "outer", "policies", "pow", "randomness", "relu",
     "reshape", "serve", "serving", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt",
     "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value",
+    "value_and_grad", "vjp",
     "where",
 ]  # fmt: skip
 

@@ -173,6 +173,11 @@ class Key:
             return Key("list", None, parts)
         return Key("tuple", None if type(container) is tuple else type(container), parts)
 
+    @property
+    def n_lists(self) -> int:
+        """The number of lists of any length, and of arrays of any number of rows."""
+        return 1 if self.kind in ("each", "rows") else sum(child.n_lists for child in self.children)
+
     def leaves(self) -> Iterator[Key]:
         """Values and data, in order."""
         if self.kind in ("value", "int", "float"):

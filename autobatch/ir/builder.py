@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -183,6 +184,16 @@ class Builder:
             name = self.weight_names.get(id(parameter), "without a name")
             self._weights[id(parameter)] = self.add(Weight(parameter, name), parameter.shape, SHARED).index
         return self.value(self._weights[id(parameter)])
+
+    @contextmanager
+    def replacing(self, parameters: Mapping[int, int]) -> Iterator[None]:
+        """Within the context, give other values for some parameters, by their `id`s."""
+        before = {key: self._weights[key] for key in parameters}
+        self._weights |= parameters
+        try:
+            yield
+        finally:
+            self._weights |= before
 
     def next_draw(self) -> tuple[Traced, int]:
         """The attribute that numbers a node's draw, and the number of the next random op in the cell."""

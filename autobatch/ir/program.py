@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from autobatch.ops.define import Op, Shape
-from autobatch.ops.rows import Cut, take_rows
+from autobatch.ops.rows import Cut, count_rows, take_rows
 from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
 
@@ -132,6 +132,31 @@ class CellProgram:
         return tuple(i for _, i in sorted(found))
 
     @functools.cached_property
+    def leaves(self) -> dict[int, int]:
+        """What the program reads of the arguments, by leaf: the number of the port, or -1 for data."""
+        sources = (v.source for v in self.vars)
+        return {s.leaf: s.number if isinstance(s, Port) else -1 for s in sources if isinstance(s, (Port, Attribute))}
+
+    @functools.cached_property
+    def float_leaves(self) -> frozenset[int]:
+        """The leaves of the arguments that are values of floats: those that may have derivatives."""
+        sources = {i: self.vars[i].source for i in self.ports if is_float(self.vars, i)}
+        return frozenset(source.leaf for source in sources.values() if isinstance(source, Port))
+
+    @functools.cached_property
+    def float_outputs(self) -> tuple[int, ...]:
+        """The numbers of the outputs that are floats."""
+        return tuple(number for number, index in enumerate(self.outputs) if is_float(self.vars, index))
+
+    def row_counts(self, lengths: Sequence[int]) -> dict[int, int]:
+        """The number of rows of each variadic group, of which the first have these."""
+        counts = dict(enumerate(lengths))
+        for group, parts in self.derived.items():
+            known = [part.n if part.group < 0 else counts[part.group] for part in parts]
+            counts[group] = sum(count_rows(n, part.cut) for n, part in zip(known, parts, strict=True))
+        return counts
+
+    @functools.cached_property
     def instructions(self) -> tuple[int, ...]:
         """The values that ops compute, in order."""
         return tuple(i for i, v in enumerate(self.vars) if isinstance(v.source, Instruction))
@@ -230,6 +255,11 @@ def _show_source(source: Source) -> str:
             return f"{'float' if is_float else 'int'} attribute at {column}"
         case _:
             return "port"
+
+
+def is_float(vars: Sequence[Var], index: int) -> bool:
+    """Whether a value is floats, and not ints or what floats stand for."""
+    return not int_limit(vars, index) and not dtype_of(vars, index)
 
 
 def source_key(source: Source) -> Hashable:

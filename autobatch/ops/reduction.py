@@ -265,4 +265,14 @@ def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
     return _layer_norm_op(x, gain, bias, eps=eps)
 
 
+def unbroadcast(x: Any, shape: Shape) -> Any:
+    """Sum `x` over the axes that `shape` lacks or has with length one: the transpose of broadcasting to x's shape."""
+    sizes = shape_of(x)
+    extra = len(sizes) - len(shape)
+    wide = tuple(a for a, size in enumerate(sizes) if a < extra or (shape[a - extra] == 1 and size != 1))
+    if wide:
+        x = reshape(sum(x, wide, keepdims=True), tuple(1 if a in wide else s for a, s in enumerate(sizes))[extra:])
+    return expand(x, shape)
+
+
 FUNCTIONS.update(sum=sum, mean=mean, max=max, min=min)

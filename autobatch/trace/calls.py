@@ -26,19 +26,19 @@ from autobatch.ir.typetable import NodeType
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.randomness import DrawCount
-from autobatch.ops.rows import count_rows
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.decode import FormTables, form_tables
 from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, Patches, invoke
-from autobatch.trace.forms import Form, FormReader, make_form
+from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
+from autobatch.trace.tape import Pattern, Step, derived_entry
 from autobatch.trace.traces import Family, Traces
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
@@ -58,7 +58,8 @@ class Calls:
     Attributes:
         log: ints, see `decode`; floats: the float attributes in call order.
         traces: the traces of the cells called so far.
-        forms: the call forms met so far, by number.
+        forms: the call forms met so far, by number; families: the cells and arguments that they are of.
+        steps: the derivatives of calls met so far.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -79,6 +80,8 @@ class Calls:
         self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
         self.types = self.traces.types
         self.forms: list[Form] = []
+        self.families: list[Family] = []
+        self.steps: dict[Any, Step] = {}
         self.patches = Patches()
         self.adopt = adopt
         self._namespace = Namespace(
@@ -121,7 +124,7 @@ class Calls:
         if entry is None:
             run: Callable[..., Any] = lambda arguments: OPS["lookup"](table, arguments["row"])  # noqa: E731
             entry = self._add(key, Entry("kept", (Static("kept"), Static(table)), NUMBERED_ROW, run, never, key))
-        return self._family_of(entry, {"row": Key("int", ())}, ()).node_type.number
+        return self.family_of(entry, {"row": Key("int", ())}, ()).node_type.number
 
     def form_tables(self) -> FormTables:
         """The form of each handle and the codes of all forms, for the decoder."""
@@ -226,7 +229,7 @@ class Calls:
         if type(x) is np.ndarray:
             return self._entry_of_arrays(is_ragged).known.function(x)
         if isinstance(x, FloatInput):
-            return self._record_input(x, is_ragged)
+            return x.read(is_ragged)
         return self._entry_of_parameter(x).known.function()
 
     def _entry_of_arrays(self, is_ragged: bool) -> Entry:
@@ -245,9 +248,12 @@ class Calls:
             Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: parameter, never, ("parameter", parameter)),
         )
 
-    def _record_input(self, x: FloatInput, is_ragged: bool) -> Any:
-        """Record an input: its numbers, and the number of the read, which is an output that nothing reads."""
-        x.recording()
+    def record_input(self, data: Any, number: int, is_ragged: bool) -> tuple[Any, int]:
+        """Record an input: its numbers, and the number of the read, which is an output that nothing reads.
+
+        Returns:
+            The value, and the type of the node.
+        """
         entry = self._entries.get(("input", is_ragged))
         if entry is None:
             run: Callable[..., Any] = lambda arguments: (arguments["data"], arguments["number"])  # noqa: E731
@@ -257,9 +263,30 @@ class Calls:
                 key, Entry("input", identity, NUMBERED_ARRAY, run, never, key, lifts=False, ragged=ragged)
             )
         at = len(self.log)
-        value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
-        x.inputs.source_types.add(self.type_at(at).number)
-        return value
+        value, _ = entry.known.function(data, number)
+        return value, self.type_at(at).number
+
+    def alias(self, value: Any) -> Any:
+        """A value like another one, that only what is given it reads; copy propagation leaves nothing of its node."""
+        return self._entry_of_alias().known.function(value)
+
+    def _entry_of_alias(self) -> Entry:
+        key = ("alias",)
+        run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
+        return self._entries.get(key) or self._add(key, Entry("alias", (Static("alias"),), ONE_ARRAY, run, never, key))
+
+    def derived(self, entry: Entry, pattern: Pattern) -> Entry:
+        """The entry of the derivatives of the calls of an entry."""
+        key = ("derivative", entry, Static(pattern))
+        return self._entries.get(key) or self._add(key, derived_entry(entry, pattern))
+
+    def sum_of(self, values: Sequence[Any]) -> Any:
+        """Record a sum of values."""
+        return self._entry_of_function(SUM_N).known.function(list(values))
+
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Record zeros."""
+        return self.lifting.lift(np.zeros(shape))
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:
         """The entry of what another process has called; `origin` is that of its entry.
@@ -286,6 +313,10 @@ class Calls:
                 return self._entry_of_arrays(is_ragged)
             case "parameter", parameter:
                 return self._entry_of_parameter(parameter)
+            case "derivative", of, pattern:
+                return self.derived(self.entry_of(of), pattern)
+            case ("alias",):
+                return self._entry_of_alias()
         raise GraphError(f"a recorded graph from another process reads {origin[0]} values, which are only there.")
 
     def _add(self, key: Any, entry: Entry) -> Entry:
@@ -313,7 +344,7 @@ class Calls:
         reader, keys = self._read(entry, dict(zip(entry.names, args, strict=True)))
         form = tuple(reader.conditions)
         try:
-            family = self._family_of(entry, keys, reader.lengths)
+            family = self.family_of(entry, keys, reader.lengths)
         except NeedsLength as needs:
             text = reader.lists[needs.group]
             if text in reader.rows:
@@ -375,6 +406,7 @@ class Calls:
         rebuild = None if build is None else self._namespace.constant(build)
         form = make_form(reader, len(self.forms), node_type, family.lengths, outputs, rebuild)
         self.forms.append(form)
+        self.families.append(family)
         known = entry.known
         known.by_form[tuple(reader.conditions)] = self._generate(
             entry, [form], lambda *args: self._refuse_lengths(entry, node_type.program, args)
@@ -383,17 +415,23 @@ class Calls:
             self._know(entry, (form, *known.forms), known.by_form)
             self.patches.renew(entry)
 
+    def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
+        """Add a form that no function recognises, of a family and what is logged of its calls; give its number."""
+        number, node_type = len(self.forms), family.node_type
+        self.handles.add_pool(number, node_type)
+        self.forms.append(Form((), (), code_of(node_type, ints), tuple(ints), tuple(floats)))
+        self.families.append(family)
+        return number
+
     def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
         """Refuse a call of a known form: lists or arrays that must be equally long are not."""
         reader, _ = self._read(entry, dict(zip(entry.names, args, strict=True)))
-        lengths, names = dict(enumerate(reader.lengths)), dict(enumerate(reader.lists))
+        lengths, names = program.row_counts(reader.lengths), dict(enumerate(reader.lists))
         for group, parts in program.derived.items():
-            known = [part.n if part.group < 0 else lengths[part.group] for part in parts]
-            lengths[group] = sum(count_rows(n, part.cut) for n, part in zip(known, parts, strict=True))
             names[group] = " and ".join(dict.fromkeys(f"a part of {names[p.group]}" for p in parts if p.group >= 0))
             if group in program.ones and lengths[group] != 1:
-                row, of = parts[0].cut[0], names[parts[0].group]
-                raise ShapeError(f"cell {entry.name!r} takes row {row} of {of!r}, which has {known[0]}.")
+                row, of = parts[0].cut[0], parts[0].group
+                raise ShapeError(f"cell {entry.name!r} takes row {row} of {names[of]!r}, which has {lengths[of]}.")
         unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
         first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)
         raise GraphError(
@@ -403,7 +441,8 @@ class Calls:
 
     # Types: their forms change when cells are traced again.
 
-    def _family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
+    def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
+        """The family of calls of an entry with these keys, whose lists have these lengths; see `Traces.family_of`."""
         with self.patches.suspended():
             return self.traces.family_of(entry, keys, tuple(lengths))
 

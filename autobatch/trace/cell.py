@@ -23,7 +23,9 @@ from autobatch.ir.builder import Builder
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import cell_call
+from autobatch.ops.taped import Taped
 from autobatch.params.module import Module, shared_dtype
+from autobatch.trace.inputs import FloatInput
 
 CARRIED = ".carrier"
 DERIVED = ("carrier", "signature")
@@ -61,6 +63,20 @@ class Cell:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
+
+    def of(self, owner: object) -> Callable[..., Any]:
+        """The function, or the method of an owner."""
+        method: Callable[..., Any] = self.function if owner is None else self.function.__get__(owner)
+        return method
+
+    def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function on read-only arrays, which have the float type of the owner."""
+        module = owner if isinstance(owner, Module) else None
+        dtype = None if module is None else shared_dtype(module)
+        read_only = partial(_read_only, dtype=dtype)
+        args, kwargs = _on_arrays(args, read_only), _on_arrays(kwargs, read_only)
+        with cell_call(None if module is None else module.training):
+            return _on_arrays(self.of(owner)(*args, **kwargs), freeze)
 
     @property
     def path(self) -> str:
@@ -181,21 +197,18 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
 
 def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
-    if current is not None and not isinstance(current, Builder):
-        return current.call_cell(called, owner, args, kwargs)
-    function = called.function if owner is None else called.function.__get__(owner)
-    if current is not None:
-        return function(*args, **kwargs)
-    module = owner if isinstance(owner, Module) else None
-    dtype = None if module is None else shared_dtype(module)
-    read_only = partial(_read_only, dtype=dtype)
-    args, kwargs = _on_arrays(args, read_only), _on_arrays(kwargs, read_only)
-    with cell_call(None if module is None else module.training):
-        return _on_arrays(function(*args, **kwargs), freeze)
+    if current is None:
+        return called.run_eagerly(owner, args, kwargs)
+    if isinstance(current, Builder):
+        return called.of(owner)(*args, **kwargs)
+    return current.call_cell(called, owner, args, kwargs)
 
 
 def _read_only(x: Any, dtype: Any) -> Any:
     """An array or a NumPy scalar as a read-only array; floats are cast to the model's dtype."""
+    if isinstance(x, (Taped, FloatInput)):
+        value = x.read() if isinstance(x, FloatInput) else x
+        return value if dtype is None else value.astype(dtype)
     if type(x) is EagerArray and not x.flags.writeable and x.dtype == dtype:
         return x
     array = plain_array(x)
@@ -205,7 +218,7 @@ def _read_only(x: Any, dtype: Any) -> Any:
 def _on_arrays(x: Any, function: Callable[[Any], Any]) -> Any:
     """`x` with a function applied to the arrays in it; mutable containers are copied."""
     kind = type(x)
-    if isinstance(x, (np.ndarray, np.floating)):
+    if isinstance(x, (np.ndarray, np.floating, Taped, FloatInput)):
         return function(x)
     if kind is tuple or kind is list:
         return kind([_on_arrays(part, function) for part in x])

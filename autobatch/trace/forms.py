@@ -21,16 +21,16 @@ that the user made (logged as an int per value). `code` describes to the decoder
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import chain, count
-from typing import Any
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure
-from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
+from autobatch.ir.program import DRAW, LEAVES, NODE, Attribute, CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.rows import count_rows
 from autobatch.trace.awaiting import close
@@ -278,6 +278,36 @@ class FormReader:
         return Key.of_structure(x, children)
 
 
+class Item(NamedTuple):
+    """What a form logs of one part of a call's arguments, as ints or as floats.
+
+    Attributes:
+        kind: VALUE or EACH of the decoder's codes, WORDS or ROWS for ints or floats.
+        leaves: for each ref of a value, or of an element of a list, the leaves that it stands for; else the leaf.
+        size: ints or floats, of the node or of each row.
+    """
+
+    kind: int
+    leaves: tuple[tuple[int, ...], ...]
+    size: int = 0
+
+    @property
+    def group(self) -> int:
+        """The variadic group that it has rows of."""
+        return self.leaves[0][0] // LEAVES + NODE
+
+    def is_needed(self, program: CellProgram) -> bool:
+        """Whether a program reads it."""
+        return not program.leaves.keys().isdisjoint(chain(*self.leaves))
+
+    def code(self, program: CellProgram) -> list[int]:
+        """Tell the decoder how to read it for a program."""
+        if self.kind in (WORDS, ROWS):
+            return [self.kind, self.size]
+        ports = [[len(part), *(program.leaves.get(leaf, -1) for leaf in part)] for part in self.leaves]
+        return [*([EACH, len(ports)] if self.kind == EACH else [VALUE]), *chain(*ports)]
+
+
 @dataclass(frozen=True, eq=False)
 class Form:
     """One recognised way to call a cell.
@@ -286,11 +316,14 @@ class Form:
         conditions: Python expressions that identify the form.
         body: Python statements that log the call.
         code: for the decoder, see `decode.FormTables`.
+        ints: what it logs, in order, after the ref of the result; floats: what it adds to the float attributes.
     """
 
     conditions: tuple[str, ...]
     body: tuple[str, ...]
     code: tuple[int, ...]
+    ints: tuple[Item, ...]
+    floats: tuple[Item, ...]
 
 
 def make_form(
@@ -304,9 +337,9 @@ def make_form(
         rebuild: the name of the function that turns a handle into what the call returns, if there is one.
     """
     program = node_type.program
-    ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), [node_type.number]
+    logged, ints = [f"__out{path_to_ref(outputs)}"], list[Item]()
+    log_floats, floats = list[str](), list[Item]()
     conditions = list(reader.conditions)
     conditions += [f"{_length(reader, program, a)} == {_length(reader, program, b)}" for a, b in program.ties]
     conditions += [f"{_length(reader, program, group)} == 1" for group in program.ones]
@@ -318,38 +351,41 @@ def make_form(
     for leaf in reader.leaves:
         if leaf.kind in ("value", "each"):
             leaves = count(leaf.first)
-            parts = [[n, *(ports.get(next(leaves), -1) for _ in range(n))] for n in leaf.counts]
-            if leaf.kind == "each":
-                logged += [f"__len({leaf.text})", f"*{leaf.refs}"]
-                code += [EACH, len(parts), *chain(*parts)]
-            elif max(parts[0][1:]) >= 0:
-                logged.append(leaf.refs)
-                code += [VALUE, *parts[0]]
+            item = Item(EACH if leaf.kind == "each" else VALUE, tuple(tuple(islice(leaves, n)) for n in leaf.counts))
+            if leaf.kind == "each" or item.is_needed(program):
+                logged += [f"__len({leaf.text})", f"*{leaf.refs}"] if leaf.kind == "each" else [leaf.refs]
+                ints.append(item)
         elif leaf.kind.startswith("int") and leaf.first in data:
             logged.append(LOG_INTS[leaf.kind].format(leaf.text))
-            code += [WORDS, data[leaf.first]]
+            ints.append(Item(WORDS, ((leaf.first,),), data[leaf.first]))
         elif leaf.kind != "rows" and leaf.first in data:
-            floats.append(LOG_FLOATS[leaf.kind].format(leaf.text))
+            log_floats.append(LOG_FLOATS[leaf.kind].format(leaf.text))
+            floats.append(Item(WORDS, ((leaf.first,),), data[leaf.first]))
     if program.draws and DRAW in data:
         logged.append("__draw()")
-        code += [WORDS, 1]
+        ints.append(Item(WORDS, ((DRAW,),), 1))
     for group in program.data_groups:  # they follow all other attributes of a node
-        text = reader.lists[group]
+        text, row = reader.lists[group], ((first_leaf(group),),)
         logged.append(f"__len({text})")
-        n_ints = program.words(False, group)
+        ints.append(Item(ROWS, row, n_ints := program.words(False, group)))
         logged += [LOG_INTS["ints"].format(text)] if n_ints else []
-        floats += [LOG_FLOATS["floats"].format(text)] if program.words(True, group) else []
-        code += [ROWS, n_ints]
+        floats.append(Item(ROWS, row, n_floats := program.words(True, group)))
+        log_floats += [LOG_FLOATS["floats"].format(text)] if n_floats else []
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
     for place, index in enumerate(program.outputs):
         if (group := program.vars[index].domain) >= 0:
             made = "__out" if outputs.kind == "rows" else f"__out[{place}]"
             body.append(f"{made}.resize({_length(reader, program, group)})")
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
-    body += floats
+    body += log_floats
     body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
-    return Form(tuple(conditions), tuple(body), (*code, END))
+    return Form(tuple(conditions), tuple(body), code_of(node_type, ints), tuple(ints), tuple(floats))
+
+
+def code_of(node_type: NodeType, ints: Iterable[Item]) -> tuple[int, ...]:
+    """Tell the decoder what is logged of the calls of a type."""
+    return (node_type.number, *chain.from_iterable(item.code(node_type.program) for item in ints), END)
 
 
 def _length(reader: FormReader, program: CellProgram, group: int) -> str:

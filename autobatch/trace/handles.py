@@ -191,6 +191,12 @@ class HandlePool:
         """Handles taken since the pool was last recycled."""
         return len(self.handles) - operator.length_hint(self._iterator)
 
+    def take(self) -> Any:
+        """Take a handle that is not in use."""
+        for handle in self._iterator:
+            return handle
+        return self.grow()
+
     def grow(self) -> Any:
         """Add a chunk of handles and take the first of them."""
         start = len(self.handles)
@@ -343,6 +349,17 @@ class Handles:
         self._pools.append(pool)
         self._namespace[f"grow_{form}"] = pool.grow
         return key, build if plain is None else None
+
+    def take(self, form: int) -> Any:
+        """Take a handle of a form."""
+        return self._pools[form].take()
+
+    def rows_of(self, values: Sequence[Value]) -> Rows:
+        """The value whose rows are these values of one shape, at least one."""
+        kind = self.class_of(Key("rows", None, (values[0].key,)))
+        found: Rows = kind(values[0].ref)
+        found.refs, found.kept = [value.ref for value in values], values
+        return found
 
     def class_of(self, key: Key) -> Any:
         """This recording's class of values of a shape, or of tuples of such."""

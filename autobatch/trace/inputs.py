@@ -1,9 +1,10 @@
 """Inputs: the float arrays that instances hold, recorded so that a loss can be differentiated with respect to them.
 
 The function is given a copy of each instance in which every float array is a `FloatInput`. That is indexed and compared
-as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a source,
-which carries the number of the read as an attribute, and so keeps it when the graph is rewritten or split. The
-gradients of the sources, added up at the positions that were read, are those of the arrays.
+as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a source.
+For the gradients of a mini-batch (`Inputs`) it carries the number of the read as an attribute, and so keeps it when the
+graph is rewritten or split. The gradients of the sources, added up at the positions that were read, are those of the
+arrays. Derivatives inside a program (`autobatch.trace.derivatives`) replace arrays in the same way.
 
 Only what holds a float array is copied. Gradients have the structure of the instance, with None for what holds none.
 """
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE, Operators, Symbol
 from autobatch.params.module import Module
+from autobatch.trace.handles import Outputs
 
 Array = NDArray[Any]
 FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
@@ -35,21 +37,36 @@ NO_PARTS = (
 )  # fmt: skip
 
 
+class Reads(Protocol):
+    """What float arrays are read for.
+
+    Attributes:
+        recording: what records at present; None once it is done.
+    """
+
+    recording: Any
+
+    def read(self, x: FloatInput, is_ragged: bool) -> Any:
+        """The value of a part of an array; of one of any number of rows, if asked for."""
+
+
 class FloatInput(Symbol):
-    """A float array of an instance, or a part of one, during a recording that is differentiated with respect to it.
+    """A float array of an instance, or a part of one, while something is differentiated with respect to it.
 
     Attributes:
         data: its numbers.
         positions: of its numbers among those of all inputs.
-        inputs: of the mini-batch.
+        inputs: all of them.
+        base: what it takes the place of: an array, or a part of one that something else is differentiated by.
     """
 
-    __slots__ = ("data", "inputs", "positions")
+    __slots__ = ("base", "data", "inputs", "positions")
     __hash__ = object.__hash__
     _stage = "given"
 
-    def __init__(self, data: Any, positions: Any, inputs: Inputs) -> None:
+    def __init__(self, data: Any, positions: Any, inputs: Reads, base: Any = None) -> None:
         self.data, self.positions, self.inputs = np.asarray(data), np.asarray(positions), inputs
+        self.base = self.data if base is None else base
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,17 +148,25 @@ class FloatInput(Symbol):
         return self.recording().apply_function(function, args, kwargs)
 
     def recording(self) -> Any:
-        """What records at present; GraphError if it is not what made this input."""
-        recording = self.inputs.recording
-        if recording is None or STAGE.current is not recording:
+        """What records at present; GraphError if it is not what made this input, nor inside it."""
+        recording = outer = STAGE.current
+        while outer is not None and outer is not self.inputs.recording:
+            outer = getattr(outer, "outer", None)
+        if outer is None:
             raise GraphError(
                 f"an input of shape {self.shape} is used outside the recording of its instance, or inside a cell that "
                 f"it was not passed to; pass it to the cell as an argument."
             )
         return recording
 
+    def read(self, is_ragged: bool = False) -> Any:
+        """Its value, for the ops that are applied to it; of any number of rows, if asked for."""
+        self.recording()
+        return self.inputs.read(self, is_ragged)
+
     def _view(self, take: Callable[[Any], Any]) -> FloatInput:
-        return FloatInput(take(self.data), take(self.positions), self.inputs)
+        base = None if self.base is self.data else take(self.base)
+        return FloatInput(take(self.data), take(self.positions), self.inputs, base)
 
     def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
         """Compare the numbers, which no gradient passes; with values of the recording, record the comparison."""
@@ -153,15 +178,23 @@ class FloatInput(Symbol):
 
     def _refuse(self, what: str) -> Exception:
         return GraphError(
-            f"{what} of an array of an instance would lose its gradient, which inputs=True asks for; use the ops of "
-            f"autobatch instead of NumPy's (see ab.ops). A condition such as x[0] > 0.5, and int(...), are fine."
+            f"{what} of an array of an instance would lose its gradient, which is asked for; use the ops of autobatch "
+            f"instead of NumPy's (see ab.ops). A condition such as x[0] > 0.5, and int(...), are fine."
         )
+
+
+def is_float_array(x: Any) -> bool:
+    """Whether `x` is an array of floats."""
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
 
 
 class Held:
     """Finds the float arrays that an instance holds: in tuples, lists, dicts and objects with attributes.
 
     An array that is met in several places is one array.
+
+    Args:
+        is_one: whether something is what is looked for, if that is not float arrays.
 
     Attributes:
         arrays: each once, in the order in which they are met.
@@ -170,8 +203,8 @@ class Held:
         DataError: a set, a deque, or an array of objects or with fields holds a float array.
     """
 
-    def __init__(self, instance: Any) -> None:
-        self.arrays: list[Array] = []
+    def __init__(self, instance: Any, is_one: Callable[[Any], bool] = is_float_array) -> None:
+        self.arrays: list[Any] = []
         self._instance = instance
         self._number: dict[int, int] = {}
         parents: dict[int, list[int]] = {id(instance): []}
@@ -182,7 +215,7 @@ class Held:
             if is_done:
                 met.append(x)
                 continue
-            if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+            if is_one(x):
                 self._number[id(x)] = len(self.arrays)
                 self.arrays.append(x)
                 continue
@@ -201,8 +234,8 @@ class Held:
         for x in self._holders:
             if isinstance(x, FIXED):
                 raise DataError(
-                    f"inputs=True asks for the gradient of a float array that is in a {type(x).__name__}; keep such "
-                    f"arrays in tuples, lists, dicts or attributes of objects."
+                    f"the gradient of a float array is asked for that is in a {type(x).__name__}; keep such arrays in "
+                    f"tuples, lists, dicts or attributes of objects."
                 )
 
     def rebuild(self, leaves: list[Any], other: Callable[[Any], Any]) -> Any:
@@ -219,7 +252,7 @@ class Held:
         def get(part: Any) -> Any:
             key = id(part)
             if key in tuples and key not in made:
-                made[key] = tuple.__new__(type(part), map(get, part))
+                made[key] = tuple.__new__(tuple if isinstance(part, Outputs) else type(part), map(get, part))
             return made[key] if key in made else other(part)
 
         for x in self._holders:
@@ -289,10 +322,12 @@ class Inputs:
         first, self.size = self.size, self.size + array.size
         return FloatInput(plain_array(array), np.arange(first, self.size).reshape(array.shape), self)
 
-    def note(self, positions: Array) -> int:
-        """Number a read."""
-        self.reads.append(positions)
-        return len(self.reads) - 1
+    def read(self, x: FloatInput, is_ragged: bool) -> Any:
+        """Record a source, and note its read."""
+        value, source_type = self.recording.record_input(x.data, len(self.reads), is_ragged)
+        self.reads.append(x.positions)
+        self.source_types.add(source_type)
+        return value
 
     def structures(self, gradients: Array) -> list[Any]:
         """Per instance, its structure with the gradients of its float arrays, and None for what holds none.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,19 @@ class Lifting:
         """Forget the sources of the last instance."""
         self._sources.clear()
 
+    @contextmanager
+    def replacing(self, parameters: Mapping[int, Any]) -> Iterator[None]:
+        """Within the context, give other values for some parameters, by their `id`s."""
+        others = {(key, False): value for key, value in parameters.items()}
+        before = {key: self._sources[key] for key in others if key in self._sources}
+        self._sources |= others
+        try:
+            yield
+        finally:
+            for key in others:
+                del self._sources[key]
+            self._sources |= before
+
     def lift(
         self,
         x: Any,
@@ -62,7 +76,7 @@ class Lifting:
         if isinstance(x, Parameter):
             return self._source(x, id(x))
         if isinstance(x, FloatInput):
-            return self._source(x, (x.shape, x.positions.tobytes()), is_ragged and x.ndim > 0)
+            return self._source(x, (x.inputs, x.shape, x.positions.tobytes()), is_ragged and x.ndim > 0)
         if isinstance(x, np.ndarray):
             array = plain_array(x) if x.dtype.kind in "fiub" else x
             return self._source_of_array(array, is_ragged) if array.dtype.kind == "f" else array

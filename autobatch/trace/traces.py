@@ -104,6 +104,11 @@ class Family:
         """The type in force, or -1."""
         return -1 if self.current is None else self.current.node_type.number
 
+    @cached_property
+    def n_lists(self) -> int:
+        """The number of lists, and arrays of any number of rows, among the arguments."""
+        return sum(key.n_lists for key in self.keys.values())
+
     @property
     def node_type(self) -> NodeType:
         """The type in force."""

@@ -30,8 +30,9 @@ from autobatch.ir.program_check import check_values
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import add
 from autobatch.ops.indexing import scatter
-from autobatch.ops.reduction import sum
-from autobatch.ops.shaping import assemble, expand, reshape
+from autobatch.ops.operators import OPS
+from autobatch.ops.reduction import unbroadcast
+from autobatch.ops.shaping import assemble
 from autobatch.system.trust import checking
 
 
@@ -46,7 +47,7 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
     """
     reverse = _Reverse(program)
     incoming = reverse.seed()
-    reverse.sweep()
+    reverse.run()
     ports = tuple(reverse.gradient(p) for p in program.ports)
     gradients = [(i, g) for i in reverse.weights if (g := reverse.gradient(i)) is not None]
     scattered = {i: _scatters(reverse.builder.vars, g) for i, g in gradients}
@@ -117,42 +118,28 @@ def _scatters(vars: Sequence[Var], index: int) -> tuple[ScatteredRows, ...]:
     return (ScatteredRows(*source.args),) if source.op in (scatter, _row_sum_of(scatter)) else ()
 
 
-class _Reverse:
-    """One reverse sweep over a program, which collects the parts of each value's gradient."""
+class Sweep:
+    """One reverse sweep over the values of a builder, which collects the parts of each value's gradient.
 
-    def __init__(self, program: CellProgram) -> None:
-        self.program = program
-        self.builder = Builder(program.name, program.vars)
+    Args:
+        builder: continues the values that are differentiated.
+        wanted: the values whose gradients are wanted.
+    """
+
+    def __init__(self, builder: Builder, wanted: Iterable[int]) -> None:
+        self.builder = builder
         self.contributions: dict[int, list[Traced]] = defaultdict(list)
-        self.weights = [
-            i for i, v in enumerate(program.vars) if isinstance(v.source, Weight) and v.source.parameter.trainable
-        ]
-        self.differentiable = self._differentiable()
+        self.differentiable = {*wanted}
+        self._instructions = [i for i, v in enumerate(builder.vars) if isinstance(v.source, Instruction)]
+        for i in self._instructions:
+            source = builder.vars[i].source
+            if isinstance(source, Instruction) and source.op.pullback and self.differentiable.intersection(source.args):
+                self.differentiable.add(i)
 
-    def _differentiable(self) -> set[int]:
-        found = {*self.program.ports, *self.weights}
-        for i in self.program.instructions:
-            source = self.program.vars[i].source
-            if isinstance(source, Instruction) and source.op.pullback and found.intersection(source.args):
-                found.add(i)
-        return found
-
-    def seed(self) -> tuple[int, ...]:
-        """Add the gradients of the outputs as inputs of the backward stage."""
-        seeds = []
-        for number, index in enumerate(self.program.outputs):
-            var = self.program.vars[index]
-            domain = NODE if var.domain == SHARED else var.domain
-            seed = self.builder.add(Incoming(number), var.shape, domain)
-            seeds.append(seed.index)
-            if index in self.differentiable:
-                self.contribute(index, seed)
-        return tuple(seeds)
-
-    def sweep(self) -> None:
+    def run(self) -> None:
         """Pull gradients back through the instructions, last first."""
-        for index in reversed(self.program.instructions):
-            source = self.program.vars[index].source
+        for index in reversed(self._instructions):
+            source = self.builder.vars[index].source
             if index not in self.contributions or not isinstance(source, Instruction) or source.op.pullback is None:
                 continue
             g = self.builder.value(self._total(index))
@@ -163,20 +150,49 @@ class _Reverse:
                     self.contribute(arg, part)
 
     def contribute(self, index: int, part: Traced) -> None:
-        """Fit `part` to the shape and domain of value `index`, and add it to the value's gradient."""
-        var = self.builder.vars[index]
-        part = fit(part, var.shape)
-        if var.domain == SHARED and part.var.domain != SHARED:
-            part = self._row_sum(part)
-        self.contributions[index].append(part)
+        """Fit `part` to the shape of value `index`, and add it to the value's gradient."""
+        self.contributions[index].append(unbroadcast(part, self.builder.vars[index].shape))
 
     def gradient(self, index: int) -> int | None:
         """The value that is the whole gradient of `index`; None if nothing depends on it."""
         return self._total(index) if index in self.contributions else None
 
     def _total(self, index: int) -> int:
-        parts = _assemble(self.contributions[index])
-        return int(reduce(add, parts).index)
+        """The sum of the parts of a gradient; of a value that all nodes share, they may be of a node and of its edges.
+        """
+        parts = self.contributions[index]
+        if len({part.var.domain for part in parts}) > 1:
+            parts = [of_node(part) for part in parts]
+        return int(reduce(add, _assemble(parts)).index)
+
+
+class _Reverse(Sweep):
+    """The sweep over a whole program for its backward stages: gradients of what nodes share are sums over all rows."""
+
+    def __init__(self, program: CellProgram) -> None:
+        self.program = program
+        self.weights = [
+            i for i, v in enumerate(program.vars) if isinstance(v.source, Weight) and v.source.parameter.trainable
+        ]
+        super().__init__(Builder(program.name, program.vars), (*program.ports, *self.weights))
+
+    def seed(self) -> tuple[int, ...]:
+        """Add the gradients of the outputs as inputs of the backward stage."""
+        seeds = []
+        for number, index in enumerate(self.program.outputs):
+            seed = incoming(self.builder, index, number)
+            seeds.append(seed.index)
+            if index in self.differentiable:
+                self.contribute(index, seed)
+        return tuple(seeds)
+
+    def contribute(self, index: int, part: Traced) -> None:
+        """Fit `part` to the shape and domain of value `index`, and add it to the value's gradient."""
+        var = self.builder.vars[index]
+        part = unbroadcast(part, var.shape)
+        if var.domain == SHARED and part.var.domain != SHARED:
+            part = self._row_sum(part)
+        self.contributions[index].append(part)
 
     def _row_sum(self, part: Traced) -> Traced:
         source = part.var.source
@@ -186,18 +202,52 @@ class _Reverse:
         return self.builder.apply(ROW_SUM, (part,), {})
 
 
-def fit(part: Traced, shape: Shape) -> Traced:
-    """Undo broadcasting: sum `part` over the axes that `shape` lacks or has with length one."""
-    extra = len(part.shape) - len(shape)
-    wide = tuple(
-        a for a, size in enumerate(part.shape) if a < extra or (shape[a - extra] == 1 and size != 1)
-    )  # fmt: skip
-    if wide:
-        part = reshape(
-            sum(part, wide, keepdims=True), tuple(1 if a in wide else s for a, s in enumerate(part.shape))[extra:]
-        )
-    fitted: Traced = expand(part, shape)
-    return fitted
+def incoming(builder: Builder, index: int, number: int) -> Traced:
+    """Add the gradient of a value, which is output `number`."""
+    var = builder.vars[index]
+    return builder.add(Incoming(number), var.shape, NODE if var.domain == SHARED else var.domain)
+
+
+def of_node(part: Traced) -> Traced:
+    """The sum over the edges of each node, of a value that has them."""
+    return part.builder.apply(OPS["sum_n"], (part,), {}) if part.var.domain >= 0 else part
+
+
+def pull_back(builder: Builder, gradients: Iterable[tuple[int, Traced]], wanted: Sequence[int]) -> list[Traced | None]:
+    """The gradients of some values, for one node: of what is computed from these and has the given gradients.
+
+    Args:
+        builder: of all of them.
+        gradients: values, each with its gradient.
+        wanted: the values whose gradients are wanted; one without any has None. That of a value that all nodes share is
+            what the node contributes, or what each of its edges does.
+    """
+    sweep = Sweep(builder, wanted)
+    for index, gradient in gradients:
+        if index in sweep.differentiable:
+            sweep.contribute(index, gradient)
+    sweep.run()
+    found = [sweep.gradient(index) for index in wanted]
+    return [None if index is None else builder.value(index) for index in found]
+
+
+def push_forward(builder: Builder, tangents: Iterable[tuple[int, Traced]], outputs: Sequence[int]) -> list[Traced | None]:
+    """The tangents of some values, for one node, when those that they are computed from have the given tangents.
+
+    A pullback is linear in the gradients that it is given; its own pullback, to these, is the derivative itself. So no
+    op needs another rule, and dead-code elimination leaves nothing of the gradients in between.
+
+    Args:
+        builder: of all of them.
+        tangents: values, each with its tangent.
+        outputs: the values whose tangents are wanted; one that depends on no tangent has None.
+    """
+    given = list(tangents)
+    seeds = [incoming(builder, index, number) for number, index in enumerate(outputs)]
+    gradients = pull_back(builder, zip(outputs, seeds, strict=True), [index for index, _ in given])
+    pairs = zip(gradients, given, strict=True)
+    linear = [(gradient.index, tangent) for gradient, (_, tangent) in pairs if gradient is not None]
+    return pull_back(builder, linear, [seed.index for seed in seeds])
 
 
 def _assemble(parts: list[Traced]) -> list[Traced]:

@@ -1,0 +1,221 @@
+"""The tape of eager mode: computes each op at once, and keeps what its pullback needs.
+
+While a function is differentiated in eager mode, the values that it depends on are `Taped`. An op of them computes on
+the arrays inside, and adds an entry to the tape; the entries, read backwards, give the gradients. A derivative inside
+another one has a tape of its own, whose arrays are the `Taped` values of the outer tape.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.ops.define import Op, shape_of
+from autobatch.ops.eager import freeze
+from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
+from autobatch.ops.randomness import EAGER, next_site
+from autobatch.ops.reduction import unbroadcast
+
+
+class Taped(Symbol):
+    """A value in eager mode that something is differentiated by, or that depends on one.
+
+    Attributes:
+        value: an array, or a value of an outer tape.
+        tape: the tape that it is on; entry: its number there.
+    """
+
+    __slots__ = ("entry", "tape", "value")
+    __hash__ = object.__hash__
+    _stage = "differentiated"
+
+    def __init__(self, value: Any, tape: EagerTape, entry: int) -> None:
+        self.value, self.tape, self.entry = value, tape, entry
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis; () for a single number."""
+        return shape_of(self.value)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The float type."""
+        dtype: np.dtype[Any] = self.value.dtype
+        return dtype
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return int(self.value.size)
+
+    def astype(self, dtype: Any) -> Taped:
+        """It in another float type."""
+        before = self.dtype
+        if before == dtype:
+            return self
+        return self.tape.add((self,), lambda g: (cast(g, before),), cast(self.value, dtype))
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Compute an op, and put it on the tapes of its arguments."""
+        if STAGE.current is None:  # no tape is running
+            return op(*map(strip, args), **static)
+        return STAGE.current.apply(op, args, static)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(strip(self), spec)
+
+    def __repr__(self) -> str:
+        return f"<differentiated {strip(self)!r}>"
+
+    def _refuse(self, what: str) -> Exception:
+        return GraphError(
+            f"{what} of a value that is differentiated would lose its gradient; use the ops of autobatch instead of "
+            f"NumPy's (see ab.ops). A condition such as x > 0.5, and int(...), are fine."
+        )
+
+
+class Entry(NamedTuple):
+    """What the tape keeps of an op.
+
+    Attributes:
+        args: its arguments on this tape, each with its place.
+        pull: gives the gradients of all arguments, from that of the result.
+    """
+
+    args: tuple[tuple[int, Taped], ...]
+    pull: Callable[[Any], Sequence[Any]]
+
+
+class EagerTape:
+    """The stage of a function that is differentiated in eager mode.
+
+    Args:
+        outer: the stage around it: another tape, or None.
+
+    Attributes:
+        parameters: values in the place of parameters, by the `id` of these.
+    """
+
+    def __init__(self, outer: EagerTape | None) -> None:
+        self.outer = outer
+        self.parameters: dict[int, Taped] = {}
+        self._entries: list[Entry] = []
+
+    def add(self, args: Sequence[Any], pull: Callable[[Any], Sequence[Any]], value: Any) -> Taped:
+        """Add a value that is computed from these arguments."""
+        own = tuple((place, x) for place, x in enumerate(args) if isinstance(x, Taped) and x.tape is self)
+        self._entries.append(Entry(own, pull))
+        return Taped(value, self, len(self._entries) - 1)
+
+    def leaf(self, value: Any) -> Taped:
+        """A value that others are differentiated by."""
+        return self.add((), lambda g: (), value)
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Compute an op, and add it to the tape if it has a gradient."""
+        args = tuple(map(self._read, args))
+        plain = tuple(map(self.strip, args))
+        with stage(self.outer):
+            value = op(*plain, **static)
+        if op.pullback is None or all(x is y for x, y in zip(args, plain, strict=True)):
+            return value
+        pullback, training = op.pullback, EAGER.source.training
+
+        def pull(g: Any) -> Sequence[Any]:
+            before, EAGER.source.training = EAGER.source.training, training
+            try:
+                return pullback(g, value, *plain, **static)
+            finally:
+                EAGER.source.training = before
+
+        return self.add(args, pull, value)
+
+    def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply a function made of ops."""
+        return function(*args, **kwargs)
+
+    def call_cell(self, cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a cell."""
+        return cell.run_eagerly(owner, args, kwargs)
+
+    def next_draw(self) -> tuple[int, int]:
+        """The draw and the next site of the present call."""
+        return next_site()
+
+    def as_list(self, values: Iterable[Any]) -> list[Any]:
+        """Values as a list."""
+        return list(values)
+
+    def strip(self, x: Any) -> Any:
+        """A value as those outside of the tape see it."""
+        return x.value if isinstance(x, Taped) and x.tape is self else x
+
+    def value_of(self, x: Any) -> Any:
+        """An array, a parameter, a part of an array, or a value of a tape, as it is outside of this one."""
+        if isinstance(x, Taped):
+            return self.strip(x)
+        with stage(self.outer):
+            if hasattr(x, "read"):
+                return x.read()
+        tape = self.outer
+        while tape is not None and id(x) not in tape.parameters:
+            tape = tape.outer
+        return freeze(np.asarray(getattr(x, "data", x) if isinstance(x, Operators) else x)) if tape is None else tape.parameters[id(x)]
+
+    def gradients(
+        self, seeds: Iterable[tuple[Any, Any]], wanted: Sequence[Taped], within: EagerTape | None = None
+    ) -> list[Any]:
+        """The gradients of some values; None for one that nothing depends on.
+
+        Args:
+            seeds: results, each with its gradient.
+            within: the tape that the computation goes on; by default the outer one, if there is one.
+        """
+        parts: dict[int, list[Any]] = defaultdict(list)
+        for result, gradient in seeds:
+            if isinstance(result, Taped) and result.tape is self:
+                parts[result.entry].append(gradient)
+        with stage(within or self.outer), np.errstate(all="ignore"):  # parts of gradients that nothing asks for are computed too
+            for number in range(max(parts, default=-1), -1, -1):
+                args, pull = self._entries[number]
+                if not args or number not in parts:
+                    continue
+                pulled = pull(_total(parts[number]))
+                for place, x in args:
+                    if pulled[place] is not None:
+                        parts[x.entry].append(unbroadcast(pulled[place], x.shape))
+            return [cast(_total(parts[x.entry]), x.dtype) if x.entry in parts else None for x in wanted]
+
+    def _read(self, x: Any) -> Any:
+        """An argument of an op: a parameter that is differentiated by, or a part of an array, as a value."""
+        if isinstance(x, Taped) or not isinstance(x, Operators):
+            return x
+        return x.read() if hasattr(x, "read") else self.parameters.get(id(x), x)
+
+
+def strip(x: Any) -> Any:
+    """The array of a value of any tape."""
+    while isinstance(x, Taped):
+        x = x.value
+    return x
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """A value in another float type."""
+    return x.astype(dtype) if isinstance(x, Taped) else freeze(np.asarray(x, dtype))
+
+
+def _total(parts: list[Any]) -> Any:
+    return reduce(OPS["add"], parts)
+

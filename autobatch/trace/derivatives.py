@@ -1,0 +1,643 @@
+"""Derivatives inside programs: gradients, vector-Jacobian, Jacobian-vector and Hessian-vector products of functions.
+
+    energy, (gradient,) = ab.value_and_grad(self.energy, wrt=lambda m: m.positions)(molecule)
+
+A function is differentiated where it is called: in a program that is recorded, whose calls then make a `Tape`; inside
+a cell, where the builder of its program continues; or in eager mode, on an `EagerTape`. The function is given stand-ins
+for what it is differentiated by. Other values that it reads are constants to the derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from autobatch.errors import GraphError, ShapeError
+from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
+from autobatch.ir.program import Instruction
+from autobatch.ops.define import composite, shape_of
+from autobatch.ops.eager import freeze, plain_array
+from autobatch.ops.indexing import lookup, scatter
+from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
+from autobatch.ops.shaping import reshape
+from autobatch.ops.taped import EagerTape, Taped, cast
+from autobatch.ops.variadic import sum_n
+from autobatch.params.parameter import Parameter
+from autobatch.trace.calls import Calls
+from autobatch.trace.elements import Element, NeedsLength
+from autobatch.trace.handles import Rows, Value
+from autobatch.trace.inputs import FloatInput, Held, is_float_array
+from autobatch.trace.ragged import Ragged
+from autobatch.trace.tape import Tape
+
+Wrt: TypeAlias = Callable[..., Any] | None
+
+
+class Differentiation(Protocol):
+    """A function that is being differentiated, in one of the stages."""
+
+    def stand_in(self, x: Any) -> Any:
+        """What takes the place of something that the function is differentiated by."""
+
+    def running(self) -> Any:
+        """The context in which the function runs."""
+
+    def given(self, result: Any) -> Any:
+        """A value that the function returned, as others see it."""
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The gradient of everything that has a stand-in, from those of results."""
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """The tangents of results, from those of everything that has a stand-in."""
+
+
+class ArrayReads:
+    """The parts of a float array that are read while a function is differentiated by it.
+
+    Args:
+        array: or a part of one that another function is differentiated by.
+        recording: the stage; make: makes a value that stands for a part, of any number of rows if asked for.
+    """
+
+    def __init__(self, array: Any, recording: Any, make: Callable[[Any, bool], Any]) -> None:
+        self.recording, self._make = recording, make
+        self.data = plain_array(getattr(array, "data", None) if isinstance(array, FloatInput) else array)
+        positions = np.arange(self.data.size).reshape(self.data.shape)
+        self.stand_in = FloatInput(self.data, positions, self, array)
+        self.reads: list[tuple[Any, Any]] = []
+
+    def read(self, x: FloatInput, is_ragged: bool) -> Any:
+        """The value of a part, which is noted."""
+        value = self._make(x.base, is_ragged)
+        self.reads.append((x.positions, value))
+        return value
+
+    def gradient(self, parts: Iterable[tuple[Any, Any]]) -> Any:
+        """The gradient of the array; None if there is none.
+
+        Args:
+            parts: positions that were read, each with the gradient of what was read, or None.
+        """
+        shape, found = self.data.shape, list[Any]()
+        for positions, g in parts:
+            if g is not None:
+                is_whole = np.array_equal(positions, np.arange(self.data.size).reshape(shape))
+                found.append(g if is_whole else _scattered(g, positions.ravel(), shape))
+        return _sum(found) if found else None
+
+    def rows(self) -> list[list[int]] | None:
+        """For each read the rows that it is, if each is one row or any number of them; else None."""
+        shape, size = self.data.shape[1:], int(np.prod(self.data.shape[1:]))
+        if not self.data.ndim or not size:
+            return None
+        found = []
+        for positions, value in self.reads:
+            listed = positions if isinstance(value, Rows) else positions[None]
+            first = listed.reshape(len(listed), -1)[:, :1]
+            if listed.shape[1:] != shape or (first % size).any():
+                return None
+            if not np.array_equal(listed.reshape(len(listed), -1), first + np.arange(size)):
+                return None
+            found.append((first // size).ravel().tolist())
+        return found
+
+
+@composite
+def _scattered(g: Any, ids: Any, shape: Any) -> Any:
+    """The gradient of an array, from that of a part of it."""
+    return reshape(scatter(reshape(g, (-1,)), ids, size=int(np.prod(shape))), shape)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else sum_n(values)
+
+
+class Recorded:
+    """A function that is differentiated while a program is recorded.
+
+    Args:
+        calls: of the recording.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._variables: list[Any] = []
+        self._aliases: dict[int, Any] = {}
+
+    def stand_in(self, x: Any) -> Any:
+        """An alias of a value; for an array, what makes one of each part that is read; a parameter itself."""
+        if isinstance(x, Parameter):
+            self._variables.append(x)
+            self._aliases[id(x)] = self._calls.alias(self._calls.lifting.lift(x))
+            return x
+        if isinstance(x, Value):
+            self._variables.append(self._calls.alias(x))
+            return self._variables[-1]
+        lift = self._calls.lifting.lift
+        reads = ArrayReads(x, self._calls, lambda part, is_ragged: self._calls.alias(lift(part, is_ragged=is_ragged)))
+        self._variables.append(reads)
+        return reads.stand_in
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the context, the function runs; then its calls are on a tape."""
+        calls = self._calls
+        log, floats = len(calls.log), len(calls.floats)
+        with calls.lifting.replacing(self._aliases):
+            yield
+        self._tape = Tape(calls, log, floats)
+
+    def given(self, result: Any) -> Any:
+        """The value itself; a number or an array as one."""
+        if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
+            result = np.asarray(float(result))
+        return self._calls.lifting.lift(result)
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Record gradients."""
+        parameters = [x for x in self._variables if isinstance(x, Parameter)]
+        values = [x for x in self._variables if isinstance(x, Value)]
+        reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
+        seeds = [(x, self.given(g)) for x, g in zip(results, gradients, strict=True)]
+        tape = self._tape.gradients(seeds, [*values, *reads, *self._aliases.values()], parameters)
+        return [self._gradient(x, tape) for x in self._variables]
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Record tangents."""
+        seeds, parameters = list[tuple[Any, Any]](), list[tuple[Parameter, Any]]()
+        for x, tangent in zip(self._variables, tangents, strict=True):
+            if isinstance(x, Parameter):
+                own = tangent if isinstance(tangent, Parameter) else self.given(tangent)
+                parameters.append((x, own))
+                seeds.append((self._aliases[id(x)], self.given(tangent)))
+            elif isinstance(x, Value):
+                seeds.append((x, self.given(tangent)))
+            else:
+                tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
+                seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
+        found = self._tape.tangents(seeds, parameters)
+        return [self._along(x, lambda ref: found.get(ref)) for x in results]
+
+    def _gradient(self, x: Any, tape: Any) -> Any:
+        """The gradient of what has a stand-in."""
+        if isinstance(x, Value):
+            return self._along(x, tape.total)
+        if isinstance(x, Parameter):
+            parts = [g for g in (tape.of_parameter(x), tape.total(self._aliases[id(x)].ref)) if g is not None]
+            return _sum(parts) if parts else self._calls.zeros(x.shape)
+        rows, zeros = x.rows(), self._calls.zeros
+        if not rows:
+            parts = [(at, tape.total(ref)) for positions, value in x.reads for at, ref in _pairs(positions, value)]
+            g = x.gradient(parts)
+            return zeros(x.data.shape) if g is None else g
+        found: list[list[Any]] = [[] for _ in x.data]
+        for (_, value), places in zip(x.reads, rows, strict=True):
+            for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
+                if (g := tape.total(ref)) is not None:
+                    found[place].append(g)
+        return self._calls.handles.rows_of([_sum(own) if own else zeros(x.data.shape[1:]) for own in found])
+
+    def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
+        """The tangent of a part of an array that was read."""
+        positions, value = x.reads[number]
+        if isinstance(tangent, Rows) and (rows := x.rows()) is not None:
+            parts = [tangent[place] for place in rows[number]]
+            return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
+        if not isinstance(tangent, Value):
+            return self._calls.lifting.lift(tangent.reshape(-1)[positions], is_ragged=isinstance(value, Rows))
+        parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
+        return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
+
+    def _along(self, x: Any, derivative: Callable[[int], Any]) -> Any:
+        """The derivative of a value, or of each of its rows; zeros where there is none."""
+        is_rows = isinstance(x, Rows)
+        found = [derivative(ref) for ref in (x.refs if is_rows else [x.ref])]
+        values = [self._calls.zeros(x.row.shape if is_rows else x.shape) if g is None else g for g in found]
+        if not is_rows:
+            return values[0]
+        return self._calls.handles.rows_of(values) if values else x
+
+
+def _pairs(positions: Any, value: Any) -> Iterable[tuple[Any, int]]:
+    """The refs of a value, or of its rows, each with its positions."""
+    return zip(positions, value.refs, strict=True) if isinstance(value, Rows) else [(positions, value.ref)]
+
+
+@composite
+def _picked(x: Any, ids: Any, shape: Any) -> Any:
+    """Elements of a value, by their numbers."""
+    return reshape(lookup(reshape(x, (-1,)), ids), shape)
+
+
+class InCell:
+    """A function that is differentiated inside a cell, while its body is traced.
+
+    Args:
+        builder: of the program.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._variables: list[Traced] = []
+        self._parameters: dict[int, int] = {}
+
+    def stand_in(self, x: Any) -> Any:
+        """A value of its own that is equal; a parameter itself."""
+        if isinstance(x, Element):
+            raise NeedsLength(x.var.domain, "differentiates by an element of it")
+        value = self._builder.wrap(x)
+        source = Instruction(OPS["expand"], (value.index,), {"shape": value.var.shape})
+        self._variables.append(self._builder.add(source, value.var.shape, value.var.domain))
+        if isinstance(x, Parameter):
+            self._parameters[id(x)] = self._variables[-1].index
+            return x
+        return Ragged(self._builder, self._variables[-1].index) if isinstance(x, Ragged) else self._variables[-1]
+
+    def running(self) -> AbstractContextManager[None]:
+        """The context in which the function reads the values that stand in for parameters."""
+        return self._builder.replacing(self._parameters)
+
+    def given(self, result: Any) -> Any:
+        """The value itself; a number or an array as one."""
+        return self._builder.wrap(result)
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Append the ops of gradients."""
+        seeds = [(self.given(x).index, _row(self.given(g))) for x, g in zip(results, gradients, strict=True)]
+        found = pull_back(self._builder, seeds, [x.index for x in self._variables])
+        return list(map(self._as_variable, self._variables, found))
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Append the ops of tangents."""
+        wrapped = [_row(self.given(x)) for x in results]
+        given = zip(self._variables, tangents, strict=True)
+        seeds = [(x.index, _row(self.given(tangent))) for x, tangent in given]
+        return list(map(self._as_variable, wrapped, push_forward(self._builder, seeds, [x.index for x in wrapped])))
+
+    def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
+        """The derivative of a value, with rows if that has any; zeros where there is none."""
+        if derivative is None:
+            derivative = x * 0.0
+        return Ragged(self._builder, derivative.index) if x.var.domain >= 0 else of_node(derivative)
+
+
+def _row(x: Traced) -> Traced:
+    return x.row if isinstance(x, Ragged) else x
+
+
+class Eager:
+    """A function that is differentiated in eager mode.
+
+    Args:
+        outer: the tape of another derivative around it, if there is one.
+    """
+
+    def __init__(self, outer: EagerTape | None) -> None:
+        self._tape = EagerTape(outer)
+        self._variables: list[Any] = []
+
+    def stand_in(self, x: Any) -> Any:
+        """A value on the tape; for an array, what makes one of each part that is read; a parameter itself."""
+        if isinstance(x, (Taped, Parameter)):
+            value = self._tape.leaf(self._tape.value_of(x))
+            self._variables.append(value)
+            if isinstance(x, Taped):
+                return value
+            self._tape.parameters[id(x)] = value
+            return x
+        reads = ArrayReads(x, self._tape, lambda part, is_ragged: self._tape.leaf(self._tape.value_of(part)))
+        self._variables.append(reads)
+        return reads.stand_in
+
+    def running(self) -> AbstractContextManager[None]:
+        """The context in which ops are put on the tape."""
+        return stage(self._tape)
+
+    def given(self, result: Any) -> Any:
+        """The value as others see it."""
+        return self._tape.strip(result.read() if isinstance(result, FloatInput) else result)
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Compute gradients."""
+        found = iter(self._tape.gradients(zip(results, gradients, strict=True), self._leaves()))
+        return [self._gradient(x, found) for x in self._variables]
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Compute tangents, as the gradients of gradients; see `autobatch.ir.passes.autodiff.push_forward`."""
+        linear = EagerTape(self._tape.outer)
+        seeds = [linear.leaf(freeze(np.zeros(shape_of(x), x.dtype))) for x in results]
+        gradients = self._tape.gradients(zip(results, seeds, strict=True), self._leaves(), linear)
+        parts = list[Any]()
+        for x, tangent in zip(self._variables, tangents, strict=True):
+            flat = reshape(tangent, (-1,))
+            parts += [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
+        found = linear.gradients(zip(gradients, parts, strict=True), seeds)
+        return [freeze(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, seeds, strict=True)]
+
+    def _leaves(self) -> list[Taped]:
+        parts = ([value for _, value in x.reads] if isinstance(x, ArrayReads) else [x] for x in self._variables)
+        return [value for own in parts for value in own]
+
+    def _gradient(self, x: Any, found: Iterator[Any]) -> Any:
+        """The gradient of what has a stand-in; `found` gives those of values on the tape, in their order."""
+        own = x.data if isinstance(x, ArrayReads) else x
+        g = x.gradient([(at, next(found)) for at, _ in x.reads]) if isinstance(x, ArrayReads) else next(found)
+        return freeze(np.zeros(own.shape, own.dtype)) if g is None else cast(g, own.dtype)
+
+
+def _differentiation() -> Differentiation:
+    """What differentiates a function that is called now."""
+    current = STAGE.current
+    if current is None or isinstance(current, EagerTape):
+        return Eager(current)
+    if isinstance(current, Builder):
+        return InCell(current)
+    return Recorded(current)
+
+
+class Variables:
+    """What a function is differentiated by.
+
+    Args:
+        by: the differentiation.
+        wrt: gives it from the function's arguments; None for the first argument.
+        args, kwargs: the arguments.
+
+    Attributes:
+        args, kwargs: with stand-ins.
+        values: all, in order.
+
+    Raises:
+        GraphError: there is nothing, or something that the arguments do not hold.
+    """
+
+    def __init__(self, by: Differentiation, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._is_tuple = wrt is not None
+        if wrt is None and not args:
+            raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
+        if wrt is None and isinstance(args[0], (float, np.floating)):
+            args = (np.asarray(args[0]), *args[1:])
+        chosen = args[0] if wrt is None else wrt(*args, **kwargs)
+        self._chosen = Held(chosen if wrt is None or type(chosen) is tuple else (chosen,), _is_variable)
+        self.values = self._chosen.arrays
+        if not self.values:
+            raise GraphError(
+                f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is {chosen!r}; "
+                f"an int or a plain number has no gradient, np.asarray(number) has one."
+            )
+        wanted = {id(x) for x in self.values}
+        held = Held((args, kwargs), lambda x: id(x) in wanted)
+        missing = [x for x in self.values if not isinstance(x, Parameter) and all(x is not y for y in held.arrays)]
+        if missing:
+            raise GraphError(
+                f"{_what(wrt)} gives {missing[0]!r}, which the arguments of the function do not hold; pass it as an "
+                f"argument, and name the array itself, not a part of it or what is computed from it."
+            )
+        made = {id(x): by.stand_in(x) for x in self.values}
+        self.args, self.kwargs = held.rebuild([made[id(x)] for x in held.arrays], lambda part: part)
+
+    def like(self, derivatives: list[Any]) -> Any:
+        """Derivatives in the structure of what they are by, with None for what has none."""
+        return self._chosen.rebuild(derivatives, lambda part: None)
+
+    def read(self, given: Any, what: str) -> list[Any]:
+        """Derivatives that are given in this structure; ShapeError if they do not fit."""
+        found = _leaves(given)
+        if [shape_of(x) for x in found] != [shape_of(x) for x in self.values]:
+            raise ShapeError(
+                f"{what} of shapes {[shape_of(x) for x in found]} are given for values of shapes "
+                f"{[shape_of(x) for x in self.values]}; give one for each, of its shape."
+            )
+        return found
+
+
+def _is_variable(x: Any) -> bool:
+    if isinstance(x, Value):
+        return not x.key.below
+    return isinstance(x, (Traced, Taped, FloatInput, Parameter)) or is_float_array(x)
+
+
+def _what(wrt: Wrt) -> str:
+    return "the first argument" if wrt is None else "wrt"
+
+
+def _leaves(x: Any) -> list[Any]:
+    """The values in what a function returns, or is given for that."""
+    if is_structure(x):
+        return [leaf for part in parts_of(x) for leaf in _leaves(part)]
+    return [x] if isinstance(x, (Operators, np.ndarray, np.number, int, float)) and not isinstance(x, bool) else []
+
+
+def _replace(x: Any, values: Iterator[Any]) -> Any:
+    """A structure with other values in the place of its own."""
+    if is_structure(x):
+        return Key.of_structure(x, ()).build([_replace(part, values) for part in parts_of(x)])
+    return next(values) if _leaves(x) else x
+
+
+class Differentiated:
+    """A function that ran, and can be differentiated.
+
+    Args:
+        function: that is called; wrt: by what; args, kwargs: its arguments.
+        has_aux: whether it returns a pair, of which the second is not differentiated.
+
+    Attributes:
+        value: what it returned; aux: the second of the pair.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any], has_aux: bool = False
+    ) -> None:
+        self._by = _differentiation()
+        self.variables = Variables(self._by, wrt, args, kwargs)
+        with self._by.running():
+            result, aux = function(*self.variables.args, **self.variables.kwargs), None
+            if has_aux:
+                if type(result) is not tuple or len(result) != 2:
+                    raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
+                result, aux = result
+            self._results = [self._inside(x) for x in _leaves(result)]
+        self._shapes = [shape_of(x) for x in self._results]
+        self.value = _replace(result, map(self._by.given, self._results))
+        self.aux = _replace(aux, map(self._by.given, _leaves(aux)))
+
+    def gradients(self, given: Any) -> Any:
+        """The gradients of what the function is differentiated by, from those of what it returned."""
+        found = _leaves(given)
+        if [shape_of(x) for x in found] != self._shapes:
+            raise ShapeError(
+                f"gradients of shapes {[shape_of(x) for x in found]} are given for results of shapes {self._shapes}."
+            )
+        return self.variables.like(self._by.pull(self._results, found))
+
+    def gradient(self) -> Any:
+        """The gradients of the value that the function returned; GraphError unless it is a scalar."""
+        if self._shapes != [()] or is_structure(self.value):
+            what = f"values of shapes {self._shapes}" if len(self._shapes) != 1 else f"a value of shape {self._shapes[0]}"
+            raise GraphError(f"the gradient of a scalar is asked for, but the function returned {what}; sum it.")
+        return self.gradients(np.ones((), getattr(self.value, "dtype", None)))
+
+    def tangents(self, given: Any) -> Any:
+        """The tangents of what the function returned, from those of what it is differentiated by."""
+        found = self._by.push(self._results, self.variables.read(given, "tangents"))
+        return _replace(self.value, iter(found))
+
+    def _inside(self, x: Any) -> Any:
+        return x.read() if isinstance(x, FloatInput) else x
+
+
+def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
+    """Make a function that gives what `function` gives, and its gradient.
+
+    It is called inside a program, for one instance: in a function that is batched, inside a cell, or in eager mode. The
+    recorded graph then has the calls that `function` makes and those of their gradients, which run in batches like all
+    others. It may be differentiated again, inside the program or by `Batched.value_and_grad`.
+
+    Args:
+        function: calls cells and ops, and returns a scalar; what it reads beside its arguments is constant.
+        wrt: a function of the same arguments that returns by what to differentiate: float arrays that the arguments
+            hold, values, parameters, or a tuple or other structure of these. None for the first argument, and all float
+            arrays and values that it holds.
+        has_aux: whether `function` returns (scalar, aux), and the value is that pair.
+
+    Returns:
+        A function that returns (value, gradients). With `wrt` the gradients are a tuple, which has one for each thing
+        that it returns; else they are what the first argument is. None stands for what has no gradient. The gradient of
+        an array that is read row by row has as many rows, which are values.
+
+    Raises:
+        GraphError: where the new function is called: `function` did not return a scalar, or `wrt` gives nothing to
+            differentiate by, or something that the arguments do not hold.
+
+    Shapes: each gradient has that of what it is by.
+
+    >>> import autobatch as ab
+    >>> def energy(x):
+    ...     return ab.sum(x * x)
+    >>> ab.value_and_grad(energy)(np.array([1.0, 2.0]))
+    (5.0, array([2., 4.]))
+    """
+
+    @wraps(function)
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        ran = Differentiated(function, wrt, args, kwargs, has_aux)
+        gradients = ran.gradient()
+        return ((ran.value, ran.aux) if has_aux else ran.value), gradients
+
+    return derived
+
+
+def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
+    """Make a function that gives the gradient of `function`; as `value_and_grad`, without the value.
+
+    Args:
+        function, wrt: as for `value_and_grad`.
+        has_aux: whether `function` returns (scalar, aux), and the new function (gradients, aux).
+
+    Raises:
+        GraphError: as `value_and_grad`.
+
+    Shapes: each gradient has that of what it is by.
+
+    >>> import autobatch as ab
+    >>> third = ab.grad(ab.grad(ab.grad(lambda x: x**4)))
+    >>> float(third(1.0))
+    24.0
+    """
+    both = value_and_grad(function, wrt, has_aux)
+
+    @wraps(function)
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return derived
+
+
+def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[Any, Callable[[Any], Any]]:
+    """Call a function, and give what it returns and the function of its vector-Jacobian products.
+
+    Args:
+        function: returns values in any structure.
+        primals: its arguments.
+        wrt: as for `value_and_grad`; None for all arguments.
+
+    Returns:
+        The value, and a function that takes gradients in the structure of the value and gives the gradients of the
+        arguments, or of what `wrt` returns: a tuple. It is called in the same program.
+
+    Raises:
+        GraphError: as `value_and_grad`. ShapeError: the gradients do not fit the value.
+
+    Shapes: each gradient has that of what it is by.
+
+    >>> import autobatch as ab
+    >>> value, pull = ab.vjp(lambda x, y: x * y, np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    >>> pull(np.array([1.0, 10.0]))
+    (array([ 3., 40.]), array([ 1., 20.]))
+    """
+    ran = Differentiated(function, _all if wrt is None else wrt, primals, {})
+    return ran.value, ran.gradients
+
+
+def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
+    """Call a function, and give what it returns and its Jacobian-vector product: the derivative along a direction.
+
+    Args:
+        function: returns values in any structure.
+        primals: its arguments.
+        tangents: the direction: one for each argument, or for each thing that `wrt` returns.
+        wrt: as for `value_and_grad`; None for all arguments.
+
+    Returns:
+        (value, tangents), both in the structure of what the function returns.
+
+    Raises:
+        GraphError: as `value_and_grad`. ShapeError: the tangents do not fit.
+
+    Shapes: the tangents are of the shapes of the value.
+
+    >>> import autobatch as ab
+    >>> ab.jvp(lambda x: x * x, (np.array([1.0, 2.0]),), (np.array([1.0, 0.0]),))
+    (array([1., 4.]), array([2., 0.]))
+    """
+    ran = Differentiated(function, _all if wrt is None else wrt, tuple(primals), {})
+    return ran.value, ran.tangents(tuple(tangents))
+
+
+def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
+    """Give the gradient of a scalar function, and the product of its Hessian and a vector: `jvp` of `grad`.
+
+    Args:
+        function: returns a scalar.
+        primals: its arguments.
+        tangents: the vector: one for each argument, or for each thing that `wrt` returns.
+        wrt: as for `value_and_grad`; None for all arguments.
+
+    Returns:
+        (gradients, products), two tuples.
+
+    Raises:
+        GraphError: as `value_and_grad`. ShapeError: the tangents do not fit.
+
+    Shapes: each product has that of what it is by.
+
+    >>> import autobatch as ab
+    >>> ab.hvp(lambda x: ab.sum(x**3), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
+    ((array([ 3., 12.]),), (array([ 6., 12.]),))
+    """
+    by = _all if wrt is None else wrt
+    return jvp(grad(function, by), primals, tangents, by)
+
+
+def _all(*args: Any) -> tuple[Any, ...]:
+    """All arguments."""
+    return args
