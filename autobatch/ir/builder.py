@@ -251,7 +251,7 @@ class Builder:
     def _domain(self, op: Op, values: list[Traced], static: Mapping[str, Any]) -> int:
         domains = [v.var.domain for v in values]
         if op.segments == "move":
-            return moved_domain(domains, static)
+            return moved_domain(op, domains, static)
         if op.random and domains[0] >= 0:
             return domains[0]  # the attribute that numbers the draw is one of the node
         groups = sorted({d for d in domains if d >= 0})

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from autobatch.ops.define import Op, Shape
-from autobatch.ops.rows import Cut, count_rows, take_rows
+from autobatch.ops.rows import Cut, count_rows, put_rows, take_part, take_rows
 from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
 
@@ -170,23 +170,27 @@ class CellProgram:
     @property
     def ones(self) -> tuple[int, ...]:
         """The derived groups that must have exactly one row."""
-        sources = [self.vars[index].source for index in self.instructions]
-        taking = [s.static for s in sources if isinstance(s, Instruction) and s.op is take_rows]
-        return tuple(dict.fromkeys(static["group"] for static in taking if static["is_one"]))
+        return tuple(dict.fromkeys(taking["group"] for taking, _ in self._taking if taking["is_one"]))
 
     @functools.cached_property
     def derived(self) -> dict[int, tuple[RowSlice, ...]]:
         """The groups whose rows are slices of those of others, joined; in an order in which lengths can be computed."""
         found: dict[int, tuple[RowSlice, ...]] = {}
-        for var in self.vars:
-            if isinstance(var.source, Instruction) and var.source.op is take_rows:
-                static, args = var.source.static, [self.vars[arg] for arg in var.source.args]
-                parts = [
-                    RowSlice(-1, arg.shape[0], cut) if fixed else RowSlice(arg.domain, 0, cut)
-                    for arg, cut, fixed in zip(args, static["cuts"], static["fixed"], strict=True)
-                ]
-                found[static["group"]] = tuple(parts)
+        for static, args in self._taking:
+            parts = [
+                RowSlice(-1, arg.shape[0], cut) if fixed else RowSlice(arg.domain, 0, cut)
+                for arg, cut, fixed in zip(args, static["cuts"], static["fixed"], strict=True)
+            ]
+            found.setdefault(static["group"], tuple(parts))
         return found
+
+    @property
+    def _taking(self) -> Iterator[tuple[dict[str, Any], list[Var]]]:
+        """The static arguments of each op that makes rows of a derived group, and the values whose rows those are."""
+        for var in self.vars:
+            if isinstance(var.source, Instruction) and var.source.op in (take_rows, take_part):
+                args = var.source.args if var.source.op is take_rows else var.source.args[1:]
+                yield var.source.static, [self.vars[arg] for arg in args]
 
     @functools.cached_property
     def data_groups(self) -> tuple[int, ...]:
@@ -283,9 +287,9 @@ def first_leaf(domain: int) -> int:
     return (domain - NODE) * LEAVES
 
 
-def moved_domain(domains: Sequence[int], static: Mapping[str, Any]) -> int:
+def moved_domain(op: Op, domains: Sequence[int], static: Mapping[str, Any]) -> int:
     """The domain of what an op makes that moves rows: a derived group, or that of the argument it goes back to."""
-    domain: int = static["group"] if "group" in static else max(domains[1 + static["number"]], NODE)
+    domain: int = max(domains[1 + static["number"]], NODE) if op is put_rows else static["group"]
     return domain
 
 

@@ -180,7 +180,7 @@ def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -
     if shape != var.shape:
         raise _broken(name, vars, index, f"by the rule of {op.name} its shape is {shape}")
     domains = [vars[a].domain for a in args]
-    domain = moved_domain(domains, static) if op.segments == "move" else _domain(op, domains, ties)
+    domain = moved_domain(op, domains, static) if op.segments == "move" else _domain(op, domains, ties)
     if domain is None:
         raise _broken(name, vars, index, f"the domains {[vars[a].domain for a in args]} have no rows in common")
     if domain != var.domain:

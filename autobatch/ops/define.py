@@ -52,6 +52,7 @@ class Op:
         row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the result's sum over all rows to out `(1, *shape)`.
         singular: the result, or what a gradient is multiplied by, may be infinite though all arguments are finite.
         random: the kernel draws; it receives `random=`, a `Randomness`.
+        like: of the arguments from this one on, the op needs no more than how many rows each node has.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
             when graphs are merged (at once in eager mode), so the kernel need not. Ints that a cell computed lie among
             floats, and are in range because the op that makes them says what they stay below. Where the op has a static
@@ -77,6 +78,7 @@ class Op:
     sums_rows: bool = False
     singular: bool = False
     random: bool = False
+    like: int | None = None
     index_axis: int | None = None
     below: Callable[..., int] | None = None
     segments: Literal["reduce", "spread", "edge", "move"] | None = None

@@ -73,13 +73,20 @@ div = define_elementwise(
     array([0.25, 0.5 ])
     """,
 )  # fmt: skip
+
+
+def _pow_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """x ** 0 and 0 ** y are flat; what is not taken there is finite, too, so that no derivative has 0 times infinity."""
+    is_one = equal(y, 0.0)
+    slope = where(is_one, 0.0, y * x ** where(is_one, 0.0, y - 1.0))
+    base = where(equal(x, 0.0), where(greater_equal(y, 0.0), 1.0, x), x)
+    return g * slope, g * out * log(base)
+
+
 pow = define_elementwise(
     "pow", lambda x, y: call("power", x, y),
     kernel=lambda xp, x, y, out: xp.power(x, y, out=out, dtype=out.dtype),
-    pullback=lambda g, out, x, y: (
-        g * where(equal(y, 0.0), 0.0, y * x ** (y - 1.0)),  # x ** 0 and 0 ** y are flat
-        g * out * where(equal(x, 0.0) * greater_equal(y, 0.0), 0.0, log(x)),
-    ),
+    pullback=_pow_pullback,
     singular=True,
     doc="""x to the power of y for each element; `**` calls it.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
-from autobatch.ops.define import Array, Shape, composite, define_op
+from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.elementwise import equal, where
 from autobatch.ops.reduction import softmax
 
@@ -70,10 +70,11 @@ def sum_runs(xp: Any, values: Array, starts: Array) -> Array:
     return xp.add.reduceat(values, starts, axis=0)
 
 
-scatter = define_op(
+scatter: Op = define_op(
     "scatter",  # the transpose of lookup: zeros, with g added at row `ids`
     shape=lambda g, ids, size: (size, *g[len(ids) :]),
     kernel=_scatter,
+    pullback=lambda g, out, x, ids, size: (lookup(g, ids), None),
     row_sum=_scatter_row_sum,
 )
 

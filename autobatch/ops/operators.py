@@ -65,7 +65,7 @@ COMPOSED = (
 )  # public functions that are several ops
 INTERNAL = (
     "assemble", "count_n", "expand", "gelu_tanh", "instead", "ndtr", "one_hot", "perturb", "pick", "put_rows",
-    "scatter", "slice", "softmax_n", "spread", "take_rows",
+    "scatter", "slice", "softmax_n", "spread", "take_part", "take_rows",
 )  # fmt: skip
 """Internal ops, of which public ones are made."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"

@@ -3,7 +3,8 @@
 In a batch, the rows of a node are a range of the rows of a variadic group, its *segment*. `take_rows` joins slices of
 the segments of its arguments; the result has segments of its own, a *derived* group. A slice is (start, stop, step), as
 Python has it, with `END` for an end that is left out. An argument of the node, or one that all nodes share, has as many
-rows as its first axis is long.
+rows as its first axis is long. `put_rows` moves rows of a derived group back, and `take_part` moves those there again:
+both are given the arguments of `take_rows` behind the one that is moved, for their segments.
 """
 
 from __future__ import annotations
@@ -67,30 +68,56 @@ def _moves(segments: Sequence[Segments], cuts: Sequence[Cut]) -> Iterator[tuple[
         before = before + counts
 
 
+def _moves_of(segments: Sequence[Segments], cuts: Sequence[Cut], number: int) -> tuple[Array, Array]:
+    """Those of the argument `number`, which stands behind the one that is moved."""
+    return next(islice(_moves(segments[1:], cuts), number, None))
+
+
+def _rows_of(xp: Any, part: Array, own: Segments, is_fixed: bool) -> Array:
+    """The rows of an argument, those of all nodes one after the other."""
+    if not is_fixed:
+        return part
+    return xp.broadcast_to(part, (own.lengths.size, *part.shape[1:])).reshape(-1, *part.shape[2:])
+
+
 def _take(xp: Any, *parts: Array, out: Array, segments: Any, cuts: Any, fixed: Any, group: int, is_one: bool) -> None:
     for part, own, is_fixed, (taken, made) in zip(parts, segments, fixed, _moves(segments, cuts), strict=True):
-        rows = part
-        if is_fixed:
-            rows = xp.broadcast_to(part, (own.lengths.size, *part.shape[1:])).reshape(-1, *part.shape[2:])
-        out[made] = rows[taken]
+        out[made] = _rows_of(xp, part, own, is_fixed)[taken]
 
 
-def _put(xp: Any, *arrays: Array, out: Array, segments: Any, cuts: Any, fixed: Any, number: int) -> None:
-    taken, made = next(islice(_moves(segments[1:], cuts), number, None))
+def _take_part(
+    xp: Any, *arrays: Array, out: Array, segments: Any, cuts: Any, fixed: Any, group: int, is_one: bool, number: int
+) -> None:
+    taken, made = _moves_of(segments, cuts, number)
+    if len(cuts) > 1:
+        out[...] = 0
+    out[made] = _rows_of(xp, arrays[0], segments[1 + number], fixed[number])[taken]
+
+
+def _put(
+    xp: Any, *arrays: Array, out: Array, segments: Any, cuts: Any, fixed: Any, group: int, is_one: bool, number: int
+) -> None:
+    taken, made = _moves_of(segments, cuts, number)
     out[...] = 0
     place = (taken // out.shape[1], taken % out.shape[1]) if fixed[number] else taken
     out[place] = arrays[0][made]
 
 
-def _shape(*parts: Shape, cuts: Any, fixed: Any, group: int, is_one: bool) -> Shape:
-    return parts[0][1:] if fixed[0] else parts[0]
+def _shape(first: Shape, *others: Shape, fixed: Any, number: int = 0, **how: Any) -> Shape:
+    return first[1:] if fixed[number] else first
 
 
-def _pullback(g: Any, out: Any, *parts: Any, cuts: Any, fixed: Any, group: int, is_one: bool) -> tuple[Any, ...]:
-    return tuple(put_rows(g, *parts, cuts=cuts, fixed=fixed, number=number) for number in range(len(parts)))
-
-
-take_rows: Op = define_op("take_rows", shape=_shape, kernel=_take, pullback=_pullback, segments="move")
+take_rows: Op = define_op(
+    "take_rows", shape=_shape, kernel=_take, segments="move",
+    pullback=lambda g, out, *parts, **how: tuple(put_rows(g, *parts, **how, number=n) for n in range(len(parts))),
+)  # fmt: skip
+take_part: Op = define_op(
+    "take_part",  # of take_rows(*parts) the rows of one part, but of the first argument; zeros for the other parts
+    shape=_shape, kernel=_take_part, segments="move", like=1,
+    pullback=lambda g, out, x, *parts, **how: (put_rows(g, *parts, **how), *(None for _ in parts)),
+)  # fmt: skip
 put_rows: Op = define_op(
-    "put_rows", shape=lambda g, *parts, cuts, fixed, number: parts[number], kernel=_put, segments="move"
+    "put_rows",  # the transpose of take_part: each row where it is from, zeros elsewhere
+    shape=lambda g, *parts, number, **how: parts[number], kernel=_put, segments="move", like=1,
+    pullback=lambda g, out, x, *parts, **how: (take_part(g, *parts, **how), *(None for _ in parts)),
 )  # fmt: skip

@@ -59,9 +59,10 @@ def _assemble(xp: Any, *parts: Array, out: Array, indices: tuple[Any, ...], shap
 
 
 assemble: Op = define_op(
-    "assemble",  # the inverse of disjoint slices: each part at its index, zeros elsewhere
+    "assemble",  # the transpose of disjoint slices: each part at its index, zeros elsewhere
     shape=lambda *parts, indices, shape: shape,
     kernel=_assemble,
+    pullback=lambda g, out, *parts, indices, shape: tuple(slice_(g, index=index) for index in indices),
     copies=True,
 )
 

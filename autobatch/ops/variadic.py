@@ -111,7 +111,7 @@ def _max_n_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
 
 
 _spread_edges = define_op(
-    "spread", shape=lambda x, like: x, kernel=_spread, segments="spread",
+    "spread", shape=lambda x, like: x, kernel=_spread, segments="spread", like=1,
     pullback=lambda g, out, x, like: (_sum_edges(g), None),
 )  # fmt: skip
 _sum_edges: Op = define_op(
@@ -119,7 +119,7 @@ _sum_edges: Op = define_op(
     pullback=lambda g, out, x: (_spread_edges(g, x),),
 )  # fmt: skip
 _max_edges = define_op("max_n", shape=lambda x: x, kernel=_segment_max, segments="reduce", pullback=_max_n_pullback)
-_count_edges = define_op("count_n", shape=lambda x: (), kernel=_count_n, segments="reduce")
+_count_edges = define_op("count_n", shape=lambda x: (), kernel=_count_n, segments="reduce", like=0)
 _softmax_edges = define_op(
     "softmax_n", shape=lambda x: x, kernel=_segment_softmax, segments="edge",
     pullback=lambda g, out, x: (out * (g - _spread_edges(_sum_edges(g * out), x)),),

@@ -247,7 +247,25 @@ def push_forward(builder: Builder, tangents: Iterable[tuple[int, Traced]], outpu
     gradients = pull_back(builder, zip(outputs, seeds, strict=True), [index for index, _ in given])
     pairs = zip(gradients, given, strict=True)
     linear = [(gradient.index, tangent) for gradient, (_, tangent) in pairs if gradient is not None]
-    return pull_back(builder, linear, [seed.index for seed in seeds])
+    found = pull_back(builder, linear, [seed.index for seed in seeds])
+    _forget_rows_of(builder, {seed.index for seed in seeds})
+    return found
+
+
+def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:
+    """Let ops that need no more of an argument than its rows read none that depends on these values."""
+    depending, first = set(seeds), dict[int, int]()
+    for index, var in enumerate(builder.vars):
+        first.setdefault(var.domain, index)
+        source = var.source
+        if not isinstance(source, Instruction) or depending.isdisjoint(source.args):
+            continue
+        read = source.args if source.op.like is None else source.args[: source.op.like]
+        if not depending.isdisjoint(read):
+            depending.add(index)
+        else:
+            args = (first[builder.vars[arg].domain] if arg in depending else arg for arg in source.args)
+            builder.vars[index] = replace(var, source=replace(source, args=tuple(args)))
 
 
 def _assemble(parts: list[Traced]) -> list[Traced]:
