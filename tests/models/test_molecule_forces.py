@@ -1,0 +1,117 @@
+"""Energies of molecules and their gradients; the model in PyTorch that ours is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.models.data.conformation import Conformation
+from autobatch.models.data.force_field import draw_conformations
+from autobatch.models.molecule_forces import MoleculeForces
+from helpers.runs.recorded import types_of_nodes
+from helpers.runs.ways import each
+from helpers.twins.molecule_forces import MoleculeForcesTwin
+
+POLICIES = ("unbatched", "depth", "agenda", "score")
+ELEMENTS = ["H", "C", "N", "O"]
+ALONE = Conformation([2], np.zeros((1, 3)), -0.5, np.zeros((1, 3)))
+
+
+def draw(seed: int, n_instances: int, dim: int, n_blocks: int = 3) -> tuple[MoleculeForces, list[Conformation[int]]]:
+    """A model in float64 and molecules, one of which is a single atom."""
+    rng = np.random.default_rng(seed)
+    drawn = draw_conformations(n_instances - 1, rng, max_atoms=12)
+    model = MoleculeForces(len(ELEMENTS), dim, rng, n_blocks).astype("float64")
+    return model, [ALONE, *(molecule.map(ELEMENTS.index) for molecule in drawn)]
+
+
+def relative(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest expected number."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    return float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1.0))
+
+
+def moved(molecule: Conformation[int], atom: int, axis: int, step: float) -> Conformation[int]:
+    """The molecule with one atom elsewhere, of the same pairs."""
+    positions = molecule.positions.copy()
+    positions[atom, axis] += step
+    return replace(molecule, positions=positions)
+
+
+@each("policy", POLICIES)
+def test_batched_energies_are_the_eager_ones(policy: str) -> None:
+    model, molecules = draw(0, 8, dim=6)
+    energy = ab.batched(model.energy, policy=policy)
+    expected = [float(model.energy(molecule)) for molecule in molecules]
+    assert relative(energy(molecules), expected) < 1e-12
+    assert relative(energy(energy.record_all(molecules)), expected) < 1e-12
+
+
+@each("n_blocks", [1, 3])
+def test_energies_and_gradients_of_positions_are_the_twins(n_blocks: int) -> None:
+    model, molecules = draw(1, 8, 6, n_blocks)
+    twin = MoleculeForcesTwin.with_state(model.state_dict())
+    energy = ab.batched(model.energy)
+    value, _, inputs = energy.value_and_grad(molecules, reduce="sum", inputs=True)
+    scores = [twin.scores(molecule) for molecule in molecules]
+    assert relative(value, sum(found.item() for found, _ in scores)) < 1e-12
+    for found, (_, forces) in zip(inputs, scores, strict=True):
+        assert relative(-found.positions, forces.detach()) < 1e-10
+
+
+def test_gradients_of_positions_are_central_differences() -> None:
+    model, molecules = draw(2, 5, dim=6)
+    energy, step = ab.batched(model.energy), 1e-5
+    _, _, inputs = energy.value_and_grad(molecules, reduce="sum", inputs=True)
+    for molecule, found in zip(molecules, inputs, strict=True):
+        places = list(np.ndindex(*molecule.positions.shape))
+        up, down = (energy([moved(molecule, atom, axis, sign * step) for atom, axis in places]) for sign in (1, -1))
+        np.testing.assert_allclose(found.positions.ravel(), (up - down) / (2 * step), atol=1e-9)
+
+
+def test_a_mini_batch_takes_as_many_batches_as_one_molecule() -> None:
+    """Positions, pairs, elements, three blocks and the sum of an instance, whatever the pairs and the atoms are."""
+    model, molecules = draw(3, 20, dim=4)
+    energy = ab.batched(model.energy)
+    energy(molecules[1:])
+    assert energy.last is not None
+    assert energy.last.batches == energy.last.lower_bound == 7
+    names = types_of_nodes(energy)
+    n_atoms = sum(len(molecule.elements) for molecule in molecules[1:])
+    assert names.count("pair") == sum(len(molecule.pairs) for molecule in molecules)
+    assert sum(name.startswith(("interact", "atom_energy")) for name in names) == 3 * n_atoms
+
+
+def test_the_energy_does_not_jump_where_a_pair_begins() -> None:
+    """Two atoms move apart through the cutoff: just before it, the pair hardly counts."""
+    model, _ = draw(4, 1, dim=6)
+
+    def at(x: float, pairs: list[tuple[int, int]]) -> float:
+        positions = np.array([[0.0, 0.0, 0.0], [x, 0.0, 0.0]])
+        return float(model.energy(Conformation([1, 2], positions, 0.0, 0 * positions, pairs)))
+
+    apart = at(model.cutoff, [])
+    assert at(model.cutoff - 1e-4, [(0, 1)]) == pytest.approx(apart, abs=1e-8)
+    assert at(model.cutoff - 1.0, [(0, 1)]) != pytest.approx(apart, abs=1e-5)
+
+
+def test_energies_do_not_depend_on_where_a_molecule_is() -> None:
+    """Turned and moved; and with its atoms in another order."""
+    model, (_, molecule) = draw(5, 2, dim=6)
+    rng = np.random.default_rng(0)
+    turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
+    order = rng.permutation(len(molecule.elements))
+    place = {int(atom): number for number, atom in enumerate(order)}
+    other = Conformation(
+        [molecule.elements[atom] for atom in order],
+        (molecule.positions @ turn + 5.0)[order],
+        molecule.energy,
+        molecule.forces[order],
+        [(place[one], place[other]) for one, other in molecule.pairs],
+    )
+    assert float(model.energy(other)) == pytest.approx(float(model.energy(molecule)), rel=1e-12)
