@@ -1,4 +1,4 @@
-"""Energies of molecules and their gradients; the model in PyTorch that ours is compared with."""
+"""Energies and forces of molecules: gradients, and the models in PyTorch that ours is compared with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import autobatch as ab
 from autobatch.models.data.conformation import Conformation
@@ -15,8 +16,11 @@ from autobatch.models.molecule_forces import MoleculeForces
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
 from helpers.twins.molecule_forces import MoleculeForcesTwin
+from peers.molecule_forces import ExpertMoleculeForces, TorchMoleculeForces
+from peers.peer import Peer
 
 POLICIES = ("unbatched", "depth", "agenda", "score")
+PEERS = (TorchMoleculeForces, ExpertMoleculeForces)
 ELEMENTS = ["H", "C", "N", "O"]
 ALONE = Conformation([2], np.zeros((1, 3)), -0.5, np.zeros((1, 3)))
 
@@ -115,3 +119,35 @@ def test_energies_do_not_depend_on_where_a_molecule_is() -> None:
         [(place[one], place[other]) for one, other in molecule.pairs],
     )
     assert float(model.energy(other)) == pytest.approx(float(model.energy(molecule)), rel=1e-12)
+
+
+def make_peer(make: type[ExpertMoleculeForces], model: MoleculeForces, dtype: torch.dtype) -> ExpertMoleculeForces:
+    """A peer with the parameters of a model."""
+    n_elements, dim = model.elements.shape
+    peer = make(n_elements, dim, len(model.blocks)).to(dtype)
+    peer.copy_parameters(model.state_dict())
+    return peer
+
+
+def ask_twin(model: MoleculeForces, molecules: list[Conformation[int]]) -> tuple[Any, dict[str, Any]]:
+    """The twin's losses, and gradients of their mean."""
+    twin = MoleculeForcesTwin.with_state(model.state_dict())
+    losses = torch.stack([twin.loss(molecule) for molecule in molecules])
+    losses.mean().backward()  # type: ignore[no-untyped-call]
+    return losses.detach(), {name: parameter.grad for name, parameter in twin.named_parameters()}
+
+
+@each("make, n_blocks", [(make, n_blocks) for make in PEERS for n_blocks in (1, 3)])
+def test_losses_and_gradients_of_peers_are_the_twins(make: type[ExpertMoleculeForces], n_blocks: int) -> None:
+    """One molecule at a time and all at once, in the two precisions; and again after another mini-batch."""
+    model, molecules = draw(6, 8, 6, n_blocks)
+    losses, gradients = ask_twin(model, molecules)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+        peer: Peer = make_peer(make, model, dtype)
+        prepared = [peer.prepare(molecule) for molecule in molecules]
+        peer.backward(peer.merge(prepared[3:]))
+        found, grads = peer.answer(peer.merge(prepared))
+        assert relative(found, losses) < tolerance
+        assert {name for name in gradients if gradients[name] is not None} == set(grads)
+        for name, gradient in grads.items():
+            assert relative(gradient, gradients[name]) < tolerance, name
