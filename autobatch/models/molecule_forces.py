@@ -1,4 +1,4 @@
-"""The energy of a molecule, whose gradient is the forces on its atoms, one instance at a time.
+"""The energy of a molecule and the forces on its atoms, learned from both, one instance at a time.
 
     w_ij = cos²(π d_ij / 2c) W_2 ς(W_1 b(d_ij))       a filter for each pair of near atoms and each block
     m_i = Σ_j (U h_j) ∘ w_ij                          messages of the near atoms j of i
@@ -6,7 +6,7 @@
     E = Σ_i A_2 ς(A_1 h_i)                            the energy; the force on atom i is -∂E/∂x_i
 
 d_ij is the distance of two atoms, c the cutoff, b the value of Gaussians around K distances, and ς(x) = softplus(x) -
-log 2.
+log 2. The loss compares the forces too, so it is made of a gradient that the program itself asks for.
 
 Source: Schütt, Kindermans, Sauceda, Chmiela, Tkatchenko and Müller 2017, SchNet, a continuous-filter convolutional
 neural network for modeling quantum interactions (arXiv:1706.08566), with a smooth cutoff (Behler and Parrinello 2007).
@@ -93,6 +93,16 @@ class MoleculeForces(ab.Module):
         messages = ab.dot_n(filters, sent, shape=h.shape)
         return h + block.output(shifted_softplus(block.hidden(messages)))
 
+    @ab.cell
+    def energy_error(self, found: Any, energy: float) -> Any:
+        """Compare an energy with the right one: a scalar."""
+        return ab.squared_error(found, energy)
+
+    @ab.cell
+    def force_error(self, gradient: Any, force: Any) -> Any:
+        """Compare the gradient of the energy at an atom with the force on it, both (3,): a scalar."""
+        return ab.sum(ab.squared_error(-gradient, force))
+
     def energy(self, molecule: Conformation[int]) -> Any:
         """Predict the energy of a molecule: a scalar."""
         positions = list(molecule.positions)
@@ -111,6 +121,22 @@ class MoleculeForces(ab.Module):
             states, sent = zip(*changed, strict=True)
         around = [[sent[other] for other in others] for others in near]
         return ab.sum_n(list(map(partial(self.atom_energy, self.blocks[-1]), states, around, filters[-1])))
+
+    def energy_and_gradient(self, molecule: Conformation[int]) -> tuple[Any, Any]:
+        """Predict the energy, a scalar, with its gradient with respect to the positions of n atoms: n rows (3,)."""
+        energy, (gradient,) = ab.value_and_grad(self.energy, wrt=lambda m: m.positions)(molecule)
+        return energy, gradient
+
+    def scores(self, molecule: Conformation[int]) -> tuple[Any, list[Any]]:
+        """Predict the energy of a molecule, a scalar, and the force on each atom (3,)."""
+        energy, gradient = self.energy_and_gradient(molecule)
+        return energy, [-g for g in gradient]
+
+    def loss(self, molecule: Conformation[int]) -> Any:
+        """Square the error of the energy in eV, and add the squares of those of all forces in eV/Å: a scalar."""
+        energy, gradient = self.energy_and_gradient(molecule)
+        errors = [self.force_error(g, force) for g, force in zip(gradient, molecule.forces, strict=True)]
+        return ab.sum_n([self.energy_error(energy, molecule.energy), *errors])
 
 
 def shifted_softplus(x: Any) -> Any:

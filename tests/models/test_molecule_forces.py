@@ -11,26 +11,16 @@ import torch
 
 import autobatch as ab
 from autobatch.models.data.conformation import Conformation
-from autobatch.models.data.force_field import draw_conformations
 from autobatch.models.molecule_forces import MoleculeForces
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
+from helpers.twins.graph_cases import draw_conformations_case
 from helpers.twins.molecule_forces import MoleculeForcesTwin
 from peers.molecule_forces import ExpertMoleculeForces, TorchMoleculeForces
 from peers.peer import Peer
 
 POLICIES = ("unbatched", "depth", "agenda", "score")
 PEERS = (TorchMoleculeForces, ExpertMoleculeForces)
-ELEMENTS = ["H", "C", "N", "O"]
-ALONE = Conformation([2], np.zeros((1, 3)), -0.5, np.zeros((1, 3)))
-
-
-def draw(seed: int, n_instances: int, dim: int, n_blocks: int = 3) -> tuple[MoleculeForces, list[Conformation[int]]]:
-    """A model in float64 and molecules, one of which is a single atom."""
-    rng = np.random.default_rng(seed)
-    drawn = draw_conformations(n_instances - 1, rng, max_atoms=12)
-    model = MoleculeForces(len(ELEMENTS), dim, rng, n_blocks).astype("float64")
-    return model, [ALONE, *(molecule.map(ELEMENTS.index) for molecule in drawn)]
 
 
 def relative(found: Any, expected: Any) -> float:
@@ -49,7 +39,7 @@ def moved(molecule: Conformation[int], atom: int, axis: int, step: float) -> Con
 
 @each("policy", POLICIES)
 def test_batched_energies_are_the_eager_ones(policy: str) -> None:
-    model, molecules = draw(0, 8, dim=6)
+    model, molecules = draw_conformations_case(0, 8, dim=6)
     energy = ab.batched(model.energy, policy=policy)
     expected = [float(model.energy(molecule)) for molecule in molecules]
     assert relative(energy(molecules), expected) < 1e-12
@@ -58,18 +48,18 @@ def test_batched_energies_are_the_eager_ones(policy: str) -> None:
 
 @each("n_blocks", [1, 3])
 def test_energies_and_gradients_of_positions_are_the_twins(n_blocks: int) -> None:
-    model, molecules = draw(1, 8, 6, n_blocks)
+    model, molecules = draw_conformations_case(1, 8, 6, n_blocks)
     twin = MoleculeForcesTwin.with_state(model.state_dict())
     energy = ab.batched(model.energy)
     value, _, inputs = energy.value_and_grad(molecules, reduce="sum", inputs=True)
-    scores = [twin.scores(molecule) for molecule in molecules]
+    scores = [twin.energy_and_forces(molecule) for molecule in molecules]
     assert relative(value, sum(found.item() for found, _ in scores)) < 1e-12
     for found, (_, forces) in zip(inputs, scores, strict=True):
         assert relative(-found.positions, forces.detach()) < 1e-10
 
 
 def test_gradients_of_positions_are_central_differences() -> None:
-    model, molecules = draw(2, 5, dim=6)
+    model, molecules = draw_conformations_case(2, 5, dim=6)
     energy, step = ab.batched(model.energy), 1e-5
     _, _, inputs = energy.value_and_grad(molecules, reduce="sum", inputs=True)
     for molecule, found in zip(molecules, inputs, strict=True):
@@ -80,7 +70,7 @@ def test_gradients_of_positions_are_central_differences() -> None:
 
 def test_a_mini_batch_takes_as_many_batches_as_one_molecule() -> None:
     """Positions, pairs, elements, three blocks and the sum of an instance, whatever the pairs and the atoms are."""
-    model, molecules = draw(3, 20, dim=4)
+    model, molecules = draw_conformations_case(3, 20, dim=4)
     energy = ab.batched(model.energy)
     energy(molecules[1:])
     assert energy.last is not None
@@ -93,7 +83,7 @@ def test_a_mini_batch_takes_as_many_batches_as_one_molecule() -> None:
 
 def test_the_energy_does_not_jump_where_a_pair_begins() -> None:
     """Two atoms move apart through the cutoff: just before it, the pair hardly counts."""
-    model, _ = draw(4, 1, dim=6)
+    model, _ = draw_conformations_case(4, 1, dim=6)
 
     def at(x: float, pairs: list[tuple[int, int]]) -> float:
         positions = np.array([[0.0, 0.0, 0.0], [x, 0.0, 0.0]])
@@ -106,7 +96,7 @@ def test_the_energy_does_not_jump_where_a_pair_begins() -> None:
 
 def test_energies_do_not_depend_on_where_a_molecule_is() -> None:
     """Turned and moved; and with its atoms in another order."""
-    model, (_, molecule) = draw(5, 2, dim=6)
+    model, (_, molecule) = draw_conformations_case(5, 2, dim=6)
     rng = np.random.default_rng(0)
     turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
     order = rng.permutation(len(molecule.elements))
@@ -140,7 +130,7 @@ def ask_twin(model: MoleculeForces, molecules: list[Conformation[int]]) -> tuple
 @each("make, n_blocks", [(make, n_blocks) for make in PEERS for n_blocks in (1, 3)])
 def test_losses_and_gradients_of_peers_are_the_twins(make: type[ExpertMoleculeForces], n_blocks: int) -> None:
     """One molecule at a time and all at once, in the two precisions; and again after another mini-batch."""
-    model, molecules = draw(6, 8, 6, n_blocks)
+    model, molecules = draw_conformations_case(6, 8, 6, n_blocks)
     losses, gradients = ask_twin(model, molecules)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         peer: Peer = make_peer(make, model, dtype)
@@ -151,3 +141,49 @@ def test_losses_and_gradients_of_peers_are_the_twins(make: type[ExpertMoleculeFo
         assert {name for name in gradients if gradients[name] is not None} == set(grads)
         for name, gradient in grads.items():
             assert relative(gradient, gradients[name]) < tolerance, name
+
+
+def check_losses(model: MoleculeForces, molecules: list[Conformation[int]], **options: Any) -> None:
+    """Compare losses and gradients with the twin's, of molecules and of recorded graphs."""
+    losses, gradients = ask_twin(model, molecules)
+    loss = ab.batched(model.loss, **options)
+    for given in (molecules, loss.record_all(molecules)):
+        assert relative(loss(given), losses) < 1e-10
+        value, grads = loss.value_and_grad(given)
+        assert relative(value, losses.mean()) < 1e-10
+        assert grads.keys() == gradients.keys()
+        for name, gradient in grads.items():
+            assert relative(gradient, gradients[name]) < 1e-9, name
+
+
+@each("policy, n_blocks", [*((policy, 3) for policy in POLICIES), ("score", 1)])
+def test_losses_and_gradients_are_the_twins(policy: str, n_blocks: int) -> None:
+    check_losses(*draw_conformations_case(7, 8, 6, n_blocks), policy=policy)
+
+
+@pytest.mark.slow
+def test_compiled_losses_and_gradients_are_the_twins() -> None:
+    check_losses(*draw_conformations_case(8, 8, 6), backend="cpu")
+
+
+def test_eager_losses_and_forces_are_the_twins() -> None:
+    model, molecules = draw_conformations_case(9, 6, dim=6)
+    losses, _ = ask_twin(model, molecules)
+    assert relative([float(model.loss(molecule)) for molecule in molecules], losses) < 1e-10
+    twin = MoleculeForcesTwin.with_state(model.state_dict())
+    for molecule, energy, forces in zip(molecules, *ab.batched(model.scores)(molecules), strict=True):
+        expected = twin.scores(molecule).detach()
+        assert relative(np.concatenate(([energy], *forces)), expected) < 1e-10
+        alone, forces_alone = model.scores(molecule)
+        assert relative(np.concatenate(([alone], *forces_alone)), expected) < 1e-10
+
+
+def test_a_training_step_takes_as_many_batches_for_many_molecules_as_for_one() -> None:
+    model, molecules = draw_conformations_case(10, 16, dim=4)
+    loss = ab.batched(model.loss)
+    counts = []
+    for few in (molecules[1:2], molecules[1:]):
+        loss.value_and_grad(few)
+        assert loss.last is not None
+        counts.append(loss.last.batches)
+    assert counts[0] == counts[1]

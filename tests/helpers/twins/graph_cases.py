@@ -9,7 +9,9 @@ import numpy as np
 from autobatch.models.data.circuit import Circuit
 from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.compounds import draw_compounds
+from autobatch.models.data.conformation import Conformation
 from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.force_field import draw_conformations
 from autobatch.models.data.gates import INPUTS, draw_circuits
 from autobatch.models.data.molecule import SINGLE, Molecule
 from autobatch.models.data.moves import draw_moves
@@ -17,6 +19,7 @@ from autobatch.models.data.repeats import Repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.graph_network import AGGREGATES, GraphNetwork
 from autobatch.models.grid_lstm import GridLSTM
+from autobatch.models.molecule_forces import MoleculeForces
 from autobatch.models.nested_rnn import NestedRNN
 from autobatch.models.random_dag import RandomDag
 from helpers.twins.case import Case
@@ -41,6 +44,18 @@ def draw_molecules_case(
         )
         for one in drawn
     ]
+
+
+def draw_conformations_case(
+    seed: int, n_instances: int, dim: int, n_blocks: int = 3
+) -> tuple[MoleculeForces, list[Conformation[int]]]:
+    """One of the molecules is a single atom; oxygen is an unknown element."""
+    rng = np.random.default_rng(seed)
+    alone = Conformation(["C"], np.zeros((1, 3)), -0.5, np.zeros((1, 3)))
+    drawn = [alone, *draw_conformations(n_instances - 1, rng, max_atoms=12)]
+    elements = Vocabulary(["C", "H", "N"])
+    model = MoleculeForces(len(elements), dim, rng, n_blocks).astype("float64")
+    return model, [molecule.map(elements.id) for molecule in drawn]
 
 
 def draw_comparisons_case(seed: int, n_instances: int, dim: int) -> tuple[GridLSTM, list[Comparison[int]]]:

@@ -64,16 +64,21 @@ class MoleculeForcesTwin(nn.Module):
         energies: Tensor = self.energy_output(shifted(self.energy_hidden(h)))
         return energies.sum()
 
-    def scores(self, molecule: Conformation[int]) -> tuple[Tensor, Tensor]:
+    def energy_and_forces(self, molecule: Conformation[int]) -> tuple[Tensor, Tensor]:
         """Predict the energy of a molecule and the forces on its atoms (N, 3), which keep their graph."""
         positions = torch.tensor(molecule.positions, dtype=self.elements.dtype, requires_grad=True)
         energy = self.energy(molecule, positions)
         (gradient,) = torch.autograd.grad(energy, positions, create_graph=True)
         return energy, -gradient
 
+    def scores(self, molecule: Conformation[int]) -> Tensor:
+        """The energy and all numbers of the forces, one after the other (1 + 3 N,)."""
+        energy, forces = self.energy_and_forces(molecule)
+        return torch.cat((energy[None], forces.flatten()))
+
     def loss(self, molecule: Conformation[int]) -> Tensor:
         """Square the errors of energy and forces: a scalar."""
-        energy, forces = self.scores(molecule)
+        energy, forces = self.energy_and_forces(molecule)
         return (energy - molecule.energy) ** 2 + ((forces - torch.tensor(molecule.forces)) ** 2).sum()
 
 
