@@ -14,6 +14,7 @@ from autobatch.errors import DataError
 from autobatch.models.data import force_field
 from autobatch.models.data.conformation import CUTOFF, Conformation, read_conformations
 from autobatch.models.data.force_field import ELEMENTS, NEAREST, draw_conformations, energy_and_forces
+from helpers.data.readers import CONFORMATIONS
 from helpers.runs.ways import each
 
 KINDS = {element.symbol: element for element in ELEMENTS}
@@ -113,21 +114,10 @@ def test_the_energy_does_not_jump_at_the_cutoff() -> None:
 
 # --- files ---
 
-VALID = """
- 2
-energy=-1.5 Lattice="1 0 0" Properties=species:S:1:pos:R:3:forces:R:3
-C 0 0 0 0.5 0 0
-O 3.0 0 2e0\t-0.5 0 .0
-
-1
-name=x energy=0
-H 1 2 3 0 0 0
-"""
-
 
 def test_a_molecule_is_its_atoms_and_forces(tmp_path: Path) -> None:
     path = tmp_path / "m.xyz"
-    path.write_text(VALID)
+    path.write_text(CONFORMATIONS)
     two, one = read_conformations(path)
     assert (two.elements, two.energy, two.pairs) == (["C", "O"], -1.5, [(0, 1)])
     np.testing.assert_array_equal(two.positions, [[0, 0, 0], [3, 0, 2]])
