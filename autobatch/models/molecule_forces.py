@@ -15,7 +15,7 @@ neural network for modeling quantum interactions (arXiv:1706.08566), with a smoo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,10 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.conformation import CUTOFF, Conformation
+from autobatch.models.data.dataset import CONFORMATIONS, load_conformations
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_squares, explained_variance
+from autobatch.models.spec import Counts, ModelSpec
 
 N_CENTRES = 32  # K
 LOG_2 = math.log(2.0)
@@ -142,3 +146,49 @@ class MoleculeForces(ab.Module):
 def shifted_softplus(x: Any) -> Any:
     """log((1 + exp(x)) / 2) for each element: 0 where x is 0."""
     return ab.softplus(x) - LOG_2
+
+
+def count_correct(
+    outputs: Any, molecules: Sequence[Conformation[int]], vocabularies: Mapping[str, Vocabulary]
+) -> Counts:
+    """Sum what the explained shares of variance of energies and of all numbers of the forces are computed of.
+
+    Args:
+        outputs: energies (B,), and for each molecule the forces on its atoms, (3,) each.
+        molecules: one per output.
+        vocabularies: not used.
+    """
+    energies, forces = outputs
+    found = [number for of_molecule in forces for force in of_molecule for number in force]
+    meant = [number for molecule in molecules for number in molecule.forces.ravel().tolist()]
+    return {
+        "explained_variance_of_forces": count_squares(found, meant),
+        "explained_variance_of_energies": count_squares(energies, [molecule.energy for molecule in molecules]),
+    }
+
+
+def predict_forces(
+    outputs: Any, molecules: Sequence[Conformation[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Give each energy and the forces, {"energy": -0.41, "forces": [[0.1, -0.2, 0.0], ...]}; a `ModelSpec.predict`."""
+    return [
+        {"energy": float(energy), "forces": [[float(number) for number in force] for force in of_molecule]}
+        for energy, of_molecule in zip(*outputs, strict=True)
+    ]
+
+
+SPEC = ModelSpec(
+    name="molecule-forces",
+    summary="the energy of a molecule in space and the forces on its atoms (after Schütt et al. 2017)",
+    model=MoleculeForces,
+    generators=tuple(CONFORMATIONS.generators),
+    reads=CONFORMATIONS.reads,
+    default_data="force-field",
+    load=load_conformations,
+    count_correct=count_correct,
+    predict=predict_forces,
+    metrics={
+        "explained_variance_of_forces": explained_variance,
+        "explained_variance_of_energies": explained_variance,
+    },
+)

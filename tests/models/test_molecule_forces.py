@@ -11,7 +11,7 @@ import torch
 
 import autobatch as ab
 from autobatch.models.data.conformation import Conformation
-from autobatch.models.molecule_forces import MoleculeForces
+from autobatch.models.molecule_forces import SPEC, MoleculeForces, count_correct, predict_forces
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
 from helpers.twins.graph_cases import draw_conformations_case
@@ -187,3 +187,23 @@ def test_a_training_step_takes_as_many_batches_for_many_molecules_as_for_one() -
         assert loss.last is not None
         counts.append(loss.last.batches)
     assert counts[0] == counts[1]
+
+
+def test_shares_of_variance_add_up_and_forces_are_predicted() -> None:
+    """Predictions with errors whose variance is known, of molecules of 1 and of 5 or more atoms."""
+    _, molecules = draw_conformations_case(0, 20, dim=2)
+    energies = np.array([molecule.energy for molecule in molecules])
+    forces = [[*(force + 0.1)] for force in (molecule.forces for molecule in molecules)]
+    outputs = energies - 0.2, forces
+    counts = count_correct(outputs, molecules, {})
+    parts = [count_correct(tuple(x[part] for x in outputs), molecules[part], {}) for part in (slice(7), slice(7, None))]
+    meant = np.concatenate([molecule.forces.ravel() for molecule in molecules])
+    for name, error, of in (("energies", 0.2, energies), ("forces", 0.1, meant)):
+        key = f"explained_variance_of_{name}"
+        summed = [sum(both) for both in zip(*(part[key] for part in parts), strict=True)]
+        np.testing.assert_allclose(summed, counts[key], atol=1e-12)
+        assert SPEC.metrics[key](*summed) == pytest.approx(1 - error**2 / of.var(), rel=1e-9)
+    found = predict_forces(
+        (np.array([-1.5], np.float32), [[np.array([0.5, 0.0, -1.0], np.float32)]]), molecules[:1], {}
+    )
+    assert found == [{"energy": -1.5, "forces": [[0.5, 0.0, -1.0]]}]

@@ -25,6 +25,7 @@ from autobatch.models.random_dag import RandomDag
 from helpers.twins.case import Case
 from helpers.twins.graph_network import GraphNetworkTwin
 from helpers.twins.grid_lstm import GridLSTMTwin
+from helpers.twins.molecule_forces import MoleculeForcesTwin
 from helpers.twins.nested_rnn import NestedRNNTwin
 from helpers.twins.random_dag import RandomDagTwin
 
@@ -92,6 +93,14 @@ def draw_circuits_case(seed: int, n_instances: int, dim: int) -> tuple[RandomDag
 
 CASES = [
     Case("grid-lstm", draw_comparisons_case, GridLSTMTwin.with_state, place_scores=lambda outputs: outputs[:, None]),
+    Case(
+        "molecule-forces",
+        draw_conformations_case,
+        MoleculeForcesTwin.with_state,
+        place_scores=lambda outputs: [
+            np.concatenate(([energy], *forces)) for energy, forces in zip(*outputs, strict=True)
+        ],
+    ),
     Case("nested-rnn", draw_repeats_case, NestedRNNTwin.with_state),
     Case("random-dag", draw_circuits_case, RandomDagTwin.with_state),
     *(
