@@ -32,6 +32,7 @@ MODELS = {
     "stack-lstm-parser": "autobatch.models.stack_lstm_parser:SPEC",
     "doubly-recurrent": "autobatch.models.doubly_recurrent:SPEC",
     "graph-network": "autobatch.models.graph_network:SPEC",
+    "molecule-forces": "autobatch.models.molecule_forces:SPEC",
     "grid-lstm": "autobatch.models.grid_lstm:SPEC",
     "nested-rnn": "autobatch.models.nested_rnn:SPEC",
     "random-dag": "autobatch.models.random_dag:SPEC",

@@ -12,6 +12,7 @@ from autobatch.models import MODELS, find_model
 from autobatch.models.data.dataset import (
     CIRCUITS,
     COMPARISONS,
+    CONFORMATIONS,
     DESCRIBED_TREES,
     LATTICES,
     MOLECULES,
@@ -30,7 +31,7 @@ FILES = {
     PAIRS.reads: "iwslt15/dev.en",
 }
 """A file of each kind that there are real data of."""
-KINDS = {*FILES, *(form.reads for form in (DESCRIBED_TREES, CIRCUITS, COMPARISONS, MOLECULES, REPEATS))}
+KINDS = {*FILES, *(form.reads for form in (DESCRIBED_TREES, CIRCUITS, COMPARISONS, CONFORMATIONS, MOLECULES, REPEATS))}
 """No two of these kinds take each other's files."""
 READS = {name: find_model(name).reads for name in MODELS}
 

@@ -130,6 +130,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "pairs of texts": "a " * n + "\t" + "b " * n + "\tno",
             "repeated words": "a*3|O " * n,
             "circuits": "true()|1 " + "".join(f"not({k})|0 " for k in range(n)),
+            "conformations": "1\nenergy=0 " + "a=b " * n + "\nC 0 0 0 0 0 0",
             "molecules": "C" + "(=C1CC1)" * n + " 0",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }

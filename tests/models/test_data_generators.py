@@ -24,6 +24,7 @@ from autobatch.models.data.dataset import (
     Load,
     load_circuits,
     load_comparisons,
+    load_conformations,
     load_described_trees,
     load_labelled_trees,
     load_lattices,
@@ -37,6 +38,7 @@ from autobatch.models.data.dataset import (
     load_trees,
 )
 from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.force_field import draw_conformations
 from autobatch.models.data.gates import draw_circuits
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
@@ -70,6 +72,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "commands": draw_commands,
     "agreement": draw_texts,
     "compounds": draw_compounds,
+    "force-field": draw_conformations,
     "edits": draw_edits,
     "circuits": draw_circuits,
     "moves": draw_moves,
@@ -270,6 +273,7 @@ LOADERS: dict[str, Load] = {
     "commands": load_described_trees,
     "agreement": load_texts,
     "compounds": load_molecules,
+    "force-field": load_conformations,
     "edits": load_comparisons,
     "circuits": load_circuits,
     "moves": load_repeats,
@@ -293,6 +297,7 @@ LOADERS: dict[str, Load] = {
         ("agreement", {"n_words": 37}),
         ("commands", {"n_words": 12, "n_labels": 28}),
         ("compounds", {"n_atoms": 5, "n_bonds": 4}),
+        ("force-field", {"n_elements": 5}),
         ("edits", {"n_words": 5, "n_classes": 6}),
         ("circuits", {"n_kinds": 7, "n_tags": 3}),
         ("moves", {"n_words": 4, "n_tags": 7}),

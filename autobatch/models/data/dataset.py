@@ -18,6 +18,7 @@ from autobatch.models.data import (
     compounds,
     dag,
     edits,
+    force_field,
     gates,
     listops,
     moves,
@@ -30,6 +31,7 @@ from autobatch.models.data import (
 )
 from autobatch.models.data.circuit import Circuit, read_circuits
 from autobatch.models.data.comparison import Comparison, read_comparisons
+from autobatch.models.data.conformation import Conformation, read_conformations
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
@@ -260,6 +262,18 @@ MOLECULES = Format(
         )
     },
 )
+CONFORMATIONS = Format(
+    reads="molecules in space with energies and forces, in the extended XYZ format; a file, or a folder with train.xyz "
+    "and dev.xyz",
+    read=read_conformations,
+    generators={
+        "force-field": Generator(
+            "molecules of 5 to 20 atoms in space, with the energy and the forces of a small force field",
+            force_field.draw_conformations,
+        )
+    },
+    parts=("train.xyz", "dev.xyz"),
+)
 COMPARISONS = Format(
     reads="two texts and a label in each line, tabs between: a cat<tab>an animal<tab>yes; a file, or a folder with "
     "train.txt and dev.txt",
@@ -281,8 +295,8 @@ CIRCUITS = Format(
     generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
 )
 FORMATS = (
-    TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, DESCRIBED_TREES, TEXTS, MOLECULES, COMPARISONS,
-    REPEATS, CIRCUITS,
+    TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, DESCRIBED_TREES, TEXTS, MOLECULES,
+    CONFORMATIONS, COMPARISONS, REPEATS, CIRCUITS,
 )  # fmt: skip
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
@@ -364,6 +378,7 @@ load_molecules = Loader(
     {"atoms": Words(lambda x: x.atoms), "bonds": Words(lambda x: (bond for _, _, bond in x.bonds))},
     _encode_molecule,
 )
+load_conformations = Loader(CONFORMATIONS, {"elements": Words(lambda x: x.elements)}, Conformation.map)
 load_comparisons = Loader(
     COMPARISONS,
     {"words": Words(lambda pair: (*pair.left, *pair.right)), "classes": Words(lambda pair: [pair.label], min_count=1)},

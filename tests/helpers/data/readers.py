@@ -9,6 +9,7 @@ from typing import Any
 
 from autobatch.models.data.circuit import read_circuits
 from autobatch.models.data.comparison import read_comparisons
+from autobatch.models.data.conformation import read_conformations
 from autobatch.models.data.labelled_tree import read_labelled_trees
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
@@ -40,6 +41,16 @@ LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word"
 {"word": "\\"\\u00e9", "label": null, "children": []}
 """
 MOLECULES = "CC(=O)N -2.5\nc1cc[nH]c1,3\n\n[NH4+].C%10C/C=%10\t1e-3\n"
+CONFORMATIONS = """
+ 2
+energy=-1.5 Lattice="1 0 0" Properties=species:S:1:pos:R:3:forces:R:3
+C 0 0 0 0.5 0 0
+O 3.0 0 2e0\t-0.5 0 .0
+
+1
+name=x energy=0
+H 1 2 3 0 0 0
+"""
 COMPARISONS = "a cat  sleeps\t an animal sleeps\tyes\n\nall\tnone of these\tnot known\n"
 REPEATS = " right*3|F  left*0|E\n\na*b|c*999|d\nleft*1|F across*20|A\n"
 CIRCUITS = "true()|1  false()|0 or(0,1)|1\n\n false()|0 not(0)|1 and(1,0)|0 x-1(2,1,0)|yes\n"
@@ -76,6 +87,7 @@ READERS = {
     ),
     "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
     "molecules": Reader(read_molecules, MOLECULES, lambda read: "\n".join(map(write_molecule, read))),
+    "conformations": Reader(read_conformations, CONFORMATIONS, lambda read: "\n".join(map(str, read))),
     "pairs of texts": Reader(read_comparisons, COMPARISONS, lambda read: "\n".join(map(str, read))),
     "repeated words": Reader(read_repeats, REPEATS, lambda read: "\n".join(map(str, read))),
     "circuits": Reader(read_circuits, CIRCUITS, lambda read: "\n".join(map(str, read))),

@@ -9,7 +9,9 @@ import numpy as np
 from autobatch.models.data.circuit import Circuit
 from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.compounds import draw_compounds
+from autobatch.models.data.conformation import Conformation
 from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.force_field import draw_conformations
 from autobatch.models.data.gates import INPUTS, draw_circuits
 from autobatch.models.data.molecule import SINGLE, Molecule
 from autobatch.models.data.moves import draw_moves
@@ -17,11 +19,13 @@ from autobatch.models.data.repeats import Repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.graph_network import AGGREGATES, GraphNetwork
 from autobatch.models.grid_lstm import GridLSTM
+from autobatch.models.molecule_forces import MoleculeForces
 from autobatch.models.nested_rnn import NestedRNN
 from autobatch.models.random_dag import RandomDag
 from helpers.twins.case import Case
 from helpers.twins.graph_network import GraphNetworkTwin
 from helpers.twins.grid_lstm import GridLSTMTwin
+from helpers.twins.molecule_forces import MoleculeForcesTwin
 from helpers.twins.nested_rnn import NestedRNNTwin
 from helpers.twins.random_dag import RandomDagTwin
 
@@ -41,6 +45,18 @@ def draw_molecules_case(
         )
         for one in drawn
     ]
+
+
+def draw_conformations_case(
+    seed: int, n_instances: int, dim: int, n_blocks: int = 3
+) -> tuple[MoleculeForces, list[Conformation[int]]]:
+    """One of the molecules is a single atom; oxygen is an unknown element."""
+    rng = np.random.default_rng(seed)
+    alone = Conformation(["C"], np.zeros((1, 3)), -0.5, np.zeros((1, 3)))
+    drawn = [alone, *draw_conformations(n_instances - 1, rng, max_atoms=12)]
+    elements = Vocabulary(["C", "H", "N"])
+    model = MoleculeForces(len(elements), dim, rng, n_blocks).astype("float64")
+    return model, [molecule.map(elements.id) for molecule in drawn]
 
 
 def draw_comparisons_case(seed: int, n_instances: int, dim: int) -> tuple[GridLSTM, list[Comparison[int]]]:
@@ -77,6 +93,14 @@ def draw_circuits_case(seed: int, n_instances: int, dim: int) -> tuple[RandomDag
 
 CASES = [
     Case("grid-lstm", draw_comparisons_case, GridLSTMTwin.with_state, place_scores=lambda outputs: outputs[:, None]),
+    Case(
+        "molecule-forces",
+        draw_conformations_case,
+        MoleculeForcesTwin.with_state,
+        place_scores=lambda outputs: [
+            np.concatenate(([energy], *forces)) for energy, forces in zip(*outputs, strict=True)
+        ],
+    ),
     Case("nested-rnn", draw_repeats_case, NestedRNNTwin.with_state),
     Case("random-dag", draw_circuits_case, RandomDagTwin.with_state),
     *(

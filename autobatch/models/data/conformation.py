@@ -1,0 +1,190 @@
+"""Molecules with the places of their atoms, their energy and the forces on their atoms, in the extended XYZ format.
+
+3
+energy=-0.41 Properties=species:S:1:pos:R:3:forces:R:3
+O 0.0 0.0 0.0 0.1 -0.2 0.0
+H 1.1 0.0 0.0 -0.1 0.0 0.0
+H -0.3 1.0 0.0 0.0 0.2 0.0
+
+The first line has the number of atoms, the second one the energy, and each further line the element of an atom, its
+place and the force on it, in three numbers each. Other words of the second line are not read, except `Properties`,
+which must name these columns. Blank lines between molecules are skipped.
+
+Source of the form: ASE, the Atomic Simulation Environment, ase.io.extxyz.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+V = TypeVar("V")
+W = TypeVar("W")
+Array = NDArray[np.float64]
+
+CUTOFF = 4.0
+"""Atoms that are nearer to each other than this, in the unit of places (Å), are a pair."""
+
+_WORD = re.compile(r"[^ \t]+")
+_NUMBER = re.compile(r"[ \t]*([1-9][0-9]{0,8})[ \t]*")
+_ENERGY = re.compile(r"(?<![^ \t])energy=([^ \t]*)")
+_COLUMNS = re.compile(r"(?<![^ \t])Properties=([^ \t]*)")
+_NAMED = "species:S:1:pos:R:3:forces:R:3"
+_EXAMPLE = "such as O 0.0 0.0 1.5 0.1 -0.2 0.0"
+
+
+@dataclass(frozen=True, eq=False)
+class Conformation(Generic[W]):
+    """A molecule of n atoms: elements are strings as read, ints after encoding by a vocabulary.
+
+    Attributes:
+        elements: of the atoms.
+        positions: of the atoms (n, 3), in Å.
+        energy: of the molecule, in eV.
+        forces: on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å.
+        pairs: of atoms that are nearer to each other than `CUTOFF`, each once, the smaller number first.
+    """
+
+    elements: list[W]
+    positions: Array
+    energy: float
+    forces: Array
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+
+    def map(self, replace: Callable[[W], V]) -> Conformation[V]:
+        """Copy the molecule with other elements."""
+        return Conformation(list(map(replace, self.elements)), self.positions, self.energy, self.forces, self.pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Conformation)
+            and (self.elements, self.energy, self.pairs) == (other.elements, other.energy, other.pairs)
+            and np.array_equal(self.positions, other.positions)
+            and np.array_equal(self.forces, other.forces)
+        )
+
+    def __str__(self) -> str:
+        rows = zip(self.elements, self.positions.tolist(), self.forces.tolist(), strict=True)
+        atoms = (" ".join(map(str, (element, *place, *force))) for element, place, force in rows)
+        return "\n".join((str(len(self.elements)), f"energy={self.energy} Properties={_NAMED}", *atoms))
+
+
+def measure_distances(positions: Array) -> Array:
+    """Measure how far each atom is from each other (n, n); from itself it is infinitely far.
+
+    >>> measure_distances(np.array([[0.0, 0.0, 0.0], [3.0, 4.0, 0.0]]))
+    array([[inf,  5.],
+           [ 5., inf]])
+    """
+    with np.errstate(over="ignore"):  # what is too far for a float64 is infinitely far
+        distances: Array = np.linalg.norm(positions[:, None] - positions[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    return distances
+
+
+def find_pairs(distances: Array, cutoff: float = CUTOFF) -> list[tuple[int, int]]:
+    """List the pairs of atoms that are nearer to each other than `cutoff`, each once, the smaller number first.
+
+    >>> find_pairs(measure_distances(np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [5.0, 0.0, 0.0]])), cutoff=4.5)
+    [(0, 1), (1, 2)]
+    """
+    one, other = np.nonzero(np.triu(distances < cutoff))
+    return list(zip(one.tolist(), other.tolist(), strict=True))
+
+
+def read_conformations(path: Path) -> list[Conformation[str]]:
+    """Read every molecule of a file.
+
+    Args:
+        path: a UTF-8 text file in the extended XYZ format, with energies and forces.
+
+    Raises:
+        DataError: the file cannot be read, holds no molecule, ends inside one, a line is malformed, or two atoms of a
+            molecule are at one place; names file, line and column.
+
+    Cost: O(n²) of n atoms of a molecule.
+    """
+    lines = read_lines(path, "conformations")
+    read = [_read_conformation(line, lines) for line in lines if line.text.strip(" \t")]
+    if not read:
+        raise DataError(
+            f"cannot read conformations from {path}: the file holds none; expected a number of atoms, then a line with "
+            f"energy=-1.5, then a line for each atom, {_EXAMPLE}."
+        )
+    return read
+
+
+def _read_conformation(line: Line, lines: Iterator[Line]) -> Conformation[str]:
+    """Read a molecule whose first line is `line`, and whose other lines follow."""
+    number = _NUMBER.fullmatch(line.text)
+    if number is None:
+        start = len(line.text) - len(line.text.lstrip(" \t"))
+        raise _fault(line, start, "the number of atoms, from 1 to 999999999, alone in its line")
+    n_atoms = int(number[1])
+    line = _follow(line, lines, "a line with energy=-1.5")
+    energy = _read_energy(line)
+    atoms: list[tuple[Line, str, list[float]]] = []
+    for place in range(n_atoms):
+        line = _follow(line, lines, f"atom {place + 1} of {n_atoms}, {_EXAMPLE}")
+        atoms.append((line, *_read_atom(line)))
+    numbers = np.array([row for _, _, row in atoms])
+    positions, forces = np.ascontiguousarray(numbers[:, :3]), np.ascontiguousarray(numbers[:, 3:])
+    distances = measure_distances(positions)
+    if not distances.all():
+        _, other = np.argwhere(np.triu(distances == 0.0))[0]
+        raise _fault(atoms[other][0], 0, "an atom at a place of its own")
+    return Conformation([element for _, element, _ in atoms], positions, energy, forces, find_pairs(distances))
+
+
+def _follow(line: Line, lines: Iterator[Line], expected: str) -> Line:
+    """The line after `line`."""
+    following = next(lines, None)
+    if following is None:
+        raise _fault(line, len(line.text), f"{expected}, in the next line")
+    return following
+
+
+def _read_energy(line: Line) -> float:
+    """Read the second line of a molecule."""
+    columns = _COLUMNS.search(line.text)
+    if columns is not None and columns[1] != _NAMED:
+        raise _fault(line, columns.start(1), f"the columns {_NAMED}")
+    found = _ENERGY.search(line.text)
+    if found is None:
+        raise _fault(line, len(line.text), "the energy, such as energy=-1.5")
+    return _read_number(line, found.start(1), found[1])
+
+
+def _read_atom(line: Line) -> tuple[str, list[float]]:
+    """Read the line of an atom: its element, its place and the force on it."""
+    words = list(_WORD.finditer(line.text))
+    if len(words) != 7:
+        start = words[7].start() if len(words) > 7 else len(line.text)
+        raise _fault(line, start, f"an element, a place and a force, {_EXAMPLE}")
+    element, *numbers = words
+    return element[0], [_read_number(line, word.start(), word[0]) for word in numbers]
+
+
+def _read_number(line: Line, start: int, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise _fault(line, start, "a number, such as -1.5")
+    return number
+
+
+def _fault(line: Line, position: int, expected: str) -> DataError:
+    """The error that something was expected at a position of a line."""
+    return line.fault("a conformation", position, expected)
