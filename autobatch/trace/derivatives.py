@@ -34,7 +34,7 @@ from autobatch.trace.elements import Element, NeedsLength
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
 from autobatch.trace.ragged import Ragged
-from autobatch.trace.tape import Tape
+from autobatch.trace.tape import Derivatives, Tape
 
 Wrt: TypeAlias = Callable[..., Any] | None
 
@@ -83,13 +83,12 @@ class ArrayReads:
         """The gradient of the array; None if there is none.
 
         Args:
-            parts: positions that were read, each with the gradient of what was read, or None.
+            parts: positions that were read, each with the gradient of what was read.
         """
         shape, found = self.data.shape, list[Any]()
         for positions, g in parts:
-            if g is not None:
-                is_whole = np.array_equal(positions, np.arange(self.data.size).reshape(shape))
-                found.append(g if is_whole else _scattered(g, positions.ravel(), shape))
+            is_whole = np.array_equal(positions, np.arange(self.data.size).reshape(shape))
+            found.append(g if is_whole else _scattered(g, positions.ravel(), shape))
         return _sum(found) if found else None
 
     def rows(self) -> list[list[int]] | None:
@@ -183,26 +182,30 @@ class Recorded:
                 tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
                 seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
         found = self._tape.tangents(seeds, parameters)
-        return [self._along(x, lambda ref: found.get(ref)) for x in results]
+        return [self._along(x, found) for x in results]
 
-    def _gradient(self, x: Any, tape: Any) -> Any:
+    def _gradient(self, x: Any, found: Derivatives) -> Any:
         """The gradient of what has a stand-in."""
         if isinstance(x, Value):
-            return self._along(x, tape.total)
+            return self._along(x, found)
+        zeros = self._calls.zeros
         if isinstance(x, Parameter):
-            parts = [g for g in (tape.of_parameter(x), tape.total(self._aliases[id(x)].ref)) if g is not None]
-            return _sum(parts) if parts else self._calls.zeros(x.shape)
-        rows, zeros = x.rows(), self._calls.zeros
+            refs = found.of_parameter(x), found.total(self._aliases[id(x)].ref, x.shape)
+            parts = [found.value(ref, x.shape) for ref in refs if ref is not None]
+            return _sum(parts) if parts else zeros(x.shape)
+        rows = x.rows()
         if not rows:
-            parts = [(at, tape.total(ref)) for positions, value in x.reads for at, ref in _pairs(positions, value)]
-            g = x.gradient(parts)
+            pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
+            gradients = [(at, found.total(ref, at.shape)) for at, ref in pairs]
+            g = x.gradient([(at, found.value(ref, at.shape)) for at, ref in gradients if ref is not None])
             return zeros(x.data.shape) if g is None else g
-        found: list[list[Any]] = [[] for _ in x.data]
+        shape: tuple[int, ...] = x.data.shape[1:]
+        parts_of: list[list[Value]] = [[] for _ in x.data]
         for (_, value), places in zip(x.reads, rows, strict=True):
             for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
-                if (g := tape.total(ref)) is not None:
-                    found[place].append(g)
-        return self._calls.handles.rows_of([_sum(own) if own else zeros(x.data.shape[1:]) for own in found])
+                if (own := found.total(ref, shape)) is not None:
+                    parts_of[place].append(found.value(own, shape))
+        return self._calls.handles.rows_of([_sum(own) if own else zeros(shape) for own in parts_of])
 
     def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
         """The tangent of a part of an array that was read."""
@@ -215,12 +218,12 @@ class Recorded:
         parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
         return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
 
-    def _along(self, x: Any, derivative: Callable[[int], Any]) -> Any:
+    def _along(self, x: Any, found: Derivatives) -> Any:
         """The derivative of a value, or of each of its rows; zeros where there is none."""
-        is_rows = isinstance(x, Rows)
-        found = [derivative(ref) for ref in (x.refs if is_rows else [x.ref])]
-        values = [self._calls.zeros(x.row.shape if is_rows else x.shape) if g is None else g for g in found]
-        if not is_rows:
+        shape = x.row.shape if isinstance(x, Rows) else x.shape
+        refs = x.refs if isinstance(x, Rows) else [x.ref]
+        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        if not isinstance(x, Rows):
             return values[0]
         return self._calls.handles.rows_of(values) if values else x
 
@@ -337,7 +340,9 @@ class Eager:
         parts = list[Any]()
         for x, tangent in zip(self._variables, tangents, strict=True):
             flat = reshape(tangent, (-1,))
-            parts += [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
+            parts += (
+                [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
+            )
         found = linear.gradients(zip(gradients, parts, strict=True), seeds)
         return [freeze(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, seeds, strict=True)]
 
@@ -348,7 +353,11 @@ class Eager:
     def _gradient(self, x: Any, found: Iterator[Any]) -> Any:
         """The gradient of what has a stand-in; `found` gives those of values on the tape, in their order."""
         own = x.data if isinstance(x, ArrayReads) else x
-        g = x.gradient([(at, next(found)) for at, _ in x.reads]) if isinstance(x, ArrayReads) else next(found)
+        if isinstance(x, ArrayReads):
+            parts = [(at, next(found)) for at, _ in x.reads]
+            g = x.gradient([(at, part) for at, part in parts if part is not None])
+        else:
+            g = next(found)
         return freeze(np.zeros(own.shape, own.dtype)) if g is None else cast(g, own.dtype)
 
 
@@ -454,7 +463,12 @@ class Differentiated:
     """
 
     def __init__(
-        self, function: Callable[..., Any], wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any], has_aux: bool = False
+        self,
+        function: Callable[..., Any],
+        wrt: Wrt,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        has_aux: bool = False,
     ) -> None:
         self._by = _differentiation()
         self.variables = Variables(self._by, wrt, args, kwargs)
@@ -481,7 +495,9 @@ class Differentiated:
     def gradient(self) -> Any:
         """The gradients of the value that the function returned; GraphError unless it is a scalar."""
         if self._shapes != [()] or is_structure(self.value):
-            what = f"values of shapes {self._shapes}" if len(self._shapes) != 1 else f"a value of shape {self._shapes[0]}"
+            what = (
+                f"values of shapes {self._shapes}" if len(self._shapes) != 1 else f"a value of shape {self._shapes[0]}"
+            )
             raise GraphError(f"the gradient of a scalar is asked for, but the function returned {what}; sum it.")
         return self.gradients(np.ones((), getattr(self.value, "dtype", None)))
 
