@@ -76,7 +76,7 @@ div = define_elementwise(
 
 
 def _pow_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """x ** 0 and 0 ** y are flat; what is not taken there is finite, too, so that no derivative has 0 times infinity."""
+    """x ** 0 and 0 ** y are flat; what is not taken there is finite, so that no derivative has 0 times infinity."""
     is_one = equal(y, 0.0)
     slope = where(is_one, 0.0, y * x ** where(is_one, 0.0, y - 1.0))
     base = where(equal(x, 0.0), where(greater_equal(y, 0.0), 1.0, x), x)

@@ -79,7 +79,7 @@ scatter: Op = define_op(
 )
 
 
-lookup = define_op(
+lookup: Op = define_op(
     "lookup", shape=_lookup_shape, kernel=_lookup, index_axis=0,
     pullback=lambda g, out, table, ids: (scatter(g, ids, size=table.shape[0]), None),
     doc="""The rows of a table with the given numbers, such as the vectors of words.

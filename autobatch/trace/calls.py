@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import is_
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from autobatch.trace.handles import RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
-from autobatch.trace.tape import Layout, Step
+from autobatch.trace.tape import Layout, Step, Tape
 from autobatch.trace.traces import Family, Traces
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
@@ -61,6 +62,7 @@ class Calls:
         traces: the traces of the cells called so far.
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
         steps: the derivatives of calls met so far.
+        tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -83,6 +85,8 @@ class Calls:
         self.forms: list[Form] = []
         self.families: list[Family] = []
         self.steps: dict[Any, Step] = {}
+        self.open_tapes: list[Tape] = []
+        self.tapes: WeakSet[Tape] = WeakSet()
         self._layouts: dict[int, Layout] = {}
         self._sums: dict[Shape, int] = {}
         self.patches = Patches()
@@ -103,7 +107,9 @@ class Calls:
         self._recycle_at = RECYCLE
 
     def start(self) -> None:
-        """Empty the log for a new recording."""
+        """Empty the log for a new recording, or another phase of one."""
+        for tape in self.open_tapes:
+            tape.save()
         self._recycle_at -= len(self.log)
         self.log.clear()
         del self.floats[:]

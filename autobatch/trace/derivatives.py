@@ -9,7 +9,7 @@ for what it is differentiated by. Other values that it reads are constants to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Protocol, TypeAlias
@@ -128,13 +128,12 @@ class Recorded:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._variables: list[Any] = []
-        self._aliases: dict[int, Any] = {}
 
     def stand_in(self, x: Any) -> Any:
         """An alias of a value; for an array, what makes one of each part that is read; a parameter itself."""
         if isinstance(x, Parameter):
             self._variables.append(x)
-            self._aliases[id(x)] = self._calls.alias(self._calls.lifting.lift(x))
+            self._calls.lifting.forget(x)
             return x
         if isinstance(x, Value):
             self._variables.append(self._calls.alias(x))
@@ -147,11 +146,11 @@ class Recorded:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within the context, the function runs; then its calls are on a tape."""
-        calls = self._calls
-        log, floats = len(calls.log), len(calls.floats)
-        with calls.lifting.replacing(self._aliases):
+        self._tape = Tape(self._calls)
+        try:
             yield
-        self._tape = Tape(calls, log, floats)
+        finally:
+            self._tape.close()
 
     def given(self, result: Any) -> Any:
         """The value itself; a number or an array as one."""
@@ -165,7 +164,7 @@ class Recorded:
         values = [x for x in self._variables if isinstance(x, Value)]
         reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
         seeds = [(x, self.given(g)) for x, g in zip(results, gradients, strict=True)]
-        tape = self._tape.gradients(seeds, [*values, *reads, *self._aliases.values()], parameters)
+        tape = self._tape.gradients(seeds, [*values, *reads], parameters)
         return [self._gradient(x, tape) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -173,9 +172,7 @@ class Recorded:
         seeds, parameters = list[tuple[Any, Any]](), list[tuple[Parameter, Any]]()
         for x, tangent in zip(self._variables, tangents, strict=True):
             if isinstance(x, Parameter):
-                own = tangent if isinstance(tangent, Parameter) else self.given(tangent)
-                parameters.append((x, own))
-                seeds.append((self._aliases[id(x)], self.given(tangent)))
+                parameters.append((x, tangent if isinstance(tangent, Parameter) else self.given(tangent)))
             elif isinstance(x, Value):
                 seeds.append((x, self.given(tangent)))
             else:
@@ -190,9 +187,8 @@ class Recorded:
             return self._along(x, found)
         zeros = self._calls.zeros
         if isinstance(x, Parameter):
-            refs = found.of_parameter(x), found.total(self._aliases[id(x)].ref, x.shape)
-            parts = [found.value(ref, x.shape) for ref in refs if ref is not None]
-            return _sum(parts) if parts else zeros(x.shape)
+            ref = found.of_parameter(x)
+            return zeros(x.shape) if ref is None else found.value(ref, x.shape)
         rows = x.rows()
         if not rows:
             pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
@@ -398,8 +394,8 @@ class Variables:
         self.values = self._chosen.arrays
         if not self.values:
             raise GraphError(
-                f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is {chosen!r}; "
-                f"an int or a plain number has no gradient, np.asarray(number) has one."
+                f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is "
+                f"{chosen!r}; an int or a plain number has no gradient, np.asarray(number) has one."
             )
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)
@@ -455,30 +451,42 @@ class Differentiated:
     """A function that ran, and can be differentiated.
 
     Args:
-        function: that is called; wrt: by what; args, kwargs: its arguments.
+        wrt: by what; args, kwargs: the arguments of the function.
         has_aux: whether it returns a pair, of which the second is not differentiated.
 
     Attributes:
         value: what it returned; aux: the second of the pair.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        wrt: Wrt,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        has_aux: bool = False,
-    ) -> None:
-        self._by = _differentiation()
+    def __init__(self, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any], has_aux: bool) -> None:
+        self._by, self._has_aux = _differentiation(), has_aux
         self.variables = Variables(self._by, wrt, args, kwargs)
+        self.value: Any = None
+        self.aux: Any = None
+        self._results: list[Any] = []
+        self._shapes: list[Any] = []
+
+    def run(self, function: Callable[..., Any], finish: Callable[[Differentiated], Any]) -> Any:
+        """Run a function, and give what `finish` gives then; if that waits, something to be awaited."""
         with self._by.running():
-            result, aux = function(*self.variables.args, **self.variables.kwargs), None
-            if has_aux:
-                if type(result) is not tuple or len(result) != 2:
-                    raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
-                result, aux = result
-            self._results = [self._inside(x) for x in _leaves(result)]
+            result = function(*self.variables.args, **self.variables.kwargs)
+            if not isinstance(result, Awaitable):
+                self._take(result)
+        return self._wait(result, finish) if isinstance(result, Awaitable) else finish(self)
+
+    async def _wait(self, result: Awaitable[Any], finish: Callable[[Differentiated], Any]) -> Any:
+        with self._by.running():
+            self._take(await result)
+        return finish(self)
+
+    def _take(self, result: Any) -> None:
+        """Take what the function returned."""
+        aux = None
+        if self._has_aux:
+            if type(result) is not tuple or len(result) != 2:
+                raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
+            result, aux = result
+        self._results = [x.read() if isinstance(x, FloatInput) else x for x in _leaves(result)]
         self._shapes = [shape_of(x) for x in self._results]
         self.value = _replace(result, map(self._by.given, self._results))
         self.aux = _replace(aux, map(self._by.given, _leaves(aux)))
@@ -506,9 +514,6 @@ class Differentiated:
         found = self._by.push(self._results, self.variables.read(given, "tangents"))
         return _replace(self.value, iter(found))
 
-    def _inside(self, x: Any) -> Any:
-        return x.read() if isinstance(x, FloatInput) else x
-
 
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives what `function` gives, and its gradient.
@@ -529,6 +534,8 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
         that it returns; else they are what the first argument is. None stands for what has no gradient. The gradient of
         an array that is read row by row has as many rows, which are values.
 
+    Of an async function the new function is one too; awaited numbers are constants to its derivative.
+
     Raises:
         GraphError: where the new function is called: `function` did not return a scalar, or `wrt` gives nothing to
             differentiate by, or something that the arguments do not hold.
@@ -544,9 +551,11 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
 
     @wraps(function)
     def derived(*args: Any, **kwargs: Any) -> Any:
-        ran = Differentiated(function, wrt, args, kwargs, has_aux)
-        gradients = ran.gradient()
-        return ((ran.value, ran.aux) if has_aux else ran.value), gradients
+        def finish(ran: Differentiated) -> Any:
+            gradients = ran.gradient()
+            return ((ran.value, ran.aux) if has_aux else ran.value), gradients
+
+        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
 
     return derived
 
@@ -568,12 +577,13 @@ def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -
     >>> float(third(1.0))
     24.0
     """
-    both = value_and_grad(function, wrt, has_aux)
 
     @wraps(function)
     def derived(*args: Any, **kwargs: Any) -> Any:
-        value, gradients = both(*args, **kwargs)
-        return (gradients, value[1]) if has_aux else gradients
+        def finish(ran: Differentiated) -> Any:
+            return (ran.gradient(), ran.aux) if has_aux else ran.gradient()
+
+        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
 
     return derived
 
@@ -600,8 +610,9 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
     >>> pull(np.array([1.0, 10.0]))
     (array([ 3., 40.]), array([ 1., 20.]))
     """
-    ran = Differentiated(function, _all if wrt is None else wrt, primals, {})
-    return ran.value, ran.gradients
+    ran = Differentiated(_all if wrt is None else wrt, primals, {}, False)
+    found: tuple[Any, Callable[[Any], Any]] = ran.run(function, lambda ran: (ran.value, ran.gradients))
+    return found
 
 
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
@@ -625,8 +636,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     >>> ab.jvp(lambda x: x * x, (np.array([1.0, 2.0]),), (np.array([1.0, 0.0]),))
     (array([1., 4.]), array([2., 0.]))
     """
-    ran = Differentiated(function, _all if wrt is None else wrt, tuple(primals), {})
-    return ran.value, ran.tangents(tuple(tangents))
+    ran = Differentiated(_all if wrt is None else wrt, tuple(primals), {}, False)
+    return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 
 
 def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:

@@ -10,6 +10,7 @@ All values are refs here, the ints that stand for them in the log (`autobatch.tr
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -58,7 +59,11 @@ class Layout:
         parts = ([[leaf for leaf in leaves if leaf in own] for leaves in item.leaves] for item in form.ints)
         self.places = [(place, leaves) for place, leaves in enumerate(parts) if any(leaves)]
         vars = self.program.vars
-        self.outputs = [(k, vars[o].shape, vars[o].domain) for k, o in enumerate(self.program.outputs) if k in self.program.float_outputs]
+        self.outputs = [
+            (k, vars[o].shape, vars[o].domain)
+            for k, o in enumerate(self.program.outputs)
+            if k in self.program.float_outputs
+        ]
         ports = [vars[i] for i in self.program.ports]
         self.ports = {v.source.leaf: (v.shape, v.domain) for v in ports if isinstance(v.source, Port)}
 
@@ -99,10 +104,9 @@ class Derivatives:
 
     def keep(self, x: Any) -> Refs:
         """The refs of a handle, which is kept."""
-        refs: Refs = x.refs if isinstance(x, Rows) else x.ref
-        for ref in refs if isinstance(x, Rows) else [x.ref]:
-            self.kept[_number(ref)] = x
-        return refs
+        refs = _refs(x)
+        self.kept.update((_number(ref), x) for ref in refs)
+        return refs if isinstance(x, Rows) else refs[0]
 
     def total(self, ref: int, shape: Shape) -> int | None:
         """The derivative of a value; None if there is none."""
@@ -116,17 +120,23 @@ class Derivatives:
     def total_or_zeros(self, ref: int, shape: Shape) -> int:
         """The derivative of a value, or zeros."""
         found = self.total(ref, shape)
-        return int(self.keep(self._calls.zeros(shape))) if found is None else found  # type: ignore[arg-type]
+        if found is None:
+            zeros: Value = self._calls.zeros(shape)
+            self.keep(zeros)
+            found = zeros.ref
+        return found
 
     def value(self, ref: int, shape: Shape) -> Value:
         """A value as programs have it."""
-        return self._calls.handles.value(ref, shape, self.kept[_number(ref)])
+        found: Value = self._calls.handles.value(ref, shape, self.kept[_number(ref)])
+        return found
 
     def _sum(self, parts: list[int], shape: Shape) -> int:
         if len(parts) > 1:
-            made = self._calls.handles.take(form := self._calls.sum_form(shape))
+            made = self._calls.handles.take(self._calls.sum_form(shape))
             self._calls.log += (made.ref, len(parts), *parts)
-            parts[:] = [self.keep(made)]
+            self.kept[_number(made.ref)] = made
+            parts[:] = [made.ref]
         return parts[0]
 
 
@@ -209,27 +219,46 @@ class Step:
 
     def _counts(self, call: Call, given: Mapping[str, Any]) -> dict[int, int]:
         """The number of rows of each variadic group."""
-        return self._program.row_counts([*call.lengths, *(len(given[name]) for name in self._rows_given)])
+        counts: dict[int, int] = self._program.row_counts(
+            [*call.lengths, *(len(given[name]) for name in self._rows_given)]
+        )
+        return counts
 
 
 class Tape:
-    """The calls that a recording has logged since some time.
+    """The calls that a recording logs from now on, until the tape is closed.
 
     Args:
         calls: of the recording.
-        log, floats: how many ints and floats it had logged before.
     """
 
-    def __init__(self, calls: Any, log: int, floats: int) -> None:
-        self._calls, self.log, self.floats = calls, calls.log[log:], calls.floats[floats:]
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+        self.log, self.floats = list[int](), array("d")
         self._list: list[Call] = []
+        self._begun = len(calls.log), len(calls.floats)
+        calls.open_tapes.append(self)
+        calls.tapes.add(self)
+
+    def save(self) -> None:
+        """Copy what was logged, which the recording is about to forget."""
+        log, floats = self._begun
+        self.log += self._calls.log[log:]
+        self.floats += self._calls.floats[floats:]
+        self._begun = 0, 0
+
+    def close(self) -> None:
+        """Find the calls on the tape."""
+        self.save()
+        self._calls.open_tapes.remove(self)
         at = n_floats = 0
         while at < len(self.log):
             number = self.log[at] >> OUTPUT_BITS
-            form = calls.handles.form_of[number]
-            layout = calls.layout(form)
+            form = self._calls.handles.form_of[number]
+            layout = self._calls.layout(form)
+            lengths: list[int] = []
             if layout.offsets:
-                places, lengths, size = [at + offset for offset in layout.offsets], (), layout.n_floats
+                places, size = [at + offset for offset in layout.offsets], layout.n_floats
             else:
                 places, lengths = self._read(layout, at + 1)
                 size = sum(_size(item, lengths) for item in layout.floats)
@@ -273,7 +302,9 @@ class Tape:
             found.parts.update((ref, [part]) for ref, part in zip(_refs(x), _refs(tangent), strict=True))
             found.keep(tangent)
         numbers = {_number(ref) for ref in found.parts}
-        of_parameter = {id(p): tangent if isinstance(tangent, Parameter) else found.keep(tangent) for p, tangent in parameters}
+        of_parameter = {
+            id(p): tangent if isinstance(tangent, Parameter) else found.keep(tangent) for p, tangent in parameters
+        }
         for call in self._list:
             leaves = self._leaves(call, numbers)
             own = tuple(p for p in call.layout.program.parameters if id(p) in of_parameter) if of_parameter else ()
@@ -297,11 +328,12 @@ class Tape:
         if not given:
             return
         for what, x in self._derive(call, Pattern(GRADIENT, tuple(given), leaves, own), given, found):
+            refs = [] if isinstance(what, str) else self._refs_of(call, what)
+            rows = [x] * len(refs) if isinstance(x, int) else x
             if isinstance(what, str):
-                found.of_parameters.setdefault(id(own[int(what.split()[-1])]), []).append(x)
+                found.of_parameters.setdefault(id(own[int(what.split()[-1])]), []).append(x)  # type: ignore[arg-type]
                 continue
-            refs = self._refs_of(call, what)
-            for ref, part in zip(refs, [x] * len(refs) if isinstance(x, int) else x, strict=True):
+            for ref, part in zip(refs, rows, strict=True):
                 if _number(ref) in numbers:
                     if ref in parts:
                         parts[ref].append(part)
@@ -321,7 +353,9 @@ class Tape:
         for output, x in self._derive(call, Pattern(TANGENT, tuple(outputs), leaves, own), given, found):
             ref = (call.number << OUTPUT_BITS) + output
             rows = [ref] if outputs[output] < 0 else self._rows(call, ref, outputs[output])
-            found.parts.update((row, [part]) for row, part in zip(rows, [x] * len(rows) if isinstance(x, int) else x, strict=True))
+            found.parts.update(
+                (row, [part]) for row, part in zip(rows, [x] * len(rows) if isinstance(x, int) else x, strict=True)
+            )
 
     def _derive(
         self, call: Call, pattern: Pattern, given: Mapping[Any, Any], found: Derivatives
@@ -329,7 +363,11 @@ class Tape:
         """Record one call; its results with what they are derivatives of."""
         cell = call.layout.family.entry.name
         named = {pattern.argument(cell, what): x for what, x in given.items()}
-        shared = [id(x) for x in (*pattern.parameters, *given.values()) if isinstance(x, Parameter)] if pattern.parameters else ()
+        shared = (
+            [id(x) for x in (*pattern.parameters, *given.values()) if isinstance(x, Parameter)]
+            if pattern.parameters
+            else ()
+        )
         steps, key = self._calls.steps, (call.form, *pattern[:3], *shared)
         step = steps.get(key)
         if step is None or not step.serves(call.lengths):
@@ -345,7 +383,11 @@ class Tape:
         if isinstance(what, str):
             return Key("value", pattern.parameters[int(what.split()[-1])].shape)
         layout = call.layout
-        shapes = {k: shape for k, shape, _ in layout.outputs} if pattern.kind == GRADIENT else {k: s for k, (s, _) in layout.ports.items()}
+        shapes = (
+            {k: shape for k, shape, _ in layout.outputs}
+            if pattern.kind == GRADIENT
+            else {k: s for k, (s, _) in layout.ports.items()}
+        )
         value = Key("value", shapes[what])
         return value if isinstance(x, int) else Key("rows", None, (value,))
 
@@ -371,7 +413,9 @@ class Tape:
                 continue
             n = len(parts)
             for part, leaves in enumerate(parts):
-                if leaves and not numbers.isdisjoint([ref >> OUTPUT_BITS & ID for ref in log[at + 1 + part : call.at[place + 1] : n]]):
+                if leaves and not numbers.isdisjoint(
+                    [ref >> OUTPUT_BITS & ID for ref in log[at + 1 + part : call.at[place + 1] : n]]
+                ):
                     found += leaves
         return tuple(found)
 

@@ -158,7 +158,7 @@ class Sweep:
         return self._total(index) if index in self.contributions else None
 
     def _total(self, index: int) -> int:
-        """The sum of the parts of a gradient; of a value that all nodes share, they may be of a node and of its edges."""
+        """The sum of the parts of a gradient; parts of a node and of its edges may meet at a value that is shared."""
         parts = self.contributions[index]
         if len({part.var.domain for part in parts}) > 1:
             parts = [of_node(part) for part in parts]
