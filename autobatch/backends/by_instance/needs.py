@@ -1,0 +1,93 @@
+"""Say how much memory the gradients of instances take on their way, before anything runs.
+
+Instances are taken together as long as what they need is small, so that a call takes few array functions, and memory
+that does not grow with the number of instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autobatch.backends.by_instance.forms import Computed, Product, Scattered, Total
+from autobatch.backends.by_instance.rows import InstanceRows, cut
+from autobatch.backends.by_instance.sources import Read, Source, forms_of, reads_of
+from autobatch.backends.options import ByInstance
+from autobatch.ir.program import NODE
+from autobatch.jit.arrays import LongArray
+from autobatch.plan.plan import Plan, PlannedTypes
+
+AT_ONCE = 1 << 18
+"""Numbers that several instances may need together: 1 MiB of float32, which a core's cache holds."""
+INTS = 4  # what the int64s for a row of a table count as, in floats
+
+CountsOf: TypeAlias = Callable[[int, int], LongArray]
+"""The rows of each instance, given a type and a domain."""
+
+
+def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype: np.dtype[Any]) -> int:
+    """The bytes that a run takes beside its values: the results of the whole mini-batch, and what is on its way."""
+    forms, found = forms_of(plan, cells), dict[tuple[int, int], LongArray]()
+
+    def counts_of(type_id: int, domain: int) -> LongArray:
+        if (type_id, domain) not in found:
+            found[type_id, domain] = InstanceRows(plan, type_id, domain).counts
+        return found[type_id, domain]
+
+    most = 0
+    for read in reads_of(forms, asked.parameters, joined=asked.clips):
+        needs = [need_of_norm(read, counts_of)] if asked.clips else [need_of_sum(s, counts_of) for s in read.sources]
+        most = max(most, *(min(need.sum(), max(need.max(initial=0), AT_ONCE)) for need in needs))
+    return asked.result_bytes + int(most) * dtype.itemsize
+
+
+def chunks(need: LongArray) -> Iterator[tuple[int, int]]:
+    """The first and the end of instances that are taken together."""
+    return cut(need, AT_ONCE)
+
+
+def need_of_sum(source: Source, counts_of: CountsOf) -> LongArray:
+    """The numbers that are on their way while a contribution is added to the gradient of each instance."""
+    vars = source.forms.derivative.vars
+    match source.form:
+        case Product(value):
+            rows, width = _products(source, counts_of)
+            return rows * width + vars[value].size
+        case Total(_, rows):
+            return (_counts(source, counts_of, rows) + 1) * vars[rows].size
+        case Scattered(rows, ids):
+            return _counts(source, counts_of, rows) * (2 * vars[rows].size + INTS * max(vars[ids].size, 1))
+        case Computed(value):
+            needed = source.forms.needed(value)
+            sums = [index for index in needed if not isinstance(source.forms.form(index), Computed)]
+            of_sums = [need_of_sum(source._replace(form=source.forms.form(index)), counts_of) for index in sums]
+            own = sum(vars[index].size for index in needed)
+            return sum(of_sums, start=counts_of(source.type_id, NODE) * 0 + 2 * own)
+
+
+def need_of_norm(read: Read, counts_of: CountsOf) -> LongArray:
+    """The numbers that are on their way while the norm of the gradient of each instance is computed."""
+    sources = read.sources
+    if all(isinstance(source.form, Product) for source in sources):
+        rows, width = zip(*(_products(source, counts_of) for source in sources), strict=True)
+        total = sum(rows[1:], start=rows[0])
+        size = sources[0].forms.derivative.vars[sources[0].form.value].size  # type: ignore[union-attr]
+        return (1 + (len(sources) > 1)) * total * max(width) + np.minimum(3 * total * total, size)
+    needs = [need_of_sum(source, counts_of) for source in sources]
+    if len({type(source.form) for source in sources}) == 1 and isinstance(sources[0].form, Scattered | Total):
+        return sum(needs[1:], start=needs[0])
+    return np.max(needs, axis=0) + int(np.prod(read.parameter.shape, dtype=np.int64))
+
+
+def _products(source: Source, counts_of: CountsOf) -> tuple[LongArray, int]:
+    """The rows of the factors of a product, per instance, and their columns together."""
+    form, vars = source.form, source.forms.derivative.vars
+    assert isinstance(form, Product)
+    inner = vars[form.left].shape[1] if len(vars[form.left].shape) == 2 else 1
+    return _counts(source, counts_of, form.left, form.right) * inner, sum(vars[form.value].shape)
+
+
+def _counts(source: Source, counts_of: CountsOf, *values: int) -> LongArray:
+    return counts_of(source.type_id, max(NODE, *(source.forms.derivative.vars[value].domain for value in values)))
