@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ class TypeRows:
         values = self.taken(form.rows, rows)
         ids = np.broadcast_to(ids, values.shape[: ids.ndim])
         each = np.broadcast_to(instances.instance[rows].reshape(-1, *(1,) * (ids.ndim - 1)), ids.shape).reshape(-1)
-        return each, ids.reshape(-1).astype(np.int64), values.reshape(each.size, -1)
+        return each, ids.reshape(-1).astype(np.int64), values.reshape(each.size, prod(values.shape[ids.ndim :]))
 
     def _add_scattered(self, form: Scattered, out: Array, first: int) -> None:
         each, ids, values = self.scattered(form, first, first + len(out))
@@ -182,7 +183,7 @@ def part_of(whole: Array, shape: Sequence[int], where: Rectangle | None, wanted:
     """The part of gradients (n, *shape) of a stack that is that of a parameter, (n, *wanted)."""
     if where is None:
         return whole
-    matrices = whole.reshape(len(whole), shape[0], -1)
+    matrices = whole.reshape(len(whole), shape[0], prod(shape[1:]))
     part = matrices[:, where.row : where.row + where.height, where.column : where.column + where.width]
     return part.reshape(len(whole), *wanted)
 
