@@ -86,9 +86,7 @@ class Run(Protocol):
     def on_device(self, slot: int) -> Any:
         """The values of a slot as an array of the device, until the run is differentiated or closed."""
 
-    def backward(
-        self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None
-    ) -> None:
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.
 
         Args:

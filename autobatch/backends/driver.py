@@ -172,9 +172,7 @@ class PlanRun(ABC, Generic[M]):
             self._lap(stage, batch)
         self._call(stage, len(batches) + 1, len(batches) + 2)
 
-    def backward(
-        self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None
-    ) -> None:
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
         if self._ended:
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")

@@ -91,8 +91,8 @@ class Apart:
         n_bytes, limit = size * options.dtype.itemsize, options.max_bytes
         if limit is not None and n_bytes > limit:
             raise PlanError(
-                f"cannot give gradients of {n_instances} instances: the results alone take {n_bytes} bytes and max_bytes "
-                f"is {limit}; allow as many, name fewer parameters in only=, or give fewer instances at a time."
+                f"cannot give gradients of {n_instances} instances: the results alone take {n_bytes} bytes and "
+                f"max_bytes is {limit}; allow as many, name fewer parameters in only=, or give fewer instances."
             )
         return _by_instance(options, wanted, clips=False, n_bytes=n_bytes)
 
@@ -107,8 +107,8 @@ class Apart:
         inputs: InputGradients | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts; the gradients are arrays (B, *shape)."""
-        wanted, found, n = _named(executor.trainable(), self.names), [], step.graph.n_instances
-        made = self.zeros(executor, n)
+        wanted, found = _named(executor.trainable(), self.names), []
+        made: dict[str, Any] = self.zeros(executor, step.graph.n_instances)
         for part, (instances, run) in zip(step.parts, runs, strict=True):
             losses = run.outputs[slot]
             check_finite(losses, instances.start)
@@ -137,7 +137,7 @@ class Apart:
 
     def of_nothing(self, executor: Executor, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """See `EachInstance`."""
-        exchange.add_nothing(executor.dtype, [], executor.zeros, clock)
+        exchange.add_nothing(executor.dtype, [], lambda rows: Gradients(), clock)
         return np.zeros(0, executor.dtype), self.zeros(executor, 0)
 
 
@@ -279,8 +279,8 @@ def _check_norms(norms: NDArray[np.float64], first: int) -> None:
     wrong = np.flatnonzero(~np.isfinite(norms))
     if wrong.size:
         raise NumericError(
-            f"cannot clip the gradient of instance {first + wrong[0]}: its norm is {norms[wrong[0]]}, no finite number; "
-            f"leave the instance out, or lower the learning rate."
+            f"cannot clip the gradient of instance {first + wrong[0]}: its norm is {norms[wrong[0]]}, no finite "
+            f"number; leave the instance out, or lower the learning rate."
         )
 
 

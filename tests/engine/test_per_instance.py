@@ -273,7 +273,7 @@ def test_parameters_by_name() -> None:
 def test_clipped_sums_are_added_to_gradients() -> None:
     run = ab.batched(without_dropout().loss, max_bytes=26_000)
     _, grads = by_loop(run, TREES)
-    out = {name: np.full(g.shape[1:], 2.0) for name, g in grads.items()}
+    out: Any = {name: np.full(g.shape[1:], 2.0) for name, g in grads.items()}
     _, found = run.value_and_grad(TREES, "mean", out=out, clip="per-instance", max_norm=2.0)
     assert found is out
     wanted = clipped(grads, np.full(len(TREES), 1 / len(TREES)), 2.0)
@@ -384,8 +384,8 @@ def test_clipping_holds_no_gradient_of_all_instances() -> None:
     batch = [(rng.standard_normal((5, 48)), 1) for _ in range(64)]
     run = ab.batched(model.loss, backend="reference")
     size = 4 * sum(p.data.size for p in model.parameters().values())
-    peaks = {}
-    for name, way in {"sum": {}, "clipped": {"clip": "per-instance"}, "each": {"reduce": "none"}}.items():
+    peaks, ways = {}, dict[str, Any](sum={}, clipped={"clip": "per-instance"}, each={"reduce": "none"})
+    for name, way in ways.items():
         run.value_and_grad(batch, **way)
         tracemalloc.start()
         run.value_and_grad(batch, **way)
@@ -473,7 +473,7 @@ def test_processes_clip_their_own_instances(tmp_path: Path) -> None:
         first, second = run_processes(2, tmp_path, in_a_group, {"reduce": "none", "all": shares})
         np.testing.assert_allclose(np.concatenate([first[0], second[0]]), losses, rtol=1e-12)
         check_equal({k: np.concatenate([first[1][k], second[1][k]]) for k in grads}, arrays(grads))
-        way = {"clip": "per-instance", "max_norm": 2.0}
+        way: dict[str, Any] = {"clip": "per-instance", "max_norm": 2.0}
         run.step = 0
         value, sums = run.value_and_grad(TREES, **way)
         for found in run_processes(2, tmp_path, in_a_group, {**way, "all": shares}):

@@ -7,6 +7,7 @@ that does not grow with the number of instances.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from autobatch.backends.by_instance.sources import Read, Source, forms_of, reads
 from autobatch.backends.options import ByInstance
 from autobatch.ir.program import NODE
 from autobatch.jit.arrays import LongArray
+from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Plan, PlannedTypes
 
 AT_ONCE = 1 << 18
@@ -53,40 +55,61 @@ def need_of_sum(source: Source, counts_of: CountsOf) -> LongArray:
     vars = source.forms.derivative.vars
     match source.form:
         case Product(value):
-            rows, width = _products(source, counts_of)
-            return rows * width + vars[value].size
+            return _rows_of_factors(source, counts_of) * _columns_of_factors(source) + vars[value].size
         case Total(_, rows):
             return (_counts(source, counts_of, rows) + 1) * vars[rows].size
         case Scattered(rows, ids):
             return _counts(source, counts_of, rows) * (2 * vars[rows].size + INTS * max(vars[ids].size, 1))
         case Computed(value):
-            needed = source.forms.needed(value)
-            sums = [index for index in needed if not isinstance(source.forms.form(index), Computed)]
-            of_sums = [need_of_sum(source._replace(form=source.forms.form(index)), counts_of) for index in sums]
-            own = sum(vars[index].size for index in needed)
-            return sum(of_sums, start=counts_of(source.type_id, NODE) * 0 + 2 * own)
+            need = np.zeros_like(counts_of(source.type_id, NODE))
+            for index in source.forms.needed(value):
+                form = source.forms.form(index)
+                need += 2 * vars[index].size
+                if not isinstance(form, Computed):
+                    need += need_of_sum(source._replace(form=form), counts_of)
+            return need
 
 
 def need_of_norm(read: Read, counts_of: CountsOf) -> LongArray:
     """The numbers that are on their way while the norm of the gradient of each instance is computed."""
-    sources = read.sources
-    if all(isinstance(source.form, Product) for source in sources):
-        rows, width = zip(*(_products(source, counts_of) for source in sources), strict=True)
-        total = sum(rows[1:], start=rows[0])
-        size = sources[0].forms.derivative.vars[sources[0].form.value].size  # type: ignore[union-attr]
-        return (1 + (len(sources) > 1)) * total * max(width) + np.minimum(3 * total * total, size)
-    needs = [need_of_sum(source, counts_of) for source in sources]
-    if len({type(source.form) for source in sources}) == 1 and isinstance(sources[0].form, Scattered | Total):
-        return sum(needs[1:], start=needs[0])
-    return np.max(needs, axis=0) + int(np.prod(read.parameter.shape, dtype=np.int64))
+    sources, size = read.sources, prod(read.parameter.shape)
+    kinds = {type(source.form) for source in sources}
+    if kinds == {Product}:
+        rows = np.sum([_rows_of_factors(source, counts_of) for source in sources], axis=0)
+        width = max(_columns_of_factors(source) for source in sources)
+        m, k = matrix_of(read.parameter)
+        squares: LongArray = np.where(by_rows(rows, m, k), 2 * rows * rows, size)
+        need: LongArray = (1 + (len(sources) > 1)) * rows * width + squares
+        return need
+    needs = np.stack([need_of_sum(source, counts_of) for source in sources])
+    joined = kinds in ({Scattered}, {Total})  # their rows are taken together
+    need = needs.sum(axis=0) if joined else needs.max(axis=0) + size
+    return need
 
 
-def _products(source: Source, counts_of: CountsOf) -> tuple[LongArray, int]:
-    """The rows of the factors of a product, per instance, and their columns together."""
+def by_rows(n: Any, m: int, k: int) -> Any:
+    """Whether the norm of a sum of n products, m by k, is found by products of the n rows with each other."""
+    return n * (m + k) < m * k
+
+
+def matrix_of(parameter: Parameter) -> tuple[int, int]:
+    """The sizes of the matrix that is the gradient of a parameter, where it is a product."""
+    m, *others = parameter.shape
+    return m, prod(others)
+
+
+def _rows_of_factors(source: Source, counts_of: CountsOf) -> LongArray:
+    """The rows of the factors of a product, per instance."""
     form, vars = source.form, source.forms.derivative.vars
     assert isinstance(form, Product)
     inner = vars[form.left].shape[1] if len(vars[form.left].shape) == 2 else 1
-    return _counts(source, counts_of, form.left, form.right) * inner, sum(vars[form.value].shape)
+    return _counts(source, counts_of, form.left, form.right) * inner
+
+
+def _columns_of_factors(source: Source) -> int:
+    """The columns of both factors of a product, of which a part may be wanted."""
+    assert isinstance(source.form, Product)
+    return sum(source.forms.derivative.vars[source.form.value].shape)
 
 
 def _counts(source: Source, counts_of: CountsOf, *values: int) -> LongArray:

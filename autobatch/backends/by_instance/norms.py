@@ -4,9 +4,9 @@ That of a matrix is a sum over rows, G = sum_r d_r x_r', so its squared norm nee
 
     |G|^2 = sum_r sum_s (d_r . d_s) (x_r . x_s)
 
-For n rows this takes n^2 (m + k) multiplications, and forming G takes n m k: whichever is less is done. Rows of all types
-that read the matrix count together. Rows of a table are first added up by id. Any other gradient, or one that has terms
-of several kinds, is formed for some instances at a time.
+For n rows this takes n^2 (m + k) multiplications, and forming G takes n m k: whichever is less is done. Rows of all
+types that read the matrix count together. Rows of a table are first added up by id. Any other gradient, or one that has
+terms of several kinds, is formed for some instances at a time.
 
 Source: Goodfellow 2015 (arXiv:1510.01799); of sequences, Li et al. 2022 (arXiv:2110.05679), "ghost clipping".
 """
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.by_instance.forms import Product, Scattered, Total
-from autobatch.backends.by_instance.needs import chunks, need_of_norm
+from autobatch.backends.by_instance.needs import by_rows, chunks, need_of_norm
 from autobatch.backends.by_instance.rows import groups_of
 from autobatch.backends.by_instance.sources import Read, Source
 from autobatch.backends.by_instance.sums import TypeRows, part_of, sum_by_key
@@ -45,8 +45,9 @@ class Norms:
         total = self._xp.zeros(self._n, np.float64)
         for read in reads:
             kinds = {type(source.form) for source in read.sources}
-            kind = kinds.pop() if len(kinds) == 1 else None
-            add = {Product: self._products, Total: self._totals, Scattered: self._tables}.get(kind, self._wholes)
+            add = self._wholes
+            if len(kinds) == 1:
+                add = {Product: self._products, Total: self._totals, Scattered: self._tables}.get(kinds.pop(), add)
             need = need_of_norm(read, lambda type_id, domain: self._types[type_id].rows(domain).counts)
             for first, end in chunks(need):
                 add(read, total, first, end)
@@ -60,7 +61,7 @@ class Norms:
             factors = [self._factors(source, rows) for source, rows in zip(sources, group.rows, strict=True)]
             left, right = (_joined(xp, sides) for sides in zip(*factors, strict=True))
             n, m, k = left.shape[1], left.shape[2], right.shape[2]
-            if n * (m + k) < m * k:
+            if by_rows(n, m, k):
                 one, other = (xp.matmul(side, side.transpose(0, 2, 1)) for side in (left, right))
                 one *= other
             else:

@@ -23,8 +23,7 @@ class ReadGradients:
     """Adds the gradients of each instance to arrays.
 
     Args:
-        into: zeros (B, *shape), C-contiguous, by `id` of the parameter; where the parameters are. B are the instances of
-            the run.
+        into: zeros (B, *shape), C-contiguous, by `id` of the parameter, in its store; B are the instances of the run.
     """
 
     def __init__(self, into: Mapping[int, Array]) -> None:

@@ -204,4 +204,3 @@ def _add(put: Any, out: Array, places: LongArray, values: Array) -> None:
         out[int(places[0]) : int(places[-1]) + 1] += values
     else:
         out[put(places)] += values
-
