@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.backends.by_instance.forms import Computed, Product, Scattered, Total
-from autobatch.backends.by_instance.rows import InstanceRows, cut
+from autobatch.backends.by_instance.rows import InstanceRows, cut, round_up
 from autobatch.backends.by_instance.sources import Read, Source, forms_of, reads_of
 from autobatch.backends.options import ByInstance
 from autobatch.ir.program import NODE
@@ -82,8 +82,7 @@ def need_of_norm(read: Read, counts_of: CountsOf) -> LongArray:
         need: LongArray = (1 + (len(sources) > 1)) * rows * width + squares
         return need
     needs = np.stack([need_of_sum(source, counts_of) for source in sources])
-    joined = kinds in ({Scattered}, {Total})  # their rows are taken together
-    need = needs.sum(axis=0) if joined else needs.max(axis=0) + size
+    need = needs.sum(axis=0) if kinds == {Scattered} else needs.max(axis=0) + size  # rows of a table are joined
     return need
 
 
@@ -103,7 +102,7 @@ def _rows_of_factors(source: Source, counts_of: CountsOf) -> LongArray:
     form, vars = source.form, source.forms.derivative.vars
     assert isinstance(form, Product)
     inner = vars[form.left].shape[1] if len(vars[form.left].shape) == 2 else 1
-    return _counts(source, counts_of, form.left, form.right) * inner
+    return round_up(_counts(source, counts_of, form.left, form.right)) * inner
 
 
 def _columns_of_factors(source: Source) -> int:

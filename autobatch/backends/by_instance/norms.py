@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.by_instance.forms import Product, Scattered, Total
+from autobatch.backends.by_instance.forms import Product, Scattered
 from autobatch.backends.by_instance.needs import by_rows, chunks, need_of_norm
-from autobatch.backends.by_instance.rows import groups_of
+from autobatch.backends.by_instance.rows import Taken, groups_of
 from autobatch.backends.by_instance.sources import Read, Source
-from autobatch.backends.by_instance.sums import TypeRows, part_of, sum_by_key
+from autobatch.backends.by_instance.sums import TypeRows, sum_by_key
 from autobatch.backends.values import Array
+from autobatch.ops.indexing import sum_runs
 
 
 class Norms:
@@ -47,7 +48,7 @@ class Norms:
             kinds = {type(source.form) for source in read.sources}
             add = self._wholes
             if len(kinds) == 1:
-                add = {Product: self._products, Total: self._totals, Scattered: self._tables}.get(kinds.pop(), add)
+                add = {Product: self._products, Scattered: self._tables}.get(kinds.pop(), add)
             need = need_of_norm(read, lambda type_id, domain: self._types[type_id].rows(domain).counts)
             for first, end in chunks(need):
                 add(read, total, first, end)
@@ -58,7 +59,7 @@ class Norms:
         sources, xp = read.sources, self._xp
         several = [self._types[s.type_id].rows_of(s.form.left, s.form.right) for s in sources]  # type: ignore[union-attr]
         for group in groups_of(several, first, end):
-            factors = [self._factors(source, rows) for source, rows in zip(sources, group.rows, strict=True)]
+            factors = [self._factors(source, taken) for source, taken in zip(sources, group.taken, strict=True)]
             left, right = (_joined(xp, sides) for sides in zip(*factors, strict=True))
             n, m, k = left.shape[1], left.shape[2], right.shape[2]
             if by_rows(n, m, k):
@@ -69,24 +70,9 @@ class Norms:
                 one *= one
             total[self._store.put(group.instances)] += one.reshape(len(one), -1).sum(axis=1, dtype=np.float64)
 
-    def _factors(self, source: Source, rows: Any) -> tuple[Array, Array]:
+    def _factors(self, source: Source, taken: Taken) -> tuple[Array, Array]:
         assert isinstance(source.form, Product)
-        return self._types[source.type_id].factors(source.form, source.where, rows)
-
-    def _totals(self, read: Read, total: Array, first: int, end: int) -> None:
-        sources = read.sources
-        several = [self._types[s.type_id].rows_of(s.form.rows) for s in sources]  # type: ignore[union-attr]
-        for group in groups_of(several, first, end):
-            parts = []
-            for source, rows in zip(sources, group.rows, strict=True):
-                form, of_type = source.form, self._types[source.type_id]
-                assert isinstance(form, Total)
-                if rows.shape[1]:
-                    shape = of_type.forms.derivative.vars[form.rows].shape
-                    whole = of_type.taken(form.rows, rows).sum(axis=1)
-                    parts.append(part_of(whole, shape, source.where, read.parameter.shape))
-            found = sum(parts[1:], start=parts[0])
-            total[self._store.put(group.instances)] += _squares(found)
+        return self._types[source.type_id].factors(source.form, source.where, taken)
 
     def _tables(self, read: Read, total: Array, first: int, end: int) -> None:
         n_ids = read.parameter.shape[0]
@@ -101,13 +87,13 @@ class Norms:
             sums *= sums
             of_row, instances = sums.sum(axis=1, dtype=np.float64), found // n_ids
             starts = np.flatnonzero(np.concatenate(([True], instances[1:] != instances[:-1])))
-            per_instance = self._xp.add.reduceat(of_row, self._store.put(starts))
+            per_instance = sum_runs(self._xp, of_row, self._store.put(starts))
             total[self._store.put(first + instances[starts])] += per_instance
 
     def _wholes(self, read: Read, total: Array, first: int, end: int) -> None:
         whole = self._xp.zeros((end - first, *read.parameter.shape), self._dtype)
-        for source in read.sources:
-            self._types[source.type_id].add(source, whole, first)
+        for number, source in enumerate(read.sources):
+            self._types[source.type_id].add(source, whole, first, is_zero=number == 0)
         total[first:end] += _squares(whole)
 
 

@@ -35,21 +35,21 @@ class ReadGradients:
         types = {type_id: TypeRows(interpreter, type_id, own, activity) for type_id, own in forms.items()}
         for read in reads_of(forms, self._into.keys(), joined=False):
             out = self._into[id(read.parameter)]
-            for source in read.sources:
+            for number, source in enumerate(read.sources):
                 need = need_of_sum(source, lambda type_id, domain: types[type_id].rows(domain).counts)
                 for first, end in chunks(need):
-                    _add(interpreter, types[source.type_id], source, out[first:end], first)
+                    _add(interpreter, types[source.type_id], source, out[first:end], first, number == 0)
         return False
 
 
-def _add(interpreter: Interpreter, rows: TypeRows, source: Source, out: Array, first: int) -> None:
-    """Add a contribution to gradients of the instances from `first` on, which may be on the host."""
+def _add(interpreter: Interpreter, rows: TypeRows, source: Source, out: Array, first: int, is_zero: bool) -> None:
+    """Add a contribution to gradients of the instances from `first` on, which may be on the host; as `TypeRows.add`."""
     store = interpreter.store
     if interpreter.options.store is store:
-        rows.add(source, out, first)
+        rows.add(source, out, first, is_zero)
     else:
         there = store.xp.zeros(out.shape, interpreter.options.dtype)
-        rows.add(source, there, first)
+        rows.add(source, there, first, is_zero=True)
         out += store.get(there)
 
 

@@ -42,32 +42,68 @@ class InstanceRows:
         self.ptr: LongArray = np.concatenate(([0], np.cumsum(self.counts)))
 
 
-class Group(NamedTuple):
-    """Instances with equally many rows.
+class Taken(NamedTuple):
+    """Some rows of each of n instances.
 
     Attributes:
-        instances: [n] of a type's mini-batch, increasing.
-        rows: for each of some `InstanceRows`, the rows of these instances, [n, rows of one].
+        rows: [n, most of one]; those of an instance that has fewer are filled up with any.
+        filled: bool, alike, which are filled up; None if no instance has fewer.
+    """
+
+    rows: LongArray
+    filled: NDArray[np.bool_] | None
+
+
+class Group(NamedTuple):
+    """Instances with about equally many rows.
+
+    Attributes:
+        instances: [n], increasing.
+        taken: their rows, for each of some `InstanceRows`.
     """
 
     instances: LongArray
-    rows: list[LongArray]
+    taken: list[Taken]
 
 
 def groups_of(several: Sequence[InstanceRows], first: int, end: int) -> Iterator[Group]:
-    """Join those of the instances first:end that have equally many rows in each place; leave out those without any.
+    """Join those of the instances first:end that have about equally many rows in each place; leave out those without.
 
-    So that sums over the rows of each instance are a few array functions, without padding.
+    So that sums over the rows of each instance are a few array functions. Rows that are filled up are at most a third.
     """
     counts = np.stack([one.counts[first:end] for one in several], axis=1)
-    order = np.lexsort(counts.T)  # stable
-    ordered = counts[order]
-    starts = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
-    for instances in np.split(first + order, starts):
-        lengths = counts[instances[0] - first].tolist() if instances.size else []
-        if any(lengths):
-            pairs = zip(several, lengths, strict=True)
-            yield Group(instances, [one.rows[one.ptr[instances][:, None] + np.arange(n)] for one, n in pairs])
+    sizes = round_up(counts)
+    order = np.lexsort(sizes.T)  # stable
+    ordered = sizes[order]
+    ends = [*(np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1).tolist(), order.size]
+    begin = 0
+    for stop in ends:
+        members, begin = order[begin:stop], stop
+        own = counts[members]
+        if own.any():
+            instances = first + members
+            yield Group(instances, [_take(one, instances, own[:, k]) for k, one in enumerate(several)])
+
+
+def _take(one: InstanceRows, instances: LongArray, counts: LongArray) -> Taken:
+    """Take the rows of some instances, of which each has so many."""
+    most = int(counts.max())
+    if (counts == most).all():
+        return Taken(one.rows[one.ptr[instances][:, None] + np.arange(most)], None)
+    filled = np.arange(most) >= counts[:, None]
+    return Taken(one.rows[np.where(filled, 0, one.ptr[instances][:, None] + np.arange(most))], filled)
+
+
+def round_up(counts: LongArray) -> LongArray:
+    """The next of the numbers 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+
+    >>> round_up(np.array([0, 1, 3, 5, 7, 9, 13, 17])).tolist()
+    [0, 1, 3, 6, 8, 12, 16, 24]
+    """
+    _, exponent = np.frexp(np.maximum(counts - 1, 0).astype(np.float64))  # 2**(exponent - 1) <= counts - 1
+    step = 1 << np.maximum(exponent.astype(np.int64) - 2, 0)
+    found: LongArray = (counts + step - 1) // step * step
+    return found
 
 
 def cut(sizes: LongArray, most: int) -> Iterator[tuple[int, int]]:

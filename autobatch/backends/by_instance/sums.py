@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.backends.by_instance.forms import Computed, Forms, Product, Scattered, Total
-from autobatch.backends.by_instance.rows import InstanceRows, groups_of
+from autobatch.backends.by_instance.rows import InstanceRows, Taken, groups_of
 from autobatch.backends.by_instance.sources import Source
 from autobatch.backends.interpret import Frame, Interpreter
 from autobatch.backends.values import Activity, Array
@@ -19,6 +19,7 @@ from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.jit.arrays import LongArray
 from autobatch.jit.bits import rounded
 from autobatch.ops.define import run_kernel
+from autobatch.ops.indexing import sum_runs
 from autobatch.params.rectangles import Rectangle
 
 
@@ -57,35 +58,41 @@ class TypeRows:
         self._interpreter.run(frame, self.forms.common)
         return frame
 
-    def add(self, source: Source, out: Array, first: int) -> None:
+    def add(self, source: Source, out: Array, first: int, is_zero: bool = False) -> None:
         """Add a contribution to gradients of the instances from `first` on.
 
         Args:
             out: (n, *shape), C-contiguous.
+            is_zero: whether all of it is zero, and can be overwritten.
         """
         form, end = source.form, first + len(out)
         if isinstance(form, Product):
-            self._add_products(form, source.where, out, first)
+            self._add_products(form, source.where, out, first, is_zero)
         elif isinstance(form, Scattered):
             self._add_scattered(form, out, first)
-        elif isinstance(form, Total):
-            shape = self.forms.derivative.vars[form.value].shape
-            for group in groups_of([self.rows_of(form.rows)], first, end):
-                total = self.taken(form.rows, group.rows[0]).sum(axis=1)
-                _add(self.put, out, group.instances - first, part_of(total, shape, source.where, out.shape[1:]))
         else:
             shape = self.forms.derivative.vars[form.value].shape
-            found = part_of(self.compute(form, first, end), shape, source.where, out.shape[1:])
-            out += found
+            places, found = self._total(form, first, end) if isinstance(form, Total) else self.compute(form, first, end)
+            _add(self.put, out, places, part_of(found, shape, source.where, out.shape[1:]), is_zero)
 
-    def _add_products(self, form: Product, where: Rectangle | None, out: Array, first: int) -> None:
+    def _add_products(self, form: Product, where: Rectangle | None, out: Array, first: int, is_zero: bool) -> None:
         n = len(out)
-        left_size, right_size = self.sizes(form, where)
-        matrices = out.reshape(n, left_size, right_size)
+        matrices = out.reshape(n, *self.sizes(form, where))
         for group in groups_of([self.rows_of(form.left, form.right)], first, first + n):
-            left, right = self.factors(form, where, group.rows[0])
-            product = self.xp.matmul(left.transpose(0, 2, 1), right)
-            _add(self.put, matrices, group.instances - first, product)
+            left, right = self.factors(form, where, group.taken[0])
+            left, places = left.transpose(0, 2, 1), group.instances - first
+            if is_zero and _are_adjacent(places):
+                self.xp.matmul(left, right, out=matrices[int(places[0]) : int(places[-1]) + 1])
+            else:
+                _add(self.put, matrices, places, self.xp.matmul(left, right), is_zero)
+
+    def _total(self, form: Total, first: int, end: int) -> tuple[LongArray, Array]:
+        """The instances that have rows, counted from `first`, and the sum of the rows of each."""
+        own = self.rows_of(form.rows)
+        filled = np.flatnonzero(own.counts[first:end])
+        starts = own.ptr[first + filled] - own.ptr[first]
+        rows = self.taken(form.rows, own.rows[own.ptr[first] : own.ptr[end]])
+        return filled, sum_runs(self.xp, rows, self.put(starts)) if filled.size else rows
 
     def sizes(self, form: Product, where: Rectangle | None) -> tuple[int, int]:
         """Columns of the left and of the right factor."""
@@ -94,14 +101,16 @@ class TypeRows:
         m, n = self.forms.derivative.vars[form.value].shape
         return m, n
 
-    def factors(self, form: Product, where: Rectangle | None, rows: LongArray) -> tuple[Array, Array]:
+    def factors(self, form: Product, where: Rectangle | None, taken: Taken) -> tuple[Array, Array]:
         """The factors of a product for some instances: (n, rows, m) and (n, rows, k).
 
         Args:
             where: of the product, the part that is wanted.
-            rows: [n, rows of one].
+            taken: the rows; the left ones are zero where they are filled up, so that these add nothing.
         """
-        left, right = (self.taken(value, rows) for value in (form.left, form.right))
+        left, right = (self.taken(value, taken.rows) for value in (form.left, form.right))
+        if taken.filled is not None:
+            left[self.put(taken.filled)] = 0
         vars = self.forms.derivative.vars
         if rounded_args(vars, form.value) and self._interpreter.options.precision == "bf16":
             left, right = rounded(left, self.xp), rounded(right, self.xp)
@@ -140,8 +149,8 @@ class TypeRows:
         flat = out.reshape(len(out) * out.shape[1], -1)
         flat[self.put(keys)] += sums
 
-    def compute(self, form: Computed, first: int, end: int) -> Array:
-        """A value that is computed from sums, for each instance: (n, *shape)."""
+    def compute(self, form: Computed, first: int, end: int) -> tuple[LongArray, Array]:
+        """A value that is computed from sums, for each instance: (n, *shape); and the numbers from 0 to n - 1."""
         vars, env, frame = self.forms.derivative.vars, dict(self.frame.env), self.frame
         interpreter = self._interpreter
         owner = interpreter.cells.cells[self.type_id].type.owner
@@ -158,7 +167,7 @@ class TypeRows:
             else:
                 static = frame.rows.static(vars, index, interpreter.randomness, owner)
                 run_kernel(op, self.xp, args, out, static)
-        return self.xp.broadcast_to(env[form.value], (end - first, *vars[form.value].shape))
+        return np.arange(end - first), self.xp.broadcast_to(env[form.value], (end - first, *vars[form.value].shape))
 
     def _sum(self, index: int, out: Array, first: int) -> None:
         """Add a sum over rows, for each instance."""
@@ -167,7 +176,7 @@ class TypeRows:
         if isinstance(form, Computed) and source.op.name == "row_sum_scatter":
             form = Scattered(*source.args)
         if not isinstance(form, Computed):
-            self.add(Source(self.type_id, self.forms, form, None), out, first)
+            self.add(Source(self.type_id, self.forms, form, None), out, first, is_zero=True)
             return
         rows = self.rows_of(*source.args)
         for number in range(len(out)):  # an op of its own: by its kernel, which adds up the rows that it is given
@@ -195,12 +204,20 @@ def sum_by_key(xp: Any, put: Any, keys: LongArray, rows: Array) -> tuple[LongArr
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    return ordered[starts], xp.add.reduceat(rows[put(order)], put(starts), axis=0)
+    return ordered[starts], sum_runs(xp, rows[put(order)], put(starts))
 
 
-def _add(put: Any, out: Array, places: LongArray, values: Array) -> None:
-    """Add to some places of the first axis, each once; those side by side, without an index."""
-    if places.size == places[-1] - places[0] + 1:
-        out[int(places[0]) : int(places[-1]) + 1] += values
+def _are_adjacent(places: LongArray) -> bool:
+    """Whether increasing places lie side by side."""
+    return places.size == places[-1] - places[0] + 1
+
+
+def _add(put: Any, out: Array, places: LongArray, values: Array, is_zero: bool) -> None:
+    """Add to some places of the first axis, increasing; or, where all are zero, store there."""
+    if not places.size:
+        return
+    index: Any = slice(int(places[0]), int(places[-1]) + 1) if _are_adjacent(places) else put(places)
+    if is_zero:
+        out[index] = values
     else:
-        out[put(places)] += values
+        out[index] += values
