@@ -12,12 +12,16 @@ import pytest
 import torch
 
 import autobatch as ab
+import autobatch.torch as abt
+import per_instance
 import ragged
 from autobatch.backends.by_instance.needs import AT_ONCE
 from autobatch.backends.by_instance.rows import cut
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.devices.device import Device
+from autobatch.engine.each_instance import refuse_shared
+from autobatch.graph.rewrite.passes import rewrite
 from helpers.checkers.refusals import refused
 from helpers.fakes.counting_backend import Counting
 from helpers.models.every_model import MODELS
@@ -481,3 +485,68 @@ def test_processes_clip_their_own_instances(tmp_path: Path) -> None:
             check_equal(found[1], arrays(sums))
     both = run_processes(2, tmp_path, in_a_group, {"reduce": "none", "only": ["left", "no"]})
     assert all("only= names 'no'" in one for one in both)
+
+
+class Torch(torch.nn.Module):
+    """A sum over rows of what a cell makes of each."""
+
+    def __init__(self, runs: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 3)
+        self.take = abt.cell(self._take, runs=runs)
+        self.double()
+
+    def _take(self, x: Any) -> Any:
+        return torch.tanh(self.linear(x)).sum()
+
+    def loss(self, rows: Any) -> Any:
+        return sum(self.take(row) for row in rows)
+
+
+@pytest.mark.parametrize("runs", ["autobatch", "torch"])
+def test_modules_of_torch(runs: str) -> None:
+    """Where torch runs a cell itself, it gives sums over instances alone."""
+    model = Torch(runs)
+    draw = torch.Generator().manual_seed(1)
+    batch = [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (1, 3, 2)]
+    run = abt.batched(model.loss, module=model, backend="reference")
+    if runs == "torch":
+        for way in ({"reduce": "none"}, {"clip": "per-instance"}):
+            with refused(ab.GraphError, "torch runs a cell of this function itself"):
+                run.value_and_grad(batch, **way)
+        return
+    wanted = [torch.autograd.grad(model.loss(x), [*model.parameters()]) for x in batch]
+    _, found = run.value_and_grad(batch, reduce="none")
+    for gradient, parts in zip(found.values(), zip(*wanted, strict=True), strict=True):
+        np.testing.assert_allclose(gradient, np.stack(parts), rtol=1e-9)
+    _, sums = run.value_and_grad(batch, "sum", clip="per-instance", max_norm=1.0)
+    check_equal(sums, clipped(found, np.ones(3), 1.0))
+
+
+def test_nodes_of_several_instances_are_refused() -> None:
+    graph = ab.batched(without_dropout().loss).merged([1, 1])
+    refuse_shared(graph)
+    shared, rewrites = rewrite(graph, ["share"])
+    assert rewrites.shared
+    with refused(ab.GraphError, "is used by another instance than its own"):
+        refuse_shared(shared)
+
+
+def test_a_profile_and_measured_threads_change_nothing() -> None:
+    model = without_dropout()
+    wanted = by_loop(ab.batched(model.loss), TREES)
+    run = ab.batched(model.loss, backend=Cpu(jitted=False), threads="auto")
+    with run.profile() as profile:
+        _, found = run.value_and_grad(TREES, reduce="none")
+        check_equal(found, wanted[1])
+        _, sums = run.value_and_grad(TREES, "sum", clip="per-instance", max_norm=2.0)
+        check_equal(sums, clipped(wanted[1], np.ones(len(TREES)), 2.0))
+    assert len(profile.calls) == 2
+
+
+@pytest.mark.parametrize("make", [per_instance.of_chains, per_instance.of_trees])
+def test_the_experiment_compares_equal_gradients(make: Callable[..., Any]) -> None:
+    config = per_instance.Config(batch_size=5, length=4)
+    ways = make(config, 4, np.random.default_rng(0), "reference")  # compares them
+    assert [*ways][:3] == ["sum", "each", "clipped"]

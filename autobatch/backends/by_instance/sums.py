@@ -209,7 +209,7 @@ def sum_by_key(xp: Any, put: Any, keys: LongArray, rows: Array) -> tuple[LongArr
 
 def _are_adjacent(places: LongArray) -> bool:
     """Whether increasing places lie side by side."""
-    return places.size == places[-1] - places[0] + 1
+    return bool(places.size == places[-1] - places[0] + 1)
 
 
 def _add(put: Any, out: Array, places: LongArray, values: Array, is_zero: bool) -> None:
