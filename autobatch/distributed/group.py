@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -24,11 +24,13 @@ from autobatch.distributed.exchange import Exchange, Kept
 from autobatch.distributed.facts import facts_of
 from autobatch.distributed.shares import Share
 from autobatch.distributed.wire import Alone, TorchWire, Wire
-from autobatch.engine.each_instance import EachInstance
 from autobatch.engine.group import entering
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
+
+if TYPE_CHECKING:
+    from autobatch.engine.each_instance import EachInstance
 
 TIMEOUT = 1800.0
 

@@ -1,4 +1,4 @@
-"""Find the rows of a type that belong to each instance, and join instances that have equally many."""
+"""Find the rows of a type that belong to each instance, and join instances that have about equally many."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Taken(NamedTuple):
     """Some rows of each of n instances.
 
     Attributes:
-        rows: [n, most of one]; those of an instance that has fewer are filled up with any.
+        rows: [n, most of one]; those of an instance that has fewer are filled up with its last one.
         filled: bool, alike, which are filled up; None if no instance has fewer.
     """
 
@@ -90,8 +90,8 @@ def _take(one: InstanceRows, instances: LongArray, counts: LongArray) -> Taken:
     most = int(counts.max())
     if (counts == most).all():
         return Taken(one.rows[one.ptr[instances][:, None] + np.arange(most)], None)
-    filled = np.arange(most) >= counts[:, None]
-    return Taken(one.rows[np.where(filled, 0, one.ptr[instances][:, None] + np.arange(most))], filled)
+    places = np.minimum(np.arange(most), counts[:, None] - 1)
+    return Taken(one.rows[one.ptr[instances][:, None] + places], places < np.arange(most))
 
 
 def round_up(counts: LongArray) -> LongArray:
