@@ -49,10 +49,11 @@ class Stopping:
             singular = self._types[type_id].singular
             nodes = np.flatnonzero((graph.type_id == type_id) & self._marks.nodes)
             unused = ~self._marks.outputs[nodes][:, singular]
+            with_unused = unused.any(1)
+            nodes, unused = nodes[with_unused], unused[with_unused]
             for pattern in np.unique(unused, axis=0):
                 outputs = tuple(
                     output for output, is_unused in zip(singular, pattern.tolist(), strict=True) if is_unused
                 )
-                if outputs:
-                    type_ids[nodes[(unused == pattern).all(1)]] = self._types.stopped(type_id, outputs)
+                type_ids[nodes[(unused == pattern).all(1)]] = self._types.stopped(type_id, outputs)
         return Graph(words, graph.floats, graph.types, graph.structures, graph.keys)

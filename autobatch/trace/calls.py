@@ -103,7 +103,7 @@ class Calls:
             }
         )
         self.handles = Handles(self, self._namespace.names, methods)
-        self.lifting = Lifting(self.handles, self._record_source)
+        self.lifting = Lifting(self.handles, self.record_source)
         self._entries: dict[Any, Entry] = {}
         self._tables = form_tables([], [])
         self._recycle_at = RECYCLE
@@ -235,7 +235,7 @@ class Calls:
             ),
         )
 
-    def _record_source(self, x: Any, is_ragged: bool) -> Any:
+    def record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
         if type(x) is np.ndarray:
             return self._entry_of_arrays(is_ragged).known.function(x)

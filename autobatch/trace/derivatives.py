@@ -138,10 +138,14 @@ class Recorded:
         if isinstance(x, Value):
             self._variables.append(self._calls.alias(x))
             return self._variables[-1]
-        lift = self._calls.lifting.lift
-        reads = ArrayReads(x, self._calls, lambda part, is_ragged: self._calls.alias(lift(part, is_ragged=is_ragged)))
-        self._variables.append(reads)
+        self._variables.append(reads := ArrayReads(x, self._calls, self._read))
         return reads.stand_in
+
+    def _read(self, part: Any, is_ragged: bool) -> Any:
+        """A value of a part of an array, for the function alone."""
+        if isinstance(part, FloatInput):
+            return self._calls.alias(self._calls.lifting.lift(part, is_ragged=is_ragged))
+        return self._calls.record_source(part, is_ragged)
 
     @contextmanager
     def running(self) -> Iterator[None]:

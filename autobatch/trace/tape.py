@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
-from autobatch.graph.words import OUTPUT_BITS
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.program import Port
 from autobatch.ops.define import Shape
@@ -85,6 +85,13 @@ class Call(NamedTuple):
     lengths: Sequence[int]
 
 
+class Part(NamedTuple):
+    """The derivative of a value, before it is said whether as one value or as several that add up."""
+
+    ref: int
+    shape: Shape
+
+
 class Derivatives:
     """The parts of derivatives that have been recorded.
 
@@ -112,10 +119,31 @@ class Derivatives:
         """The derivative of a value; None if there is none."""
         return self._sum(self.parts[ref], shape) if ref in self.parts else None
 
+    def terms(self, part: Part) -> list[int]:
+        """Values that add up to a derivative, for a plain port, which adds up what it reads.
+
+        A batch writes its outputs one after another. Values that nodes of one type made are therefore of one output;
+        others are added up here.
+        """
+        parts = self.parts[part.ref]
+        if len(parts) > 1:
+            output_of: dict[int, int] = {}
+            forms, form_of = self._calls.forms, self._calls.handles.form_of
+            for ref in parts:
+                made, output = forms[form_of[ref >> OUTPUT_BITS & ID]].code[0], ref & OUTPUT
+                if output_of.setdefault(made, output) != output:
+                    return [self._sum(parts, part.shape)]
+        return parts
+
     def of_parameter(self, parameter: Parameter) -> int | None:
         """The derivative of a parameter; None if there is none."""
         parts = self.of_parameters.get(id(parameter))
         return None if parts is None else self._sum(parts, parameter.shape)
+
+    def whole(self, x: Any) -> Refs:
+        """A derivative as one value, or one for each row."""
+        refs: Refs = self._sum(self.parts[x.ref], x.shape) if isinstance(x, Part) else x
+        return refs
 
     def total_or_zeros(self, ref: int, shape: Shape) -> int:
         """The derivative of a value, or zeros."""
@@ -130,6 +158,10 @@ class Derivatives:
         """A value as programs have it."""
         found: Value = self._calls.handles.value(ref, shape, self.kept[_number(ref)])
         return found
+
+    def add_up(self, refs: list[int], shape: Shape) -> int:
+        """The sum of values."""
+        return self._sum([*refs], shape)
 
     def _sum(self, parts: list[int], shape: Shape) -> int:
         if len(parts) > 1:
@@ -161,11 +193,7 @@ class Step:
         self._type, self._program = self.family.number, self.family.node_type.program
         vars, outputs = self._program.vars, self._program.outputs
         leaves = {v.source.name: v.source.leaf for v in vars if isinstance(v.source, Port)}
-        own = {
-            name: Item(EACH if key.kind == "rows" else VALUE, ((leaves[name],),))
-            for name, key in given.items()
-            if name in leaves
-        }
+        own = {name: Item(EACH, ((leaves[name],),)) for name in given if name in leaves}
         needed = [[item for item in items if item.is_needed(self._program)] for items in (of.ints, of.floats)]
         self._own = list(own)
         self._ints = [place for place, item in enumerate(of.ints) if item in needed[0]]
@@ -188,7 +216,7 @@ class Step:
             given: derivatives by name.
             found: keeps the handle.
         """
-        results: list[Refs] = [given.get(name, 0) for name in self._passed]
+        results: list[Refs] = [found.whole(given[name]) if name else 0 for name in self._passed]
         if not self._is_needed:
             return results
         made, log = self._calls.handles.take(self._form), self._calls.log
@@ -199,7 +227,8 @@ class Step:
             words += tape.log[call.at[place] : call.at[place + 1]]
         for name in self._own:
             x = given[name]
-            words += (x,) if isinstance(x, int) else (len(x), *x)
+            refs = found.terms(x) if isinstance(x, Part) else [x] if isinstance(x, int) else x
+            words += (len(refs), *refs)
         log += words
         at = call.floats
         for item, is_needed in self._floats:
@@ -317,12 +346,12 @@ class Tape:
         self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], numbers: set[int], found: Derivatives
     ) -> None:
         """Record the gradients of a call's arguments."""
-        given, parts = dict[Any, Refs](), found.parts
+        given, parts = dict[Any, Any](), found.parts
         for output, shape, group in call.layout.outputs:
             ref = (call.number << OUTPUT_BITS) + output
             if group < 0:
                 if ref in parts:
-                    given[output] = found.total_or_zeros(ref, shape)
+                    given[output] = Part(ref, shape)
             elif not parts.keys().isdisjoint(refs := self._rows(call, ref, group)):
                 given[output] = [found.total_or_zeros(row, shape) for row in refs]
         if not given:
@@ -348,7 +377,7 @@ class Tape:
         for leaf in leaves:
             shape, group = call.layout.ports[leaf]
             refs = [found.total_or_zeros(ref, shape) for ref in self._refs_of(call, leaf)]
-            given[leaf] = refs[0] if group < 0 else refs
+            given[leaf] = found.add_up(refs, shape) if group < 0 else refs
         outputs = {output: group for output, _, group in call.layout.outputs}
         for output, x in self._derive(call, Pattern(TANGENT, tuple(outputs), leaves, own), given, found):
             ref = (call.number << OUTPUT_BITS) + output
@@ -389,7 +418,7 @@ class Tape:
             else {k: s for k, (s, _) in layout.ports.items()}
         )
         value = Key("value", shapes[what])
-        return value if isinstance(x, int) else Key("rows", None, (value,))
+        return value if isinstance(x, (int, Part)) else Key("rows", None, (value,))
 
     def _read(self, layout: Layout, at: int) -> tuple[list[int], list[int]]:
         """Where the items of a call begin in the log, and the lengths of its lists."""
@@ -397,7 +426,9 @@ class Tape:
         for item in layout.ints:
             n = 1
             if item.kind in (EACH, ROWS):
-                n = lengths[item.group] = self.log[at]
+                n = self.log[at]
+                if item.group >= 0:
+                    lengths[item.group] = n
             at += _width(item, n)
             places.append(at)
         return places, lengths

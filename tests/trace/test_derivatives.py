@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.engine.engine import Engine
 
 EPS = 1e-6
 
@@ -159,11 +158,12 @@ def test_batched_programs_with_gradients_are_the_eager_ones(energy: str, backend
     batched = ab.batched(loss, module=model, backend=backend)
     assert np.allclose(batched(instances), eagerly(loss, instances), rtol=1e-10)
     value, grads, inputs = batched.value_and_grad(instances, reduce="sum", inputs=True)
-    total = lambda: float(eagerly(loss, instances).sum())  # noqa: E731
+    total: Callable[[], float] = lambda: float(eagerly(loss, instances).sum())  # noqa: E731
     assert np.isclose(value, total())
     for number, index in ((0, (1, 2)), (1, (1, 2)), (2, (0, 0))):
         assert np.isclose(inputs[number].x[index], slope(total, instances[number].x, index), rtol=1e-5, atol=1e-6)
-    for name, index in (("a.weight", (0, 1)), ("b.weight", (2, 1)), ("o", (1,))):
+    of_parameters: list[tuple[str, tuple[int, ...]]] = [("a.weight", (0, 1)), ("b.weight", (2, 1)), ("o", (1,))]
+    for name, at in of_parameters:
         parameter = model.parameters()[name]
         array = np.array(parameter.data)
 
@@ -171,7 +171,7 @@ def test_batched_programs_with_gradients_are_the_eager_ones(energy: str, backend
             parameter.data = array
             return total()
 
-        assert np.isclose(grads[name][index], slope(moved, array, index), rtol=1e-5, atol=1e-6)
+        assert np.isclose(grads[name][at], slope(moved, array, at), rtol=1e-5, atol=1e-6)
         moved()
 
 
@@ -218,7 +218,7 @@ def by_what_is_not_used(model: Net, cloud: Cloud) -> Any:
 
 
 def twice(model: Net, cloud: Cloud) -> Any:
-    inner = lambda c: squared(list(ab.grad(model.of_rows, wrt=lambda c: c.x)(c)[0]))  # noqa: E731
+    inner: Any = lambda c: squared(list(ab.grad(model.of_rows, wrt=lambda c: c.x)(c)[0]))  # noqa: E731
     return squared(list(ab.grad(inner, wrt=lambda c: c.x)(cloud)[0]))
 
 
@@ -230,7 +230,7 @@ def along(model: Net, cloud: Cloud) -> Any:
 
 
 def along_parameters(model: Net, cloud: Cloud) -> Any:
-    wrt = lambda c: (model.a.weight, model.o)  # noqa: E731
+    wrt: Any = lambda c: (model.a.weight, model.o)  # noqa: E731
     directions = np.cos(np.arange(9.0)).reshape(3, 3), np.sin(np.arange(3.0))
     return ab.jvp(model.of_rows, (cloud,), directions, wrt=wrt)[1] ** 2
 
@@ -252,19 +252,19 @@ def with_aux(model: Net, cloud: Cloud) -> Any:
 
 
 PROGRAMS = (
-    by_values, by_a_structure, by_all_outputs, by_parameters, by_a_parameter_outside_cells, by_rows_of_a_cell, by_a_list,
-    by_what_is_not_used, twice, along, along_parameters, pulled, with_aux,
+    by_values, by_a_structure, by_all_outputs, by_parameters, by_a_parameter_outside_cells, by_rows_of_a_cell,
+    by_a_list, by_what_is_not_used, twice, along, along_parameters, pulled, with_aux,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_are_the_same_batched_and_eager(program: Callable[[Net, Cloud], Any]) -> None:
     model, instances = Net(), clouds()
-    function = lambda cloud: program(model, cloud)  # noqa: E731
+    function: Any = lambda cloud: program(model, cloud)  # noqa: E731
     batched = ab.batched(function, module=model, backend="reference")
     assert np.allclose(batched(instances), eagerly(function, instances), rtol=1e-9)
     _, grads, inputs = batched.value_and_grad(instances, reduce="sum", inputs=True)
-    total = lambda: float(eagerly(function, instances).sum())  # noqa: E731
+    total: Callable[[], float] = lambda: float(eagerly(function, instances).sum())  # noqa: E731
     assert np.isclose(inputs[1].x[1, 0], slope(total, instances[1].x, (1, 0)), rtol=1e-5, atol=1e-6)
     array = np.array(model.o.data)
 
@@ -276,8 +276,8 @@ def test_programs_are_the_same_batched_and_eager(program: Callable[[Net, Cloud],
 
 
 def test_a_value_around_a_function_is_a_constant() -> None:
-    inner = lambda x: ab.grad(lambda y: x + y)(x)  # noqa: E731
-    program = lambda x: ab.grad(lambda x: x * inner(x))(x)  # noqa: E731
+    inner: Any = lambda x: ab.grad(lambda y: x + y)(x)  # noqa: E731
+    program: Any = lambda x: ab.grad(lambda x: x * inner(x))(x)  # noqa: E731
     assert float(program(2.0)) == 1.0
     assert np.array_equal(ab.batched(lambda x: program(x * 1.0))([np.array(2.0), np.array(3.0)]), [1.0, 1.0])
     cell = ab.cell(lambda x: program(x))
@@ -302,13 +302,13 @@ def test_derivatives_inside_cells() -> None:
         return value + squared([g, by_weight, tangent])
 
     instances = [cloud.x[0] for cloud in clouds()]
-    program = lambda x: inside(x)  # noqa: E731
+    program: Any = lambda x: inside(x)  # noqa: E731
     batched = ab.batched(program, module=model)
     assert np.allclose(batched(instances), eagerly(program, instances), rtol=1e-10)
-    _, grads, inputs = batched.value_and_grad(instances, reduce="sum", inputs=True)
-    total = lambda: float(eagerly(program, instances).sum())  # noqa: E731
+    _, _, inputs = batched.value_and_grad(instances, reduce="sum", inputs=True)
+    total: Callable[[], float] = lambda: float(eagerly(program, instances).sum())  # noqa: E731
     assert np.isclose(inputs[0][1], slope(total, instances[0], 1), rtol=1e-5)
-    assert {t.name for t in batched.recorder.types} == {"constant", "input", "inside"}
+    assert set(batched.recorder.types.names) == {"constant", "input", "inside"}
 
 
 def test_derivatives_over_the_elements_of_lists_in_cells() -> None:
@@ -316,7 +316,7 @@ def test_derivatives_over_the_elements_of_lists_in_cells() -> None:
     def inside(xs: list[Any]) -> Any:
         return ab.sum_n(ab.each(ab.grad(lambda y: ab.sum(ab.sin(y))), xs))
 
-    program = lambda xs: ab.sum(inside([2.0 * x for x in xs]))  # noqa: E731
+    program: Any = lambda xs: ab.sum(inside([2.0 * x for x in xs]))  # noqa: E731
     instances = [list(cloud.x) for cloud in clouds()]
     assert np.allclose(ab.batched(program)(instances), eagerly(program, instances), rtol=1e-5)
 
@@ -341,6 +341,7 @@ def test_async_programs_take_awaited_numbers_as_constants() -> None:
     instances = clouds()
     batched = ab.batched(loss, module=model, backend="reference")
     assert np.allclose(batched(instances), eagerly(loss, instances), rtol=1e-9)
+    assert batched.last is not None
     assert batched.last.rounds > 2
 
 
@@ -361,7 +362,7 @@ def test_types_of_gradients_are_named_and_take_few_batches() -> None:
 
 def test_cells_that_read_something_else_are_differentiated_anew() -> None:
     model, instances = Net(), clouds()
-    loss = lambda cloud: squared(list(ab.grad(model.of_rows, wrt=lambda c: c.x)(cloud)[0]))  # noqa: E731
+    loss: Any = lambda cloud: squared(list(ab.grad(model.of_rows, wrt=lambda c: c.x)(cloud)[0]))  # noqa: E731
     batched = ab.batched(loss, module=model, backend="reference")
     graphs = batched.record_all(instances)
     for factor in (1.5, 0.5, 2.5, 1.5):
@@ -373,10 +374,10 @@ def test_cells_that_read_something_else_are_differentiated_anew() -> None:
 
 def test_graphs_with_gradients_go_to_other_processes() -> None:
     model, other, instances = Net(), Net(), clouds()
-    loss = lambda m: lambda cloud: squared(list(ab.grad(m.of_rows, wrt=lambda c: c.x)(cloud)[0]))  # noqa: E731
+    loss: Any = lambda m: lambda cloud: squared(list(ab.grad(m.of_rows, wrt=lambda c: c.x)(cloud)[0]))  # noqa: E731
     graphs = ab.batched(loss(model), module=model).record_all(instances)
     carried = pickle.loads(pickle.dumps(graphs))
-    batched: Engine = ab.batched(loss(other), module=other, backend="reference")
+    batched = ab.batched(loss(other), module=other, backend="reference")
     assert np.allclose(batched(carried), eagerly(loss(model), instances), rtol=1e-9)
 
 
