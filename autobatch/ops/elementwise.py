@@ -76,7 +76,7 @@ div = define_elementwise(
 
 
 def _pow_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """x ** 0 and 0 ** y are flat; what is not taken there is finite, too, so that no derivative has 0 times infinity."""
+    """x ** 0 and 0 ** y are flat; what is not taken there is finite, so that no derivative has 0 times infinity."""
     is_one = equal(y, 0.0)
     slope = where(is_one, 0.0, y * x ** where(is_one, 0.0, y - 1.0))
     base = where(equal(x, 0.0), where(greater_equal(y, 0.0), 1.0, x), x)
@@ -91,7 +91,8 @@ pow = define_elementwise(
     doc="""x to the power of y for each element; `**` calls it.
 
     Shapes: any that broadcast to one; the result has it.
-    Gradient: y * x ** (y - 1) for x, and log(x) * x ** y for y; 0 where y is 0, and where x is 0 and y is not below.
+    Gradient: y * x ** (y - 1) for x, which is 0 where y is 0; log(x) * x ** y for y, which counts as 0 where x is 0 and
+        y is not below. Second derivatives take a gradient that is 0 for one of these reasons for constant.
 
     >>> ab.pow(np.array([2.0, 3.0]), 2.0)
     array([4., 9.])
@@ -206,7 +207,8 @@ relu = define_elementwise(
     doc="""The larger of x and 0 for each element.
 
     Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, else 0, at 0 too.
+    Gradient: 1 where x is positive, else 0, at 0 too. The second derivative is 0; at 0, where there is none, it counts
+        as 0.
 
     >>> ab.relu(np.array([-1.0, 2.0]))
     array([0., 2.])
@@ -297,7 +299,8 @@ where: Op = define_elementwise(
     doc="""x where the condition is true (not 0), else y, for each element; both are computed.
 
     Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for the one that is taken, 0 for the other; the condition has none.
+    Gradient: 1 for the one that is taken, 0 for the other; the condition has none, so that a jump between x and y has
+        no gradient. Second derivatives are 0.
 
     >>> x = np.array([-1.0, 2.0])
     >>> ab.where(x > 0.0, x, 0.1 * x)
@@ -318,7 +321,8 @@ abs: Op = define_elementwise(
     doc="""The absolute value of each element; Python's `abs` calls it.
 
     Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, -1 where it is negative, 0 where it is 0.
+    Gradient: 1 where x is positive, -1 where it is negative, 0 where it is 0. The second derivative is 0; at 0, where
+        there is none, it counts as 0.
 
     >>> ab.abs(np.array([-1.0, 2.0]))
     array([1., 2.])
@@ -331,7 +335,8 @@ maximum: Op = define_elementwise(
     doc="""The larger of x and y for each element.
 
     Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for the larger one, 0 for the other, one half for both where they are equal.
+    Gradient: 1 for the larger one, 0 for the other, one half for both where they are equal. Second derivatives are 0;
+        where x and y are equal, and there are none, they count as 0.
 
     >>> ab.maximum(np.array([-1.0, 2.0]), 0.5)
     array([0.5, 2. ])
@@ -344,7 +349,8 @@ minimum: Op = define_elementwise(
     doc="""The smaller of x and y for each element.
 
     Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for the smaller one, 0 for the other, one half for both where they are equal.
+    Gradient: 1 for the smaller one, 0 for the other, one half for both where they are equal. Second derivatives are 0;
+        where x and y are equal, and there are none, they count as 0.
 
     >>> ab.minimum(np.array([-1.0, 2.0]), 0.5)
     array([-1. ,  0.5])
@@ -357,7 +363,8 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Any:
     """`x`, but `low` where it is smaller and `high` where it is larger; None does not limit.
 
     Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for x where `low <= x <= high`, else 0; 1 for the limit that is taken.
+    Gradient: 1 for x where `low <= x <= high`, else 0; 1 for the limit that is taken. Second derivatives are 0; at a
+        limit, where there are none, they count as 0.
 
     >>> ab.clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
     array([-1. ,  0.5,  1. ])
@@ -371,7 +378,8 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Any:
     """`x` where it is positive, else `slope * x`.
 
     Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, else `slope`, at 0 too.
+    Gradient: 1 where x is positive, else `slope`, at 0 too. The second derivative is 0; at 0, where there is none, it
+        counts as 0.
 
     >>> ab.leaky_relu(np.array([-1.0, 2.0]))
     array([-0.01,  2.  ])
@@ -391,7 +399,7 @@ instead = define_elementwise(
     doc="""y, with the gradient of x.
 
     Shapes: x and y any, of one shape, as is the result.
-    Gradient: that of the result for x; y has none.
+    Gradient: that of the result for x; y has none. Second derivatives are those of x, too.
     """,
 )
 
@@ -401,7 +409,8 @@ def elu(x: Any, alpha: float = 1.0) -> Any:
     """`x` where it is positive, else `alpha * (exp(x) - 1)`, without cancellation near 0.
 
     Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, else `alpha * exp(x)`, which is `alpha` at 0.
+    Gradient: 1 where x is positive, else `alpha * exp(x)`, which is `alpha` at 0. The second derivative is 0 where x is
+        positive, else `alpha * exp(x)`; at 0, where there is none, it counts as `alpha`.
 
     >>> ab.elu(np.array([-1.0, 2.0])).round(4)
     array([-0.6321,  2.    ])

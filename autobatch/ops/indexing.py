@@ -79,7 +79,7 @@ scatter: Op = define_op(
 )
 
 
-lookup = define_op(
+lookup: Op = define_op(
     "lookup", shape=_lookup_shape, kernel=_lookup, index_axis=0,
     pullback=lambda g, out, table, ids: (scatter(g, ids, size=table.shape[0]), None),
     doc="""The rows of a table with the given numbers, such as the vectors of words.
@@ -193,7 +193,8 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
     The positions are ints, which `ab.lookup` takes. NaN counts as larger than any number, as in torch.
 
     Shapes: x (n,) with n >= k; both results (k,).
-    Gradient: that of the values, for the elements chosen; of equal ones, for the first.
+    Gradient: that of the values, for the elements chosen; of equal ones, for the first. Second derivatives are 0; where
+        the choice is between equal elements, and there are none, they count as 0.
 
     >>> ab.top_k(np.array([0.5, 2.0, 1.0]), 2)
     (array([2., 1.]), array([1, 2]))

@@ -49,7 +49,7 @@ def dropout(x: Any, rate: float) -> Any:
     eager mode and batched (see `ab.randomness`).
 
     Shapes: x any, the result alike.
-    Gradient: 1 / (1 - rate) for the elements that were kept, 0 for the others.
+    Gradient: 1 / (1 - rate) for the elements that were kept, 0 for the others; all derivatives have the same mask.
 
     Raises:
         DataError: `rate` is not in 0 <= rate < 1.

@@ -96,7 +96,8 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The largest element over `axis` (all axes by default).
 
     Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
-    Gradient: 1 for the largest element, 0 for the others; equal largest elements share it evenly.
+    Gradient: 1 for the largest element, 0 for the others; equal largest elements share it evenly. Second derivatives
+        are 0; where the largest elements are equal, and there are none, they count as 0.
 
     >>> ab.max(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
     array([3., 4.])
@@ -109,7 +110,8 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The smallest element over `axis` (all axes by default).
 
     Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
-    Gradient: 1 for the smallest element, 0 for the others; equal smallest elements share it evenly.
+    Gradient: 1 for the smallest element, 0 for the others; equal smallest elements share it evenly. Second derivatives
+        are 0; where the smallest elements are equal, and there are none, they count as 0.
 
     >>> ab.min(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
     array([1., 2.])

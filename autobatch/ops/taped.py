@@ -171,7 +171,11 @@ class EagerTape:
         tape = self.outer
         while tape is not None and id(x) not in tape.parameters:
             tape = tape.outer
-        return freeze(np.asarray(getattr(x, "data", x) if isinstance(x, Operators) else x)) if tape is None else tape.parameters[id(x)]
+        return (
+            freeze(np.asarray(getattr(x, "data", x) if isinstance(x, Operators) else x))
+            if tape is None
+            else tape.parameters[id(x)]
+        )
 
     def gradients(
         self, seeds: Iterable[tuple[Any, Any]], wanted: Sequence[Taped], within: EagerTape | None = None
@@ -186,7 +190,10 @@ class EagerTape:
         for result, gradient in seeds:
             if isinstance(result, Taped) and result.tape is self:
                 parts[result.entry].append(gradient)
-        with stage(within or self.outer), np.errstate(all="ignore"):  # parts of gradients that nothing asks for are computed too
+        with (
+            stage(within or self.outer),
+            np.errstate(all="ignore"),
+        ):  # parts of gradients that nothing asks for are computed too
             for number in range(max(parts, default=-1), -1, -1):
                 args, pull = self._entries[number]
                 if not args or number not in parts:
@@ -218,4 +225,3 @@ def cast(x: Any, dtype: Any) -> Any:
 
 def _total(parts: list[Any]) -> Any:
     return reduce(OPS["add"], parts)
-

@@ -272,7 +272,8 @@ def max_n(values: Any, shape: Any = None) -> Any:
     """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
     Shapes: values of one shape, the result alike.
-    Gradient: for the largest value of each element; equal largest values share it evenly.
+    Gradient: for the largest value of each element; equal largest values share it evenly. Second derivatives are 0;
+        where the largest values are equal, and there are none, they count as 0.
 
     >>> ab.max_n([np.array([1.0, 6.0]), np.array([3.0, 2.0])])
     array([3., 6.])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import is_
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,15 +22,16 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.builder import NeedsData
-from autobatch.ir.program import CellProgram
+from autobatch.ir.program import CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
-from autobatch.ops.define import Op, first_symbol
+from autobatch.ops.define import Op, Shape, first_symbol
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.randomness import DrawCount
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
-from autobatch.trace.decode import FormTables, form_tables
+from autobatch.trace.decode import EACH, FormTables, form_tables
+from autobatch.trace.derived import Pattern, derived_entry
 from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, Patches, invoke
 from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
@@ -38,7 +40,7 @@ from autobatch.trace.handles import RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
-from autobatch.trace.tape import Pattern, Step, derived_entry
+from autobatch.trace.tape import Layout, Step, Tape
 from autobatch.trace.traces import Family, Traces
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
@@ -60,6 +62,7 @@ class Calls:
         traces: the traces of the cells called so far.
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
         steps: the derivatives of calls met so far.
+        tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -82,6 +85,10 @@ class Calls:
         self.forms: list[Form] = []
         self.families: list[Family] = []
         self.steps: dict[Any, Step] = {}
+        self.open_tapes: list[Tape] = []
+        self.tapes: WeakSet[Tape] = WeakSet()
+        self._layouts: dict[int, Layout] = {}
+        self._sums: dict[Shape, int] = {}
         self.patches = Patches()
         self.adopt = adopt
         self._namespace = Namespace(
@@ -100,7 +107,9 @@ class Calls:
         self._recycle_at = RECYCLE
 
     def start(self) -> None:
-        """Empty the log for a new recording."""
+        """Empty the log for a new recording, or another phase of one."""
+        for tape in self.open_tapes:
+            tape.save()
         self._recycle_at -= len(self.log)
         self.log.clear()
         del self.floats[:]
@@ -280,9 +289,21 @@ class Calls:
         key = ("derivative", entry, Static(pattern))
         return self._entries.get(key) or self._add(key, derived_entry(entry, pattern))
 
-    def sum_of(self, values: Sequence[Any]) -> Any:
-        """Record a sum of values."""
-        return self._entry_of_function(SUM_N).known.function(list(values))
+    def sum_form(self, shape: Shape) -> int:
+        """The form of sums of any number of values of a shape, which logs their number and refs."""
+        if shape not in self._sums:
+            values = {"values": Key("each", None, (Key("value", shape),))}
+            family = self.family_of(self._entry_of_function(SUM_N), values, ())
+            self._sums[shape] = self.add_form(family, [Item(EACH, ((first_leaf(0),),))], ())
+        return self._sums[shape]
+
+    def layout(self, form: int) -> Layout:
+        """Where the parts of the calls of a form lie in the log."""
+        family = self.families[form]
+        found = self._layouts.get(form)
+        if found is None or found.program is not family.node_type.program:
+            found = self._layouts[form] = Layout(self.forms[form], family)
+        return found
 
     def zeros(self, shape: tuple[int, ...]) -> Any:
         """Record zeros."""

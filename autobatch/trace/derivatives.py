@@ -9,7 +9,7 @@ for what it is differentiated by. Other values that it reads are constants to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Protocol, TypeAlias
@@ -34,7 +34,7 @@ from autobatch.trace.elements import Element, NeedsLength
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
 from autobatch.trace.ragged import Ragged
-from autobatch.trace.tape import Tape
+from autobatch.trace.tape import Derivatives, Tape
 
 Wrt: TypeAlias = Callable[..., Any] | None
 
@@ -83,13 +83,12 @@ class ArrayReads:
         """The gradient of the array; None if there is none.
 
         Args:
-            parts: positions that were read, each with the gradient of what was read, or None.
+            parts: positions that were read, each with the gradient of what was read.
         """
         shape, found = self.data.shape, list[Any]()
         for positions, g in parts:
-            if g is not None:
-                is_whole = np.array_equal(positions, np.arange(self.data.size).reshape(shape))
-                found.append(g if is_whole else _scattered(g, positions.ravel(), shape))
+            is_whole = np.array_equal(positions, np.arange(self.data.size).reshape(shape))
+            found.append(g if is_whole else _scattered(g, positions.ravel(), shape))
         return _sum(found) if found else None
 
     def rows(self) -> list[list[int]] | None:
@@ -129,13 +128,12 @@ class Recorded:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._variables: list[Any] = []
-        self._aliases: dict[int, Any] = {}
 
     def stand_in(self, x: Any) -> Any:
         """An alias of a value; for an array, what makes one of each part that is read; a parameter itself."""
         if isinstance(x, Parameter):
             self._variables.append(x)
-            self._aliases[id(x)] = self._calls.alias(self._calls.lifting.lift(x))
+            self._calls.lifting.forget(x)
             return x
         if isinstance(x, Value):
             self._variables.append(self._calls.alias(x))
@@ -148,11 +146,11 @@ class Recorded:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within the context, the function runs; then its calls are on a tape."""
-        calls = self._calls
-        log, floats = len(calls.log), len(calls.floats)
-        with calls.lifting.replacing(self._aliases):
+        self._tape = Tape(self._calls)
+        try:
             yield
-        self._tape = Tape(calls, log, floats)
+        finally:
+            self._tape.close()
 
     def given(self, result: Any) -> Any:
         """The value itself; a number or an array as one."""
@@ -166,7 +164,7 @@ class Recorded:
         values = [x for x in self._variables if isinstance(x, Value)]
         reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
         seeds = [(x, self.given(g)) for x, g in zip(results, gradients, strict=True)]
-        tape = self._tape.gradients(seeds, [*values, *reads, *self._aliases.values()], parameters)
+        tape = self._tape.gradients(seeds, [*values, *reads], parameters)
         return [self._gradient(x, tape) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -174,35 +172,36 @@ class Recorded:
         seeds, parameters = list[tuple[Any, Any]](), list[tuple[Parameter, Any]]()
         for x, tangent in zip(self._variables, tangents, strict=True):
             if isinstance(x, Parameter):
-                own = tangent if isinstance(tangent, Parameter) else self.given(tangent)
-                parameters.append((x, own))
-                seeds.append((self._aliases[id(x)], self.given(tangent)))
+                parameters.append((x, tangent if isinstance(tangent, Parameter) else self.given(tangent)))
             elif isinstance(x, Value):
                 seeds.append((x, self.given(tangent)))
             else:
                 tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
                 seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
         found = self._tape.tangents(seeds, parameters)
-        return [self._along(x, lambda ref: found.get(ref)) for x in results]
+        return [self._along(x, found) for x in results]
 
-    def _gradient(self, x: Any, tape: Any) -> Any:
+    def _gradient(self, x: Any, found: Derivatives) -> Any:
         """The gradient of what has a stand-in."""
         if isinstance(x, Value):
-            return self._along(x, tape.total)
+            return self._along(x, found)
+        zeros = self._calls.zeros
         if isinstance(x, Parameter):
-            parts = [g for g in (tape.of_parameter(x), tape.total(self._aliases[id(x)].ref)) if g is not None]
-            return _sum(parts) if parts else self._calls.zeros(x.shape)
-        rows, zeros = x.rows(), self._calls.zeros
+            ref = found.of_parameter(x)
+            return zeros(x.shape) if ref is None else found.value(ref, x.shape)
+        rows = x.rows()
         if not rows:
-            parts = [(at, tape.total(ref)) for positions, value in x.reads for at, ref in _pairs(positions, value)]
-            g = x.gradient(parts)
+            pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
+            gradients = [(at, found.total(ref, at.shape)) for at, ref in pairs]
+            g = x.gradient([(at, found.value(ref, at.shape)) for at, ref in gradients if ref is not None])
             return zeros(x.data.shape) if g is None else g
-        found: list[list[Any]] = [[] for _ in x.data]
+        shape: tuple[int, ...] = x.data.shape[1:]
+        parts_of: list[list[Value]] = [[] for _ in x.data]
         for (_, value), places in zip(x.reads, rows, strict=True):
             for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
-                if (g := tape.total(ref)) is not None:
-                    found[place].append(g)
-        return self._calls.handles.rows_of([_sum(own) if own else zeros(x.data.shape[1:]) for own in found])
+                if (own := found.total(ref, shape)) is not None:
+                    parts_of[place].append(found.value(own, shape))
+        return self._calls.handles.rows_of([_sum(own) if own else zeros(shape) for own in parts_of])
 
     def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
         """The tangent of a part of an array that was read."""
@@ -215,12 +214,12 @@ class Recorded:
         parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
         return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
 
-    def _along(self, x: Any, derivative: Callable[[int], Any]) -> Any:
+    def _along(self, x: Any, found: Derivatives) -> Any:
         """The derivative of a value, or of each of its rows; zeros where there is none."""
-        is_rows = isinstance(x, Rows)
-        found = [derivative(ref) for ref in (x.refs if is_rows else [x.ref])]
-        values = [self._calls.zeros(x.row.shape if is_rows else x.shape) if g is None else g for g in found]
-        if not is_rows:
+        shape = x.row.shape if isinstance(x, Rows) else x.shape
+        refs = x.refs if isinstance(x, Rows) else [x.ref]
+        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        if not isinstance(x, Rows):
             return values[0]
         return self._calls.handles.rows_of(values) if values else x
 
@@ -337,7 +336,9 @@ class Eager:
         parts = list[Any]()
         for x, tangent in zip(self._variables, tangents, strict=True):
             flat = reshape(tangent, (-1,))
-            parts += [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
+            parts += (
+                [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
+            )
         found = linear.gradients(zip(gradients, parts, strict=True), seeds)
         return [freeze(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, seeds, strict=True)]
 
@@ -348,7 +349,11 @@ class Eager:
     def _gradient(self, x: Any, found: Iterator[Any]) -> Any:
         """The gradient of what has a stand-in; `found` gives those of values on the tape, in their order."""
         own = x.data if isinstance(x, ArrayReads) else x
-        g = x.gradient([(at, next(found)) for at, _ in x.reads]) if isinstance(x, ArrayReads) else next(found)
+        if isinstance(x, ArrayReads):
+            parts = [(at, next(found)) for at, _ in x.reads]
+            g = x.gradient([(at, part) for at, part in parts if part is not None])
+        else:
+            g = next(found)
         return freeze(np.zeros(own.shape, own.dtype)) if g is None else cast(g, own.dtype)
 
 
@@ -389,8 +394,8 @@ class Variables:
         self.values = self._chosen.arrays
         if not self.values:
             raise GraphError(
-                f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is {chosen!r}; "
-                f"an int or a plain number has no gradient, np.asarray(number) has one."
+                f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is "
+                f"{chosen!r}; an int or a plain number has no gradient, np.asarray(number) has one."
             )
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)
@@ -446,25 +451,42 @@ class Differentiated:
     """A function that ran, and can be differentiated.
 
     Args:
-        function: that is called; wrt: by what; args, kwargs: its arguments.
+        wrt: by what; args, kwargs: the arguments of the function.
         has_aux: whether it returns a pair, of which the second is not differentiated.
 
     Attributes:
         value: what it returned; aux: the second of the pair.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any], has_aux: bool = False
-    ) -> None:
-        self._by = _differentiation()
+    def __init__(self, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any], has_aux: bool) -> None:
+        self._by, self._has_aux = _differentiation(), has_aux
         self.variables = Variables(self._by, wrt, args, kwargs)
+        self.value: Any = None
+        self.aux: Any = None
+        self._results: list[Any] = []
+        self._shapes: list[Any] = []
+
+    def run(self, function: Callable[..., Any], finish: Callable[[Differentiated], Any]) -> Any:
+        """Run a function, and give what `finish` gives then; if that waits, something to be awaited."""
         with self._by.running():
-            result, aux = function(*self.variables.args, **self.variables.kwargs), None
-            if has_aux:
-                if type(result) is not tuple or len(result) != 2:
-                    raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
-                result, aux = result
-            self._results = [self._inside(x) for x in _leaves(result)]
+            result = function(*self.variables.args, **self.variables.kwargs)
+            if not isinstance(result, Awaitable):
+                self._take(result)
+        return self._wait(result, finish) if isinstance(result, Awaitable) else finish(self)
+
+    async def _wait(self, result: Awaitable[Any], finish: Callable[[Differentiated], Any]) -> Any:
+        with self._by.running():
+            self._take(await result)
+        return finish(self)
+
+    def _take(self, result: Any) -> None:
+        """Take what the function returned."""
+        aux = None
+        if self._has_aux:
+            if type(result) is not tuple or len(result) != 2:
+                raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
+            result, aux = result
+        self._results = [x.read() if isinstance(x, FloatInput) else x for x in _leaves(result)]
         self._shapes = [shape_of(x) for x in self._results]
         self.value = _replace(result, map(self._by.given, self._results))
         self.aux = _replace(aux, map(self._by.given, _leaves(aux)))
@@ -481,7 +503,9 @@ class Differentiated:
     def gradient(self) -> Any:
         """The gradients of the value that the function returned; GraphError unless it is a scalar."""
         if self._shapes != [()] or is_structure(self.value):
-            what = f"values of shapes {self._shapes}" if len(self._shapes) != 1 else f"a value of shape {self._shapes[0]}"
+            what = (
+                f"values of shapes {self._shapes}" if len(self._shapes) != 1 else f"a value of shape {self._shapes[0]}"
+            )
             raise GraphError(f"the gradient of a scalar is asked for, but the function returned {what}; sum it.")
         return self.gradients(np.ones((), getattr(self.value, "dtype", None)))
 
@@ -489,9 +513,6 @@ class Differentiated:
         """The tangents of what the function returned, from those of what it is differentiated by."""
         found = self._by.push(self._results, self.variables.read(given, "tangents"))
         return _replace(self.value, iter(found))
-
-    def _inside(self, x: Any) -> Any:
-        return x.read() if isinstance(x, FloatInput) else x
 
 
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
@@ -513,6 +534,8 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
         that it returns; else they are what the first argument is. None stands for what has no gradient. The gradient of
         an array that is read row by row has as many rows, which are values.
 
+    Of an async function the new function is one too; awaited numbers are constants to its derivative.
+
     Raises:
         GraphError: where the new function is called: `function` did not return a scalar, or `wrt` gives nothing to
             differentiate by, or something that the arguments do not hold.
@@ -528,9 +551,11 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
 
     @wraps(function)
     def derived(*args: Any, **kwargs: Any) -> Any:
-        ran = Differentiated(function, wrt, args, kwargs, has_aux)
-        gradients = ran.gradient()
-        return ((ran.value, ran.aux) if has_aux else ran.value), gradients
+        def finish(ran: Differentiated) -> Any:
+            gradients = ran.gradient()
+            return ((ran.value, ran.aux) if has_aux else ran.value), gradients
+
+        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
 
     return derived
 
@@ -552,12 +577,13 @@ def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -
     >>> float(third(1.0))
     24.0
     """
-    both = value_and_grad(function, wrt, has_aux)
 
     @wraps(function)
     def derived(*args: Any, **kwargs: Any) -> Any:
-        value, gradients = both(*args, **kwargs)
-        return (gradients, value[1]) if has_aux else gradients
+        def finish(ran: Differentiated) -> Any:
+            return (ran.gradient(), ran.aux) if has_aux else ran.gradient()
+
+        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
 
     return derived
 
@@ -584,8 +610,9 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
     >>> pull(np.array([1.0, 10.0]))
     (array([ 3., 40.]), array([ 1., 20.]))
     """
-    ran = Differentiated(function, _all if wrt is None else wrt, primals, {})
-    return ran.value, ran.gradients
+    ran = Differentiated(_all if wrt is None else wrt, primals, {}, False)
+    found: tuple[Any, Callable[[Any], Any]] = ran.run(function, lambda ran: (ran.value, ran.gradients))
+    return found
 
 
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
@@ -609,8 +636,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     >>> ab.jvp(lambda x: x * x, (np.array([1.0, 2.0]),), (np.array([1.0, 0.0]),))
     (array([1., 4.]), array([2., 0.]))
     """
-    ran = Differentiated(function, _all if wrt is None else wrt, tuple(primals), {})
-    return ran.value, ran.tangents(tuple(tangents))
+    ran = Differentiated(_all if wrt is None else wrt, tuple(primals), {}, False)
+    return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 
 
 def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:

@@ -354,6 +354,12 @@ class Handles:
         """Take a handle of a form."""
         return self._pools[form].take()
 
+    def value(self, ref: int, shape: Shape, kept: Any) -> Value:
+        """The value of this ref; `kept` holds the handle that it belongs to."""
+        found: Value = self.class_of(Key("value", shape))(ref)
+        found.kept = kept
+        return found
+
     def rows_of(self, values: Sequence[Value]) -> Rows:
         """The value whose rows are these values of one shape, at least one."""
         kind = self.class_of(Key("rows", None, (values[0].key,)))

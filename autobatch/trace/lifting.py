@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,18 +38,9 @@ class Lifting:
         """Forget the sources of the last instance."""
         self._sources.clear()
 
-    @contextmanager
-    def replacing(self, parameters: Mapping[int, Any]) -> Iterator[None]:
-        """Within the context, give other values for some parameters, by their `id`s."""
-        others = {(key, False): value for key, value in parameters.items()}
-        before = {key: self._sources[key] for key in others if key in self._sources}
-        self._sources |= others
-        try:
-            yield
-        finally:
-            for key in others:
-                del self._sources[key]
-            self._sources |= before
+    def forget(self, parameter: Parameter) -> None:
+        """Make another node of a parameter when the instance uses it again."""
+        self._sources.pop((id(parameter), False), None)
 
     def lift(
         self,

@@ -194,6 +194,8 @@ class Phases:
         before = self.graph.n_nodes
         self._learn_types()
         self.graph.append(phase, self.output_slots.rows)
+        if calls.tapes:
+            self.graph.use(np.arange(before, self.graph.n_nodes, dtype=np.int32), True)
         values = self.graph.values_of(before + phase.out_node, phase.out_port)
         for i in over:
             if programs[i].error is None:
@@ -308,9 +310,9 @@ class Phases:
         return structure
 
     def _sweep(self, over: list[int]) -> None:
-        """Find out which values the programs may still use."""
+        """Find out which values the programs may still use: all, while they may ask for derivatives."""
         graph, node_of = self.graph, self._recorder.node_of
-        kept, gone = self._calls.handles.sweep()
+        kept, gone = self._calls.handles.sweep() if not self._calls.tapes else ([], [])
         for ids, in_use in ((gone, False), (kept, True)):
             if ids:
                 nodes = (node_of[ids] - self._first).astype(np.int32)

@@ -3,111 +3,69 @@
 The log of a recording is a list of calls. Read backwards it gives the gradients of what the function returned: for each
 call that they depend on, a call of another type is recorded, such as "gradient of merge". It takes what the call took
 and the gradients of its results, and gives those of its arguments. Read forwards the log gives tangents in the same
-way. The body of such a type runs the body of the cell once more and then the pullbacks of its ops. It is a cell like
-any other, which is scheduled, placed, fused, and differentiated again.
+way. What is recorded is logged like any call: scheduled, placed, fused, and differentiated again.
+
+All values are refs here, the ints that stand for them in the log (`autobatch.trace.handles`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
 
 from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
-from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
-from autobatch.ir.program import CellProgram, Instruction, Port
-from autobatch.ops.operators import OPS, STAGE
+from autobatch.ir.program import Port
+from autobatch.ops.define import Shape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.decode import EACH, ID, ROWS, VALUE, WORDS
-from autobatch.trace.entries import Entry
-from autobatch.trace.forms import Form, Item, code_of
+from autobatch.trace.derived import GRADIENT, NOTHING, TANGENT, Pattern, passed_port
+from autobatch.trace.forms import Form, Item
 from autobatch.trace.handles import ROW_BIT, Rows, Value
-from autobatch.trace.ragged import Ragged
-from autobatch.trace.tracer import collect_outputs
+from autobatch.trace.traces import Family
 
-GRADIENT, TANGENT = "gradient", "tangent"
-NOTHING = "nothing"
+Refs: TypeAlias = int | Sequence[int]
+"""A value, or one for each row."""
 
 
-class Pattern(NamedTuple):
-    """Which derivatives of a cell a type computes.
+class Layout:
+    """Where the parts of the calls of a form lie in the log.
+
+    Args:
+        form: of the calls; family: the cell and arguments that it is of.
 
     Attributes:
-        kind: "gradient" or "tangent".
-        outputs: the results of the cell, by number, that have gradients, or that shall have tangents.
-        leaves: those of the arguments that shall have gradients, or that have tangents.
-        parameters: likewise, parameters that the cell reads.
+        offsets: of the items of a call, and its width; none if lists or rows have any number.
+        places: of the items that have leaves which are values of floats, with these: for each part of the item.
+        where: for each such leaf, its item, part, and the output behind the ref.
     """
 
-    kind: str
-    outputs: tuple[int, ...]
-    leaves: tuple[int, ...]
-    parameters: tuple[Parameter, ...]
-
-    def argument(self, cell: str, what: object) -> str:
-        """The name of the argument that is the derivative of a result, a leaf or a parameter of a cell."""
-        return f"{self.kind} of {what} of {cell}"
-
-
-def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
-    """What is called for the derivatives of the calls of an entry."""
-
-    def run(arguments: Mapping[str, Any]) -> dict[Any, Any]:
-        return (_pull if pattern.kind == GRADIENT else _push)(entry, pattern, arguments)
-
-    identity = (Static(pattern), *entry.identity)
-    name, origin = f"{pattern.kind} of {entry.name}", ("derivative", entry.origin, pattern)
-    return Entry(name, identity, entry.signature, run, entry.is_static, origin)
-
-
-def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
-    """The gradients of a cell's arguments and parameters, by leaf or by the parameter's place, as far as they exist."""
-    builder, results, variables = _again(entry, pattern, arguments)
-    gradients = [(results[number], _given(entry, pattern, number, arguments)) for number in pattern.outputs]
-    return _give(builder, variables, pull_back(builder, gradients, list(variables.values())))
-
-
-def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
-    """The tangents of a cell's results, by number, as far as they exist."""
-    builder, results, variables = _again(entry, pattern, arguments)
-    tangents = [(index, _given(entry, pattern, what, arguments)) for what, index in variables.items()]
-    wanted = {number: results[number] for number in pattern.outputs}
-    return _give(builder, wanted, push_forward(builder, tangents, list(wanted.values())))
-
-
-def _again(
-    entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]
-) -> tuple[Builder, list[int], dict[Any, int]]:
-    """Run the body of a cell once more.
-
-    Returns:
-        The builder, the values of the results, and those of leaves and parameters that a pattern names.
-    """
-    builder: Builder = STAGE.current
-    outputs = list[Any]()
-    collect_outputs(entry.run(arguments), outputs)
-    results = [builder.wrap(output).index for output in outputs]
-    ports = {v.source.leaf: i for i, v in enumerate(builder.vars) if isinstance(v.source, Port)}
-    variables: dict[Any, int] = {leaf: ports[leaf] for leaf in pattern.leaves}
-    variables |= {f"parameter {n}": builder.wrap(p).index for n, p in enumerate(pattern.parameters)}
-    return builder, results, variables
-
-
-def _given(entry: Entry, pattern: Pattern, what: object, arguments: Mapping[str, Any]) -> Traced:
-    """A derivative that the call is given."""
-    x = arguments[pattern.argument(entry.name, what)]
-    return x.row if isinstance(x, Ragged) else STAGE.current.wrap(x)
-
-
-def _give(builder: Any, wanted: Mapping[Any, int], found: Sequence[Traced | None]) -> dict[Any, Any]:
-    """Derivatives by name; rows where what they are of has rows."""
-    given: dict[Any, Any] = {}
-    for (what, index), x in zip(wanted.items(), found, strict=True):
-        if x is not None:
-            given[what] = Ragged(builder, x.index) if builder.vars[index].domain >= 0 else of_node(x)
-    return given or {NOTHING: 0.0}
+    def __init__(self, form: Form, family: Family) -> None:
+        self.ints, self.floats, self.family, self.program = form.ints, form.floats, family, family.node_type.program
+        items = (*form.ints, *form.floats)
+        widths = (_width(item, 1) for item in form.ints)
+        self.offsets = [*accumulate(widths, initial=1)] if all(item.kind in (VALUE, WORDS) for item in items) else []
+        self.n_floats = sum(item.size for item in form.floats)
+        own = self.program.float_leaves
+        self.where = {
+            leaf: (place, part, output)
+            for place, item in enumerate(form.ints)
+            for part, leaves in enumerate(item.leaves)
+            for output, leaf in enumerate(leaves)
+            if leaf in own
+        }
+        parts = ([[leaf for leaf in leaves if leaf in own] for leaves in item.leaves] for item in form.ints)
+        self.places = [(place, leaves) for place, leaves in enumerate(parts) if any(leaves)]
+        vars = self.program.vars
+        self.outputs = [
+            (k, vars[o].shape, vars[o].domain)
+            for k, o in enumerate(self.program.outputs)
+            if k in self.program.float_outputs
+        ]
+        ports = [vars[i] for i in self.program.ports]
+        self.ports = {v.source.leaf: (v.shape, v.domain) for v in ports if isinstance(v.source, Port)}
 
 
 class Call(NamedTuple):
@@ -115,14 +73,71 @@ class Call(NamedTuple):
 
     Attributes:
         form: its number; number: of the handle that it returned.
-        parts: what the form logged, each with where it begins and how many elements or rows it has.
-        floats: where its float attributes begin.
+        at: where its items begin in the log; floats: where its float attributes begin.
+        lengths: of its lists, by variadic group.
     """
 
     form: int
+    layout: Layout
     number: int
-    parts: list[tuple[Item, int, int]]
+    at: list[int]
     floats: int
+    lengths: Sequence[int]
+
+
+class Derivatives:
+    """The parts of derivatives that have been recorded.
+
+    Args:
+        calls: of the recording.
+
+    Attributes:
+        parts: by ref, the values that add up to the derivative; of_parameters: by the `id` of the parameter.
+        kept: the handles that values belong to, by number.
+    """
+
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+        self.parts: dict[int, list[int]] = {}
+        self.of_parameters: dict[int, list[int]] = {}
+        self.kept: dict[int, Any] = {}
+
+    def keep(self, x: Any) -> Refs:
+        """The refs of a handle, which is kept."""
+        refs = _refs(x)
+        self.kept.update((_number(ref), x) for ref in refs)
+        return refs if isinstance(x, Rows) else refs[0]
+
+    def total(self, ref: int, shape: Shape) -> int | None:
+        """The derivative of a value; None if there is none."""
+        return self._sum(self.parts[ref], shape) if ref in self.parts else None
+
+    def of_parameter(self, parameter: Parameter) -> int | None:
+        """The derivative of a parameter; None if there is none."""
+        parts = self.of_parameters.get(id(parameter))
+        return None if parts is None else self._sum(parts, parameter.shape)
+
+    def total_or_zeros(self, ref: int, shape: Shape) -> int:
+        """The derivative of a value, or zeros."""
+        found = self.total(ref, shape)
+        if found is None:
+            zeros: Value = self._calls.zeros(shape)
+            self.keep(zeros)
+            found = zeros.ref
+        return found
+
+    def value(self, ref: int, shape: Shape) -> Value:
+        """A value as programs have it."""
+        found: Value = self._calls.handles.value(ref, shape, self.kept[_number(ref)])
+        return found
+
+    def _sum(self, parts: list[int], shape: Shape) -> int:
+        if len(parts) > 1:
+            made = self._calls.handles.take(self._calls.sum_form(shape))
+            self._calls.log += (made.ref, len(parts), *parts)
+            self.kept[_number(made.ref)] = made
+            parts[:] = [made.ref]
+        return parts[0]
 
 
 class Step:
@@ -141,266 +156,282 @@ class Step:
         self, calls: Any, form: int, pattern: Pattern, given: Mapping[str, Key], lengths: Sequence[int]
     ) -> None:
         base, of = calls.families[form], calls.forms[form]
-        self._calls, self.given = calls, given
+        self._calls, self._rows_given = calls, [name for name, key in given.items() if key.kind == "rows"]
         self.family = calls.family_of(calls.derived(base.entry, pattern), {**base.keys, **given}, lengths)
         self._type, self._program = self.family.number, self.family.node_type.program
-        leaves = {v.source.name: v.source.leaf for v in self._program.vars if isinstance(v.source, Port)}
+        vars, outputs = self._program.vars, self._program.outputs
+        leaves = {v.source.name: v.source.leaf for v in vars if isinstance(v.source, Port)}
         own = {
             name: Item(EACH if key.kind == "rows" else VALUE, ((leaves[name],),))
             for name, key in given.items()
             if name in leaves
         }
-        self._own, self._ints, self._floats = list(own), *(
-            [(item, item.is_needed(self._program)) for item in items] for items in (of.ints, of.floats)
-        )
-        needed = [[item for item, is_needed in items if is_needed] for items in (self._ints, self._floats)]
+        needed = [[item for item in items if item.is_needed(self._program)] for items in (of.ints, of.floats)]
+        self._own = list(own)
+        self._ints = [place for place, item in enumerate(of.ints) if item in needed[0]]
+        self._floats = [(item, item in needed[1]) for item in of.floats] if needed[1] else []
         self._form = calls.add_form(self.family, (*needed[0], *own.values()), needed[1])
         self.results = [what for what in self.family.node_type.structure.labels if what != NOTHING]
-        self._passed = {
-            place: name
-            for place, index in enumerate(self._program.outputs)
-            if (name := _passed(self._program.vars, index)) in given
-        }
-        domains = [self._program.vars[index].domain for index in self._program.outputs]
-        self._rows = [(place, group) for place, group in enumerate(domains) if group >= 0]
+        self._passed = [name if (name := passed_port(vars, index)) in given else "" for index in outputs]
+        self._is_needed = not all(self._passed[place] for place in range(len(self.results)))
+        self._rows = [(place, vars[index].domain) for place, index in enumerate(outputs) if vars[index].domain >= 0]
 
     def serves(self, lengths: Sequence[int]) -> bool:
         """Whether it is right for a call with lists of these lengths."""
         known = self.family.lengths
         return self.family.number == self._type and (not known.walked or known.of(lengths) in known.found)
 
-    def record(self, tape: Tape, call: Call, given: Mapping[str, Any], lengths: Sequence[int]) -> list[Any]:
-        """Record a call.
+    def record(self, tape: Tape, call: Call, given: Mapping[str, Any], found: Derivatives) -> list[Refs]:
+        """Record a call; return its results. One that is a value is also what all rows have.
 
         Args:
-            given: derivatives by name: values, or sequences of such with one for each row.
-            lengths: of the lists of the call.
-
-        Returns:
-            The results: likewise, but a value is also what all rows have.
+            given: derivatives by name.
+            found: keeps the handle.
         """
-        places = range(len(self.results))
-        if all(place in self._passed for place in places):
-            return [given[self._passed[place]] for place in places]
-        made = self._log(tape, call, given, lengths)
-        return [given[self._passed[place]] if place in self._passed else made[place] for place in places]
-
-    def _log(self, tape: Tape, call: Call, given: Mapping[str, Any], lengths: Sequence[int]) -> Any:
+        results: list[Refs] = [given.get(name, 0) for name in self._passed]
+        if not self._is_needed:
+            return results
         made, log = self._calls.handles.take(self._form), self._calls.log
-        log.append(made[0].ref)
-        for (item, at, n), (_, is_needed) in zip(call.parts, self._ints, strict=True):
-            if is_needed:
-                log += tape.log[at : at + _width(item, n)]
+        first = made[0].ref
+        found.kept[first >> OUTPUT_BITS] = made
+        words = [first]
+        for place in self._ints:
+            words += tape.log[call.at[place] : call.at[place + 1]]
         for name in self._own:
             x = given[name]
-            log += (x.ref,) if _is_single(x) else (len(x), *_refs(x))
+            words += (x,) if isinstance(x, int) else (len(x), *x)
+        log += words
         at = call.floats
         for item, is_needed in self._floats:
-            size = _size(item, lengths)
+            size = _size(item, call.lengths)
             if is_needed:
                 self._calls.floats.extend(tape.floats[at : at + size])
             at += size
-        if self._rows:
-            new = [len(given[name]) for name, key in self.given.items() if key.kind == "rows"]
-            counts = self._program.row_counts([*lengths, *new])
-            for place, group in self._rows:
-                made[place].resize(counts[group])
-        return made
+        counts = self._counts(call, given) if self._rows else {}
+        rows = dict(self._rows)
+        for place, name in enumerate(self._passed):
+            if not name:
+                results[place] = first + place
+                if place in rows:
+                    made[place].resize(counts[rows[place]])
+                    results[place] = made[place].refs
+        return results
+
+    def _counts(self, call: Call, given: Mapping[str, Any]) -> dict[int, int]:
+        """The number of rows of each variadic group."""
+        counts: dict[int, int] = self._program.row_counts(
+            [*call.lengths, *(len(given[name]) for name in self._rows_given)]
+        )
+        return counts
 
 
 class Tape:
-    """The calls that a recording has logged since some time.
+    """The calls that a recording logs from now on, until the tape is closed.
 
     Args:
         calls: of the recording.
-        log, floats: what they were, when the tape began.
     """
 
-    def __init__(self, calls: Any, log: int, floats: int) -> None:
-        self._calls, self.log, self.floats = calls, calls.log[log:], calls.floats[floats:]
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+        self.log, self.floats = list[int](), array("d")
         self._list: list[Call] = []
+        self._begun = len(calls.log), len(calls.floats)
+        calls.open_tapes.append(self)
+        calls.tapes.add(self)
+
+    def save(self) -> None:
+        """Copy what was logged, which the recording is about to forget."""
+        log, floats = self._begun
+        self.log += self._calls.log[log:]
+        self.floats += self._calls.floats[floats:]
+        self._begun = 0, 0
+
+    def close(self) -> None:
+        """Find the calls on the tape."""
+        self.save()
+        self._calls.open_tapes.remove(self)
         at = n_floats = 0
         while at < len(self.log):
             number = self.log[at] >> OUTPUT_BITS
-            form = calls.handles.form_of[number]
-            parts, at = _read(calls.forms[form], self.log, at + 1)
-            self._list.append(call := Call(form, number, parts, n_floats))
-            lengths = self._lengths(call)
-            n_floats += sum(_size(item, lengths) for item in calls.forms[form].floats)
+            form = self._calls.handles.form_of[number]
+            layout = self._calls.layout(form)
+            lengths: list[int] = []
+            if layout.offsets:
+                places, size = [at + offset for offset in layout.offsets], layout.n_floats
+            else:
+                places, lengths = self._read(layout, at + 1)
+                size = sum(_size(item, lengths) for item in layout.floats)
+            self._list.append(Call(form, layout, number, places, n_floats, lengths))
+            at, n_floats = places[-1], n_floats + size
 
     def gradients(
         self, seeds: Iterable[tuple[Any, Any]], wanted: Iterable[Any], parameters: Sequence[Parameter]
-    ) -> Gradients:
+    ) -> Derivatives:
         """Record the gradients of some values, and of parameters.
 
         Args:
             seeds: results, each with its gradient: values, or `Rows`.
             wanted: values that only calls on the tape read; `Rows` too.
         """
-        found, depends = Gradients(self._calls), {_number(ref) for x in wanted for ref in _refs(x)}
+        found, numbers = Derivatives(self._calls), {_number(ref) for x in wanted for ref in _refs(x)}
         for result, gradient in seeds:
-            for ref, own in zip(_refs(result), gradient if isinstance(gradient, Rows) else [gradient], strict=True):
-                found.parts[ref].append(own)
-        reading, trainable = [], {id(parameter) for parameter in parameters}
+            for ref, part in zip(_refs(result), _refs(gradient), strict=True):
+                found.parts.setdefault(ref, []).append(part)
+            found.keep(gradient)
+        reading, read = [], {id(parameter) for parameter in parameters}
         for call in self._list:
-            program = self._calls.families[call.form].node_type.program
-            leaves = tuple(self._leaves(call, program, depends))
-            read = tuple(p for p in program.parameters if id(p) in trainable)
-            if leaves or read:
-                depends.add(call.number)
-                reading.append((call, leaves, read))
-        for call, leaves, read in reversed(reading):
-            self._pull(call, leaves, read, depends, found)
+            leaves = self._leaves(call, numbers)
+            own = tuple(p for p in call.layout.program.parameters if id(p) in read) if read else ()
+            if leaves or own:
+                numbers.add(call.number)
+                reading.append((call, leaves, own))
+        for call, leaves, own in reversed(reading):
+            self._pull(call, leaves, own, numbers, found)
         return found
 
-    def tangents(
-        self, seeds: Iterable[tuple[Any, Any]], parameters: Sequence[tuple[Parameter, Any]]
-    ) -> dict[int, Any]:
-        """Record the tangents of all that depends on some values and parameters; by ref.
+    def tangents(self, seeds: Iterable[tuple[Any, Any]], parameters: Sequence[tuple[Parameter, Any]]) -> Derivatives:
+        """Record the tangents of all that depends on some values and parameters.
 
         Args:
             seeds: values that only calls on the tape read, or `Rows`, each with its tangent.
             parameters: each with its tangent, a value or a parameter.
         """
-        found: dict[int, Any] = {}
+        found, numbers = Derivatives(self._calls), set[int]()
         for x, tangent in seeds:
-            found.update(zip(_refs(x), tangent if isinstance(tangent, Rows) else [tangent], strict=True))
-        of_parameter = {id(parameter): tangent for parameter, tangent in parameters}
+            found.parts.update((ref, [part]) for ref, part in zip(_refs(x), _refs(tangent), strict=True))
+            found.keep(tangent)
+        numbers = {_number(ref) for ref in found.parts}
+        of_parameter = {
+            id(p): tangent if isinstance(tangent, Parameter) else found.keep(tangent) for p, tangent in parameters
+        }
         for call in self._list:
-            program = self._calls.families[call.form].node_type.program
-            leaves = tuple(self._leaves(call, program, {_number(ref) for ref in found}))
-            read = tuple(p for p in program.parameters if id(p) in of_parameter)
-            if leaves or read:
-                self._push(call, leaves, [(p, of_parameter[id(p)]) for p in read], found)
+            leaves = self._leaves(call, numbers)
+            own = tuple(p for p in call.layout.program.parameters if id(p) in of_parameter) if of_parameter else ()
+            if leaves or own:
+                numbers.add(call.number)
+                self._push(call, leaves, own, [of_parameter[id(p)] for p in own], found)
         return found
 
     def _pull(
-        self, call: Call, leaves: tuple[int, ...], read: tuple[Parameter, ...], depends: set[int], found: Gradients
+        self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], numbers: set[int], found: Derivatives
     ) -> None:
-        program = self._calls.families[call.form].node_type.program
-        lengths, given = self._lengths(call), dict[int, Any]()
-        for output in program.float_outputs:
-            refs = self._results(call, program, output, lengths)
-            if not found.parts.keys().isdisjoint(refs):
-                shape = program.vars[program.outputs[output]].shape
-                parts = [self._calls.zeros(shape) if (g := found.total(ref)) is None else g for ref in refs]
-                given[output] = parts if program.vars[program.outputs[output]].domain >= 0 else parts[0]
+        """Record the gradients of a call's arguments."""
+        given, parts = dict[Any, Refs](), found.parts
+        for output, shape, group in call.layout.outputs:
+            ref = (call.number << OUTPUT_BITS) + output
+            if group < 0:
+                if ref in parts:
+                    given[output] = found.total_or_zeros(ref, shape)
+            elif not parts.keys().isdisjoint(refs := self._rows(call, ref, group)):
+                given[output] = [found.total_or_zeros(row, shape) for row in refs]
         if not given:
             return
-        pattern = Pattern(GRADIENT, tuple(given), leaves, read)
-        for what, x in self._derive(call, pattern, given, lengths):
+        for what, x in self._derive(call, Pattern(GRADIENT, tuple(given), leaves, own), given, found):
+            refs = [] if isinstance(what, str) else self._refs_of(call, what)
+            rows = [x] * len(refs) if isinstance(x, int) else x
             if isinstance(what, str):
-                found.of_parameters[id(read[int(what.split()[-1])])].append(x)
+                found.of_parameters.setdefault(id(own[int(what.split()[-1])]), []).append(x)  # type: ignore[arg-type]
                 continue
-            for row, ref in enumerate(self._refs_of(call, what)):
-                if _number(ref) in depends:
-                    found.parts[ref].append(x if _is_single(x) else x[row])
+            for ref, part in zip(refs, rows, strict=True):
+                if _number(ref) in numbers:
+                    if ref in parts:
+                        parts[ref].append(part)
+                    else:
+                        parts[ref] = [part]
 
     def _push(
-        self, call: Call, leaves: tuple[int, ...], read: Sequence[tuple[Parameter, Any]], found: dict[int, Any]
+        self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], along: Sequence[Any], found: Derivatives
     ) -> None:
-        program = self._calls.families[call.form].node_type.program
-        lengths, given = self._lengths(call), dict[Any, Any]()
-        shapes = {v.source.leaf: (v.shape, v.domain) for v in program.vars if isinstance(v.source, Port)}
+        """Record the tangents of a call's results."""
+        given: dict[Any, Any] = {f"parameter {n}": tangent for n, tangent in enumerate(along)}
         for leaf in leaves:
-            shape, domain = shapes[leaf]
-            parts = [found[ref] if ref in found else self._calls.zeros(shape) for ref in self._refs_of(call, leaf)]
-            given[leaf] = parts if domain >= 0 else parts[0]
-        given |= {f"parameter {n}": tangent for n, (_, tangent) in enumerate(read)}
-        pattern = Pattern(TANGENT, program.float_outputs, leaves, tuple(p for p, _ in read))
-        for output, x in self._derive(call, pattern, given, lengths):
-            refs = self._results(call, program, output, lengths)
-            found.update((ref, x if _is_single(x) else x[row]) for row, ref in enumerate(refs))
+            shape, group = call.layout.ports[leaf]
+            refs = [found.total_or_zeros(ref, shape) for ref in self._refs_of(call, leaf)]
+            given[leaf] = refs[0] if group < 0 else refs
+        outputs = {output: group for output, _, group in call.layout.outputs}
+        for output, x in self._derive(call, Pattern(TANGENT, tuple(outputs), leaves, own), given, found):
+            ref = (call.number << OUTPUT_BITS) + output
+            rows = [ref] if outputs[output] < 0 else self._rows(call, ref, outputs[output])
+            found.parts.update(
+                (row, [part]) for row, part in zip(rows, [x] * len(rows) if isinstance(x, int) else x, strict=True)
+            )
 
     def _derive(
-        self, call: Call, pattern: Pattern, given: Mapping[Any, Any], lengths: Sequence[int]
-    ) -> Iterable[tuple[Any, Any]]:
+        self, call: Call, pattern: Pattern, given: Mapping[Any, Any], found: Derivatives
+    ) -> Iterable[tuple[Any, Refs]]:
         """Record one call; its results with what they are derivatives of."""
-        cell = self._calls.families[call.form].entry.name
+        cell = call.layout.family.entry.name
         named = {pattern.argument(cell, what): x for what, x in given.items()}
-        shared = [id(x) for x in (*pattern.parameters, *given.values()) if isinstance(x, Parameter)]
+        shared = (
+            [id(x) for x in (*pattern.parameters, *given.values()) if isinstance(x, Parameter)]
+            if pattern.parameters
+            else ()
+        )
         steps, key = self._calls.steps, (call.form, *pattern[:3], *shared)
         step = steps.get(key)
-        if step is None or not step.serves(lengths):
-            keys = {name: _key_of(x) for name, x in named.items()}
+        if step is None or not step.serves(call.lengths):
+            keys = {pattern.argument(cell, what): self._key_of(call, pattern, what, x) for what, x in given.items()}
             n_rows = [len(x) for name, x in named.items() if keys[name].kind == "rows"]
-            step = steps[key] = Step(self._calls, call.form, pattern, keys, (*lengths, *n_rows))
-        return zip(step.results, step.record(self, call, named, lengths), strict=True)
+            step = steps[key] = Step(self._calls, call.form, pattern, keys, (*call.lengths, *n_rows))
+        return zip(step.results, step.record(self, call, named, found), strict=False)
 
-    def _lengths(self, call: Call) -> list[int]:
-        """The lengths of the lists of a call, by variadic group."""
-        lengths = [0] * self._calls.families[call.form].n_lists
-        for item, _, n in call.parts:
+    def _key_of(self, call: Call, pattern: Pattern, what: Any, x: Any) -> Key:
+        """The key of a derivative that a call is given."""
+        if isinstance(x, Parameter):
+            return Key("static", Static(x))
+        if isinstance(what, str):
+            return Key("value", pattern.parameters[int(what.split()[-1])].shape)
+        layout = call.layout
+        shapes = (
+            {k: shape for k, shape, _ in layout.outputs}
+            if pattern.kind == GRADIENT
+            else {k: s for k, (s, _) in layout.ports.items()}
+        )
+        value = Key("value", shapes[what])
+        return value if isinstance(x, int) else Key("rows", None, (value,))
+
+    def _read(self, layout: Layout, at: int) -> tuple[list[int], list[int]]:
+        """Where the items of a call begin in the log, and the lengths of its lists."""
+        places, lengths = [at], [0] * layout.family.n_lists
+        for item in layout.ints:
+            n = 1
             if item.kind in (EACH, ROWS):
-                lengths[item.group] = n
-        return lengths
+                n = lengths[item.group] = self.log[at]
+            at += _width(item, n)
+            places.append(at)
+        return places, lengths
 
-    def _leaves(self, call: Call, program: CellProgram, numbers: set[int]) -> Iterable[int]:
+    def _leaves(self, call: Call, numbers: set[int]) -> tuple[int, ...]:
         """The leaves of a call's arguments that are values of these handles, and may have derivatives."""
-        for item, at, n in call.parts:
-            if item.kind in (EACH, VALUE):
-                refs, n_parts = self.log[at + (item.kind == EACH) : at + _width(item, n)], len(item.leaves)
-                for part, leaves in enumerate(item.leaves):
-                    if not numbers.isdisjoint(map(_number, refs[part::n_parts])):
-                        yield from (leaf for leaf in leaves if leaf in program.float_leaves)
+        found, log, layout = list[int](), self.log, call.layout
+        for place, parts in layout.places:
+            at = call.at[place]
+            if layout.ints[place].kind == VALUE:
+                if log[at] >> OUTPUT_BITS & ID in numbers:
+                    found += parts[0]
+                continue
+            n = len(parts)
+            for part, leaves in enumerate(parts):
+                if leaves and not numbers.isdisjoint(
+                    [ref >> OUTPUT_BITS & ID for ref in log[at + 1 + part : call.at[place + 1] : n]]
+                ):
+                    found += leaves
+        return tuple(found)
 
-    def _refs_of(self, call: Call, leaf: int) -> list[int]:
+    def _refs_of(self, call: Call, leaf: int) -> Sequence[int]:
         """The refs that a leaf of a call's arguments stands for: one, or one for each element of a list."""
-        for item, at, n in call.parts:
-            for part, leaves in enumerate(item.leaves):
-                if leaf in leaves:
-                    refs = self.log[at + (item.kind == EACH) : at + _width(item, n)]
-                    return [ref + leaves.index(leaf) for ref in refs[part :: len(item.leaves)]]
-        raise KeyError(leaf)
+        place, part, output = call.layout.where[leaf]
+        at, item = call.at[place], call.layout.ints[place]
+        if item.kind == VALUE:
+            return [self.log[at] + output]
+        refs = self.log[at + 1 + part : call.at[place + 1] : len(item.leaves)]
+        return [ref + output for ref in refs] if output else refs
 
-    def _results(self, call: Call, program: CellProgram, output: int, lengths: Sequence[int]) -> Sequence[int]:
-        """The refs of a result: one, or one for each row."""
-        ref, group = (call.number << OUTPUT_BITS) + output, program.vars[program.outputs[output]].domain
-        return [ref] if group < 0 else _rows_from(ref, program.row_counts(lengths)[group])
-
-
-class Gradients:
-    """The parts of gradients that have been recorded.
-
-    Attributes:
-        parts: by ref; of_parameters: by the `id` of the parameter.
-    """
-
-    def __init__(self, calls: Any) -> None:
-        self._calls = calls
-        self.parts: dict[int, list[Any]] = defaultdict(list)
-        self.of_parameters: dict[int, list[Any]] = defaultdict(list)
-
-    def total(self, ref: int) -> Any:
-        """The gradient of a value; None if there is none."""
-        return self._sum(self.parts[ref]) if ref in self.parts else None
-
-    def of_parameter(self, parameter: Parameter) -> Any:
-        """The gradient of a parameter; None if there is none."""
-        return self._sum(self.of_parameters[id(parameter)]) if id(parameter) in self.of_parameters else None
-
-    def _sum(self, parts: list[Any]) -> Any:
-        if len(parts) > 1:
-            parts[:] = [self._calls.sum_of(parts)]
-        return parts[0]
-
-
-def _passed(vars: Sequence[Any], index: int) -> str:
-    """The name of the port that a value is, or that it is at each edge; else empty."""
-    source = vars[index].source
-    if isinstance(source, Instruction) and source.op is OPS["spread"]:
-        source = vars[source.args[0]].source
-    return source.name if isinstance(source, Port) else ""
-
-
-def _read(form: Form, log: Sequence[int], at: int) -> tuple[list[tuple[Item, int, int]], int]:
-    """Where the parts of a call lie in the log, from `at` on; and where they end."""
-    parts = []
-    for item in form.ints:
-        n = log[at] if item.kind in (EACH, ROWS) else 1
-        parts.append((item, at, n))
-        at += _width(item, n)
-    return parts, at
+    def _rows(self, call: Call, ref: int, group: int) -> Sequence[int]:
+        """The refs of the rows of a result."""
+        n = call.layout.program.row_counts(call.lengths)[group]
+        return range(ref, ref + (n << ROW_BIT), 1 << ROW_BIT)
 
 
 def _width(item: Item, n: int) -> int:
@@ -420,24 +451,6 @@ def _number(ref: int) -> int:
     return ref >> OUTPUT_BITS & ID
 
 
-def _rows_from(ref: int, n: int) -> range:
-    return range(ref, ref + (n << ROW_BIT), 1 << ROW_BIT)
-
-
-def _is_single(x: Any) -> bool:
-    """Whether a derivative is one value, and not one for each row."""
-    return isinstance(x, Value) and not isinstance(x, Rows)
-
-
 def _refs(x: Any) -> Sequence[int]:
-    """The refs of a value, or of values."""
-    if isinstance(x, Rows):
-        return x.refs
-    return [x.ref] if isinstance(x, Value) else [part.ref for part in x]
-
-
-def _key_of(x: Any) -> Key:
-    """The key of a derivative: of a value, of values by row, or of a parameter."""
-    if isinstance(x, Parameter):
-        return Key("static", Static(x))
-    return x.key if isinstance(x, Value) else Key("rows", None, (x[0].key,))
+    """The refs of a value, or of its rows."""
+    return x.refs if isinstance(x, Rows) else [x.ref]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autobatch.graph.words import slice_length
-from autobatch.ops.rows import as_cut, count_rows, pick, put_rows, take_rows
+from autobatch.ops.rows import as_cut, count_rows, pick, put_rows, take_part, take_rows
 from autobatch.ops.variadic import Segments
 
 ENDS = (None, *range(-4, 5))
@@ -45,8 +45,12 @@ def test_joined_slices_go_back_to_where_they_are_from() -> None:
         g = rng.standard_normal(out.shape)
         for number, x in enumerate((*values, node)):
             back = np.full_like(x, np.nan)
-            put_rows.kernel(np, g, *values, node, out=back, segments=[None, *own], number=number, **static)
+            how = {"segments": [None, *own], "group": 2, "is_one": False, "number": number, **static}
+            put_rows.kernel(np, g, *values, node, out=back, **how)
             moved = np.zeros_like(out)  # <back, x> is <g, what x becomes>
             others = [x if k == number else np.zeros_like(v) for k, v in enumerate((*values, node))]
             take_rows.kernel(np, *others, out=moved, segments=own, group=2, is_one=False, **static)
             np.testing.assert_allclose((back * x).sum(), (g * moved).sum(), atol=1e-12)
+            again = np.full_like(out, np.nan)
+            take_part.kernel(np, x, *values, node, out=again, **how)
+            np.testing.assert_array_equal(again, moved)

@@ -49,8 +49,8 @@ def fold_sums(
     - The user does not ask for it: a requested value needs a node that writes it.
     - It has readers, and all are plain ports that read nothing else. A variadic port has a row for each of its values;
       and folding into a port with several edges would have no bound on the result.
-    - The terms of one sum that come from nodes of one type are the same output of theirs. A batch writes its outputs
-      one after another, so otherwise it would be unclear which write stores and which add.
+    - The terms of one sum that come from nodes of one type are the same output of theirs, or rows of it. A batch writes
+      its outputs one after another, so otherwise it would be unclear which write stores and which add.
     - Everything it reads is a term of such a sum, so that no node is left unused; and it has no plain ports, so that no
       sum folds into a node that is removed.
     - The edges created are at most `GROWTH` times the edges removed.
@@ -165,9 +165,9 @@ def _choose(graph: Sections, n_types: int, folds: Flags, counts: IntArray) -> tu
                 made += counts[start] * (stop - start)
                 gone += counts[start]
                 for e in range(start, stop):
-                    type_id = type_ids[edge_src[e]]
-                    fits &= sum_of[type_id] != start or output_of[type_id] == edge_out[e]
-                    sum_of[type_id], output_of[type_id] = start, edge_out[e]
+                    type_id, output = type_ids[edge_src[e]], edge_out[e] & OUTPUT
+                    fits &= sum_of[type_id] != start or output_of[type_id] == output
+                    sum_of[type_id], output_of[type_id] = start, output
                 counts[start] = stop - start
             else:
                 all_read = False

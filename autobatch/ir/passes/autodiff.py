@@ -158,8 +158,7 @@ class Sweep:
         return self._total(index) if index in self.contributions else None
 
     def _total(self, index: int) -> int:
-        """The sum of the parts of a gradient; of a value that all nodes share, they may be of a node and of its edges.
-        """
+        """The sum of the parts of a gradient; parts of a node and of its edges may meet at a value that is shared."""
         parts = self.contributions[index]
         if len({part.var.domain for part in parts}) > 1:
             parts = [of_node(part) for part in parts]
@@ -231,7 +230,9 @@ def pull_back(builder: Builder, gradients: Iterable[tuple[int, Traced]], wanted:
     return [None if index is None else builder.value(index) for index in found]
 
 
-def push_forward(builder: Builder, tangents: Iterable[tuple[int, Traced]], outputs: Sequence[int]) -> list[Traced | None]:
+def push_forward(
+    builder: Builder, tangents: Iterable[tuple[int, Traced]], outputs: Sequence[int]
+) -> list[Traced | None]:
     """The tangents of some values, for one node, when those that they are computed from have the given tangents.
 
     A pullback is linear in the gradients that it is given; its own pullback, to these, is the derivative itself. So no

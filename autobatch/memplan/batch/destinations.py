@@ -111,8 +111,9 @@ def _write_edges(
     """
     width, port_column, origin, edge_src = tables.block_width, tables.port_column, rows.origin, graph.edge_src
     segments, segment_base = rows.segments, rows.segment_base
-    port_block, edge_in, start, end = (
-        indices(tables.port_block), indices(graph.edge_in), indices(graph.edge_ptr[:-1]), indices(graph.edge_ptr[1:]),
+    port_block, edge_in, edge_out, start, end = (
+        indices(tables.port_block), indices(graph.edge_in), indices(graph.edge_out), indices(graph.edge_ptr[:-1]),
+        indices(graph.edge_ptr[1:]),
     )  # fmt: skip
     row, batch_of, base_ptr = indices(rows.row), indices(rows.batch_of), long_indices(rows.base_ptr)
     entries, place, rank = long_indices(ptr), indices(places), indices(ranks)
@@ -136,7 +137,10 @@ def _write_edges(
                 if block == 0:
                     dest[entry] = plain + port_column[port]
                     if again:
-                        adds[entry] = not _is_earlier(edge_src[e], edge_src[run], row, batch_of)
+                        if edge_src[e] == edge_src[run]:
+                            adds[entry] = edge_out[e] >= edge_out[run]
+                        else:
+                            adds[entry] = not _is_earlier(edge_src[e], edge_src[run], row, batch_of)
                         if not adds[entry]:
                             adds[entries[place[run]] + rank[run]] = True
                             run = e

@@ -1,0 +1,108 @@
+"""Types of derivatives: what is called for the gradients, or the tangents, of the calls of a cell.
+
+The body of such a type runs the body of the cell once more, and then the pullbacks of its ops, which are ops as well.
+So it is traced, guarded and traced again like any cell, and has derivatives itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autobatch.ir.arguments import Static
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
+from autobatch.ir.program import Instruction, Port, Var
+from autobatch.ops.operators import OPS, STAGE
+from autobatch.params.parameter import Parameter
+from autobatch.trace.entries import Entry
+from autobatch.trace.ragged import Ragged
+from autobatch.trace.tracer import collect_outputs
+
+GRADIENT, TANGENT = "gradient", "tangent"
+NOTHING = "nothing"
+
+
+class Pattern(NamedTuple):
+    """Which derivatives of a cell a type computes.
+
+    Attributes:
+        kind: "gradient" or "tangent".
+        outputs: the results of the cell, by number, that have gradients, or that shall have tangents.
+        leaves: those of the arguments that shall have gradients, or that have tangents.
+        parameters: likewise, parameters that the cell reads.
+    """
+
+    kind: str
+    outputs: tuple[int, ...]
+    leaves: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
+
+    def argument(self, cell: str, what: object) -> str:
+        """The name of the argument that is the derivative of a result, a leaf or a parameter of a cell."""
+        return f"{self.kind} of {what} of {cell}"
+
+
+def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
+    """What is called for the derivatives of the calls of an entry."""
+
+    def run(arguments: Mapping[str, Any]) -> dict[Any, Any]:
+        return (_pull if pattern.kind == GRADIENT else _push)(entry, pattern, arguments)
+
+    identity = (Static(pattern), *entry.identity)
+    name, origin = f"{pattern.kind} of {entry.name}", ("derivative", entry.origin, pattern)
+    return Entry(name, identity, entry.signature, run, entry.is_static, origin)
+
+
+def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
+    """The gradients of a cell's arguments and parameters, by leaf or by the parameter's place, as far as they exist."""
+    builder, results, variables = _again(entry, pattern, arguments)
+    gradients = [(results[number], _given(entry, pattern, number, arguments)) for number in pattern.outputs]
+    return _give(builder, variables, pull_back(builder, gradients, list(variables.values())))
+
+
+def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
+    """The tangents of a cell's results, by number, as far as they exist."""
+    builder, results, variables = _again(entry, pattern, arguments)
+    tangents = [(index, _given(entry, pattern, what, arguments)) for what, index in variables.items()]
+    wanted = {number: results[number] for number in pattern.outputs}
+    return _give(builder, wanted, push_forward(builder, tangents, list(wanted.values())))
+
+
+def _again(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> tuple[Builder, list[int], dict[Any, int]]:
+    """Run the body of a cell once more.
+
+    Returns:
+        The builder, the values of the results, and those of leaves and parameters that a pattern names.
+    """
+    builder: Builder = STAGE.current
+    outputs = list[Any]()
+    collect_outputs(entry.run(arguments), outputs)
+    results = [builder.wrap(output).index for output in outputs]
+    ports = {v.source.leaf: i for i, v in enumerate(builder.vars) if isinstance(v.source, Port)}
+    variables: dict[Any, int] = {leaf: ports[leaf] for leaf in pattern.leaves}
+    variables |= {f"parameter {n}": builder.wrap(p).index for n, p in enumerate(pattern.parameters)}
+    return builder, results, variables
+
+
+def _given(entry: Entry, pattern: Pattern, what: object, arguments: Mapping[str, Any]) -> Traced:
+    """A derivative that the call is given."""
+    x = arguments[pattern.argument(entry.name, what)]
+    return x.row if isinstance(x, Ragged) else STAGE.current.wrap(x)
+
+
+def _give(builder: Any, wanted: Mapping[Any, int], found: Sequence[Traced | None]) -> dict[Any, Any]:
+    """Derivatives by name; rows where what they are of has rows."""
+    given: dict[Any, Any] = {}
+    for (what, index), x in zip(wanted.items(), found, strict=True):
+        if x is not None:
+            given[what] = Ragged(builder, x.index) if builder.vars[index].domain >= 0 else of_node(x)
+    return given or {NOTHING: 0.0}
+
+
+def passed_port(vars: Sequence[Var], index: int) -> str:
+    """The name of the port that a value is, or that it is at each edge; else empty."""
+    source = vars[index].source
+    if isinstance(source, Instruction) and source.op is OPS["spread"]:
+        source = vars[source.args[0]].source
+    return source.name if isinstance(source, Port) else ""
