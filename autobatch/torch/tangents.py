@@ -27,7 +27,7 @@ from autobatch.torch.parameters import TensorParameter, make_parameter
 from autobatch.trace.handles import Outputs, Rows, Value
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.results import SlotTable
-from autobatch.trace.tape import Tape
+from autobatch.trace.tape import Derivatives, Tape
 
 RESULT, VALUE, TANGENT = "result", "result[0]", "result[1]"
 """Where slots lie: those of a function, and in what `Along` makes of it, of the same and of its derivative."""
@@ -165,31 +165,29 @@ class Along:
         calls, inputs, directions = STAGE.current, CURRENT.inputs, moved.directions
         assert isinstance(inputs, ReadInputs)
         directions.start(inputs)
-        log, floats = len(calls.log), len(calls.floats)
-        result = calls.lifting.lift(self._function(moved.instance), is_result=True)
-        tape = Tape(calls, log, floats)
+        tape = Tape(calls)
+        try:
+            result = calls.lifting.lift(self._function(moved.instance), is_result=True)
+        finally:
+            tape.close()
         found = tape.tangents(directions.seeds(), directions.parameters)
         return result, _tangents(result, found)
 
 
-def _tangents(x: Any, found: Mapping[int, Any]) -> Any:
+def _tangents(x: Any, found: Derivatives) -> Any:
     """The tangents of floats in a result, in its structure, with None for all else."""
     if isinstance(x, Value):
         if x.key.below or x.key.dtype:
             return None
-        calls, is_rows = STAGE.current, isinstance(x, Rows)
-        shape = x.row.key.detail if isinstance(x, Rows) else x.key.detail
-        values = [calls.zeros(shape) if (t := found.get(ref)) is None else t for ref in _refs(x)]
-        return calls.handles.rows_of(values) if is_rows else values[0]
+        shape: Any = x.row.key.detail if isinstance(x, Rows) else x.key.detail
+        refs = x.refs if isinstance(x, Rows) else [x.ref]
+        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        return STAGE.current.handles.rows_of(values) if isinstance(x, Rows) else values[0]
     if isinstance(x, Outputs):
         return tuple(_tangents(part, found) for part in x)
     if is_structure(x):
         return Key.of_structure(x, ()).build([_tangents(part, found) for part in parts_of(x)])
     return None
-
-
-def _refs(x: Value) -> Sequence[int]:
-    return x.refs if isinstance(x, Rows) else [x.ref]
 
 
 def slots_of_tangents(own: SlotTable, along: SlotTable, gradients: Mapping[int, Any]) -> dict[int, int]:
