@@ -56,11 +56,11 @@ def grad(
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...] | dict[Any, Any]:
     """Record the gradients of values; the arguments are those of `torch.autograd.grad`.
 
     Returns:
-        A value for each input, without a gradient itself unless `create_graph`.
+        A value for each input, by name where the inputs are, without a gradient itself unless `create_graph`.
 
     Raises:
         GraphError: an input is no recorded value, or no output depends on it; or the function is async.
@@ -75,16 +75,15 @@ def grad(
         )
     results = [_value(x, "differentiates") for x in _listed(outputs)]
     given = [None] * len(results) if grad_outputs is None else _listed(grad_outputs)
-    variables = [_variable(x) for x in _listed(inputs)]
+    variables = [_variable(x) for x in _listed([*inputs.values()] if isinstance(inputs, dict) else inputs)]
     seeds = [(x, lift(_seed(x, g))) for x, g in zip(results, given, strict=True)]
     tape = Tape(calls, calls.begun)
     tape.close()
     values = [x for x in variables if isinstance(x, Value)]
     found = tape.gradients(seeds, values, [x for x in variables if not isinstance(x, Value)])
-    return tuple(
-        _gradient(x, found, create_graph, bool(allow_unused) or materialize_grads, materialize_grads)
-        for x in variables
-    )
+    allow_unused = bool(allow_unused) or materialize_grads
+    gradients = [_gradient(x, found, create_graph, allow_unused, materialize_grads) for x in variables]
+    return dict(zip(inputs, gradients, strict=True)) if isinstance(inputs, dict) else tuple(gradients)
 
 
 def _gradient(

@@ -174,6 +174,7 @@ class Passing:
         Raises:
             GraphError: that is impossible; the message says why.
         """
+        _refuse_rows(directions)
         if any(isinstance(x, Graph) for x in self.instances):
             raise GraphError(
                 "second derivatives are asked for of a mini-batch of recorded graphs, which no longer hold the "
@@ -267,7 +268,22 @@ def put_numbers(held: Held) -> None:
 def _to_arrays(gradients: Sequence[torch.Tensor | None], slots: Sequence[int] | None = None) -> dict[int, Any]:
     """The gradients of outputs by slot, as arrays; slots are numbered from 0 where none are given."""
     pairs = enumerate(gradients) if slots is None else zip(slots, gradients, strict=True)
-    return {slot: np.ascontiguousarray(g.numpy()) for slot, g in pairs if g is not None}
+    try:
+        return {slot: np.ascontiguousarray(g.numpy()) for slot, g in pairs if g is not None}
+    except RuntimeError:
+        _refuse_rows(gradients)
+        raise
+
+
+def _refuse_rows(gradients: Sequence[torch.Tensor | None]) -> None:
+    """Raise a GraphError if a gradient stands for many."""
+    functorch: Any = torch._C._functorch
+    for x in gradients:
+        if x is not None and (functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)):
+            raise GraphError(
+                "a batched function is differentiated for many gradients at a time, by is_grads_batched=True, "
+                "vectorize=True or torch.func.vmap; differentiate for one after another, with retain_graph=True."
+            ) from None
 
 
 def _to_gradient(gradient: Gradient) -> torch.Tensor:
