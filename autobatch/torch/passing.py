@@ -30,7 +30,7 @@ from autobatch.torch.calls import Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.opaque import reads_of
-from autobatch.torch.parameters import TensorParameter
+from autobatch.torch.parameters import Tangent, TensorParameter
 from autobatch.trace.record import MiniBatch, Recorder
 
 OfOutputs: TypeAlias = Mapping[int, torch.Tensor]
@@ -204,11 +204,10 @@ class Passing:
         for parameter in self._trainable.values():
             parameter.refresh()
         now = self._executor.trainable()
-        held = {id(parameter) for parameter, _ in self.held}
         return [
             (p.tensor._version, p.n_assigned, now.get(name) is p)
             for name, p in self._trainable.items()
-            if id(p) not in held
+            if not isinstance(p, Tangent)
         ]
 
 

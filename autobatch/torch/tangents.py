@@ -23,7 +23,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.entering import CURRENT, TensorInputs
 from autobatch.torch.modules import TorchModule
-from autobatch.torch.parameters import TensorParameter, make_parameter
+from autobatch.torch.parameters import Tangent, TensorParameter
 from autobatch.trace.handles import Outputs, Rows, Value
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.results import SlotTable
@@ -43,7 +43,7 @@ class TangentModule(TorchModule):
     def __init__(self, moved: TorchModule) -> None:
         super().__init__(moved.module)
         self._moved = moved
-        self._tangents: dict[str, tuple[Parameter, torch.Tensor, TensorParameter]] = {}
+        self._tangents: dict[str, tuple[Parameter, torch.Tensor, Tangent]] = {}
         self._all: tuple[dict[str, Parameter], dict[str, Parameter]] = {}, {}
         self._lock = RLock()
 
@@ -65,7 +65,7 @@ class TangentModule(TorchModule):
         self._moved.meet(instances)
         self.float_dtype = self._moved.float_dtype
 
-    def tangent(self, name: str, parameter: TensorParameter, has_gradient: bool) -> TensorParameter:
+    def tangent(self, name: str, parameter: TensorParameter, has_gradient: bool) -> Tangent:
         """The tangent of a parameter.
 
         Args:
@@ -77,7 +77,7 @@ class TangentModule(TorchModule):
             known = self._tangents.get(name)
             if known is None or known[0] is not parameter or known[1].dtype is not parameter.tensor.dtype:
                 tensor = torch.zeros(parameter.shape, dtype=parameter.tensor.dtype, requires_grad=has_gradient)
-                known = self._tangents[name] = parameter, tensor, make_parameter(tensor, name)
+                known = self._tangents[name] = parameter, tensor, Tangent(tensor, name)
                 self._all = {}, {}
         return known[2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -226,6 +227,17 @@ def test_a_table_with_sparse_gradients() -> None:
     (expected,) = autograd.grad(sum(map(loss(dense), ([1, 2, 3], [2]))), dense.weight, create_graph=True)  # type: ignore[arg-type]
     found = autograd.grad(gradient.to_dense().pow(2).sum(), table.weight)[0]
     assert_close([found.to_dense()], [autograd.grad(expected.pow(2).sum(), dense.weight)[0]])
+
+
+def test_threads_and_parts_share_a_second_function() -> None:
+    net = make()
+    tensors, found = [*net.parameters()], list[list[Tensor | None]]()
+    losses = abt.batched(net.loss, backend="reference", max_bytes=40_000)
+    expected = orders(one_by_one(net.loss)(TREES), tensors, 3)
+    with ThreadPoolExecutor(3) as pool:
+        found += pool.map(lambda n: orders(losses(TREES), tensors, n), (2, 3, 2, 3))
+    for derivatives in found:
+        assert_close(derivatives, expected[: len(derivatives)])
 
 
 def test_calls_without_create_graph_make_no_second_function() -> None:
