@@ -95,7 +95,6 @@ from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Rows
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
-from autobatch.trace.derivatives import grad, hvp, jvp, value_and_grad, vjp
 
 __version__ = "0.1.0"
 
@@ -116,11 +115,14 @@ __all__ = [
 if TYPE_CHECKING:
     from autobatch import distributed, serving, testing
     from autobatch.serving.server import serve
+    from autobatch.trace.derivatives import grad, hvp, jvp, value_and_grad, vjp
 else:
 
     def __getattr__(name: str) -> Any:
         if name in ("distributed", "policies", "serving", "testing"):
             return import_module(f"autobatch.{name}")
+        if name in ("grad", "hvp", "jvp", "value_and_grad", "vjp"):
+            return getattr(import_module("autobatch.trace.derivatives"), name)
         if name == "serve":
             return import_module("autobatch.serving.server").serve
         from autobatch.missing import advice

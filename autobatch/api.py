@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,10 @@ class Batched(Engine):
         has_aux: bool = False,
         out: dict[str, Gradient] | None = None,
         inputs: bool = False,
+        *,
+        only: Collection[str] | None = None,
+        clip: str | None = None,
+        max_norm: float = 1.0,
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
@@ -100,12 +104,20 @@ class Batched(Engine):
 
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
-            reduce: "mean" or "sum" over instances, or a weight for each, shape (B,).
+            reduce: "mean" or "sum" over instances, or a weight for each, shape (B,); or "none" for the loss and the
+                gradients of each instance.
             out: gradients that the call adds to, as returned before, or arrays. By default the call returns buffers of
                 this thread, which its next call overwrites, `explain(training=True)` too. `Rows` of a table that has
                 been read in another way since are replaced by an array.
             inputs: also differentiate with respect to the float arrays of the instances, which are not recorded
                 graphs; the function is given inputs in their place, see `autobatch.trace.inputs`.
+            only: the names of the trainable parameters whose gradients are wanted, with `reduce="none"` or `clip`; None
+                for all.
+            clip: "per-instance" to scale the gradient of each instance down to `max_norm` before they are added up: by
+                min(1, max_norm / norm), where the norm is over all parameters that are wanted and the loss has weight
+                1. The weights of `reduce` multiply what is clipped. No gradient of an instance is formed for it, but
+                for parameters that few instances have rows for (`autobatch.backends.by_instance.norms`).
+            max_norm: with `clip`, a number above 0, in the units of the gradients.
 
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
@@ -115,20 +127,32 @@ class Batched(Engine):
             is read, or at the next call; optimizers ignore its gradients.
             With `inputs` a third element: a list of what the instances are with each float array replaced by its
             gradient, of its shape and type and zero where it is not used, and all that holds no float array by None.
+            With `reduce="none"`, `value` is an array (B,), and each of `grads` an array (B, *shape) of its own, also
+            that of a table: row b is the gradient of the loss of instance b alone. In a group of processes, B are the
+            instances of this process. The call waits for a device.
+            With `clip`, `grads.norms` are the norms before clipping, float64 (B,), unless `out` was given.
 
         Raises:
-            DataError: no instances, or `out` cannot be written, or a float array is in a set, deque or array.
+            DataError: no instances, or `out` cannot be written, or a float array is in a set, deque or array; or
+                arguments that do not go together.
             GraphError: the function did not return a scalar value, or the gradient of an input would be lost.
             ShapeError: `out` does not hold gradients of these parameters.
-            NumericError: a loss is not finite; `out` is as it was, unless the call did not wait: then steps skip it.
-            PlanError: an instance needs more than `max_bytes` alone.
+            NumericError: a loss is not finite; `out` is as it was, unless the call did not wait: then steps skip it. Or
+                a norm that is clipped is not finite.
+            PlanError: an instance needs more than `max_bytes` alone; with `reduce="none"`, the gradients (B, *shape)
+                count.
             DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are added up, another
                 one has ended, or does something else.
         """
-        group = ENTERED.group
+        group, each = ENTERED.group, None
+        if clip is not None or only is not None or max_norm != 1.0 or (isinstance(reduce, str) and reduce == "none"):
+            from autobatch.engine.each_instance import each_instance
+
+            each = each_instance(reduce, only, clip, max_norm, out, inputs)
+            reduce = reduce if clip is not None else "sum"
         if group is not None:
-            return group.value_and_grad(self, instances, reduce, has_aux, out, inputs)
-        return self.differentiate(instances, reduce, has_aux, out, inputs)
+            return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
+        return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.

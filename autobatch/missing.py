@@ -33,7 +33,6 @@ INSTEAD = {
     "nn": "layers are ab.Linear, ab.Embedding, ab.LSTMCell and others",
     "jit": "ab.batched compiles",
     "vmap": "write ab.batched",
-    "grad": "write ab.batched(loss).value_and_grad(instances)",
 }
 
 

@@ -11,13 +11,17 @@ Any number of executables and runs may be alive, of one function or of several. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autobatch.backends.options import Options
 from autobatch.devices.store import Store
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
+
+if TYPE_CHECKING:
+    from autobatch.backends.interpret import Interpreter
+    from autobatch.backends.values import Activity
 
 
 class Counts(NamedTuple):
@@ -50,6 +54,21 @@ class Timer(Protocol):
         """
 
 
+class RowReader(Protocol):
+    """Reads the rows that backward has left, of which the gradients of parameters are sums; or changes them."""
+
+    def __call__(self, interpreter: Interpreter, activity: Activity) -> bool:
+        """Read them.
+
+        Args:
+            interpreter: knows the values of the run.
+            activity: the nodes that the losses depend on; the rows of others hold nothing.
+
+        Returns:
+            Whether the weight stage is to run.
+        """
+
+
 class Run(Protocol):
     """A forward run of a plan, which may be differentiated.
 
@@ -67,7 +86,7 @@ class Run(Protocol):
     def on_device(self, slot: int) -> Any:
         """The values of a slot as an array of the device, until the run is differentiated or closed."""
 
-    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.
 
         Args:
@@ -75,6 +94,7 @@ class Run(Protocol):
             into: the array to which each trainable parameter's gradient is added, by `id` of the parameter; `Rows` for
                 those in `cells.row_parameters`. Additions follow the order of the plan, so that the same run gives the
                 same bits.
+            reader: is given the rows that backward has left, before the gradients of parameters are added up.
 
         Raises:
             BackendError: the run is closed, or was differentiated before.

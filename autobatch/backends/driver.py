@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autobatch.backends.base import Counts, Timer
+from autobatch.backends.base import Counts, RowReader, Timer
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
@@ -172,7 +172,7 @@ class PlanRun(ABC, Generic[M]):
             self._lap(stage, batch)
         self._call(stage, len(batches) + 1, len(batches) + 2)
 
-    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
         if self._ended:
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
@@ -187,8 +187,9 @@ class PlanRun(ABC, Generic[M]):
                 self._sweep("backward", None if activity.is_whole else activity)
                 self._lap("backward", None)  # work after the last batch counts as backward, not as weights
                 self.targets = gradients
-                with self._bound(WEIGHTS):
-                    self._run_weights(activity)
+                if reader is None or reader(self.interpreter, activity):
+                    with self._bound(WEIGHTS):
+                        self._run_weights(activity)
             self.copied_bytes += targets.finish()
 
     def _run_weights(self, activity: Activity) -> None:

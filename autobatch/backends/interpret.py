@@ -135,10 +135,16 @@ class Interpreter:
                 owners[p] += frame.env[g][0]
         for p, scatters in tables:
             for scatter in scatters:
-                ids = self._ids(frame, scatter.ids, active)
+                ids = self.looked_up(frame, scatter.ids, active)
                 self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
 
-    def _ids(self, frame: Frame, index: int, active: Array | None) -> Array:
+    def weight_frame(self, type_id: int) -> Frame:
+        """The values that the weight stage of a type reads, of all its rows, before any of its instructions runs."""
+        derivative, n_rows = self.cells.cells[type_id].derivative, int(np.diff(self.plan.type_ptr)[type_id])
+        assert derivative is not None, "backward follows a forward run in training"
+        return self._frame(Batch(type_id, 0, n_rows, self.plan.type_bases[type_id]), derivative.vars, backward=True)
+
+    def looked_up(self, frame: Frame, index: int, active: Array | None = None) -> Array:
         """The ids that a type looked up in its active rows, on the host: known there, unless a cell computes them."""
         var = frame.vars[index]
         if isinstance(var.source, Constant):

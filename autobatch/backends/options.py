@@ -11,8 +11,22 @@ from autobatch.errors import BackendError
 from autobatch.schedule.schedule import BasePolicy
 
 
+class ByInstance(NamedTuple):
+    """What a call asks of each instance: gradients of its own, or one scaled by its norm; see `backends/by_instance`.
+
+    Attributes:
+        parameters: the `id`s of the parameters whose gradients these are.
+        clips: whether gradients are scaled, and then added up.
+        result_bytes: of the gradients that the call returns for each instance.
+    """
+
+    parameters: frozenset[int]
+    clips: bool
+    result_bytes: int
+
+
 class Options(NamedTuple):
-    """How the mini-batches of a function are planned and run. The last four fields are facts of a call.
+    """How the mini-batches of a function are planned and run. The last five fields are facts of a call.
 
     Attributes:
         policy: makes schedules.
@@ -28,6 +42,7 @@ class Options(NamedTuple):
         store: the memory of the device on which the parameters are, and to which their gradients are added.
         purpose: the names of the trainable parameters in training; None in inference.
         has_aux: in training, whether the function returns more than the loss; None if all may have gradients.
+        by_instance: what is asked of each instance; None if the gradients are of their sum.
     """
 
     policy: BasePolicy
@@ -42,6 +57,7 @@ class Options(NamedTuple):
     store: Store = HOST
     purpose: frozenset[str] | None = None
     has_aux: bool | None = False
+    by_instance: ByInstance | None = None
 
     def check_store(self, backend: str, *stores: Store) -> None:
         """Raise a BackendError if the parameters are in none of the memories that a backend reads them in."""

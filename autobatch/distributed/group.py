@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -28,6 +28,9 @@ from autobatch.engine.group import entering
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
+
+if TYPE_CHECKING:
+    from autobatch.engine.each_instance import EachInstance
 
 TIMEOUT = 1800.0
 
@@ -106,6 +109,7 @@ class Joined:
         has_aux: bool = False,
         out: dict[str, Gradient] | None = None,
         inputs: bool = False,
+        each: EachInstance | None = None,
     ) -> Any:
         """Compute the loss and the gradients of a mini-batch; within the context, `loss.value_and_grad` calls this.
 
@@ -113,6 +117,7 @@ class Joined:
             instances: those of this process: a share of `autobatch.distributed.shares`; or a list, for which the
                 mini-batch is the lists of all processes, one after the other. It may be empty.
             reduce: as for one process; weights are those of the instances of this process.
+            each: what is asked of each instance; None if the gradients are of their sum.
 
         Returns:
             As for one process; what is returned per instance, such as `aux`, is that of this process's instances.
@@ -128,6 +133,7 @@ class Joined:
             "the trainable parameters": " ".join(executor.trainable()), "the step": str(loss.step),
             "the seed": str(loss.seed), "has_aux": str(has_aux),
             "reduce": reduce if isinstance(reduce, str) else "weights",
+            "the gradients of each instance": "" if each is None else each.text,
         }  # fmt: skip
         if loss not in self._began:
             facts |= _of_start(loss)
@@ -146,9 +152,9 @@ class Joined:
                 weights = np.full(len(instances), 1.0 / max(instances.size, 1))
             if instances or not instances.size:
                 keys = instances.positions
-                found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange, keys)
+                found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange, keys, each)
             else:
-                found = loss.differentiate_nothing(has_aux, out, inputs, exchange)
+                found = loss.differentiate_nothing(has_aux, out, inputs, exchange, each)
         self._began.add(loss)
         return found
 

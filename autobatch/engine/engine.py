@@ -41,6 +41,7 @@ from autobatch.trace.results import stack_results
 from autobatch.trace.scanning import functions_in
 
 if TYPE_CHECKING:
+    from autobatch.engine.each_instance import EachInstance
     from autobatch.engine.rounds import Rounds
     from autobatch.engine.threads import ThreadChoice
 
@@ -227,16 +228,24 @@ class Engine:
         return _within_limits(self._now)
 
     def _prepare(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True
+        self,
+        minibatch: MiniBatch,
+        clock: Clock,
+        training: bool,
+        has_aux: bool | None = False,
+        measured: bool = True,
+        each: EachInstance | None = None,
     ) -> Step:
         """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
 
         With `measured`, the mini-batch may run with a number of threads that is being measured; its time then counts,
-        unless something is being compiled.
+        unless something is being compiled. With `each`, more is asked of each instance.
         """
         if minibatch.graph is not None:
             clock.lap("record")  # and waiting for other threads
         options = self.options_now(training, has_aux)
+        if each is not None:
+            options = each.planned(options, self.executor.trainable(), len(minibatch.instances))
         if self._thread_choice is None:
             return self.planning.prepare(minibatch, options, clock)
         size_class = self._thread_choice.of(minibatch, training)
@@ -248,19 +257,25 @@ class Engine:
         return step
 
     def _planned(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, measured: bool = True
+        self,
+        minibatch: MiniBatch,
+        clock: Clock,
+        training: bool,
+        has_aux: bool | None = False,
+        measured: bool = True,
+        each: EachInstance | None = None,
     ) -> AbstractContextManager[tuple[Step, Rounds | None]]:
         """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
         if self._profile is not None:
             self._profile.begin()
         if not minibatch.has_programs:
-            return nullcontext((self._prepare(minibatch, clock, training, has_aux, measured), None))
+            return nullcontext((self._prepare(minibatch, clock, training, has_aux, measured, each), None))
         rounds = self._rounds(clock)
         if not training:
             return _last_step(rounds, minibatch)
         graph = rounds.record(minibatch)
         whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
-        step = self._prepare(whole, clock, training, has_aux, measured=False)  # the clock has run for rounds too
+        step = self._prepare(whole, clock, training, has_aux, False, each)  # the clock has run for rounds too
         return nullcontext((step, rounds))
 
     def _rounds(self, clock: Clock) -> Rounds:
@@ -284,25 +299,31 @@ class Engine:
         inputs: bool,
         exchange: Exchange | None = None,
         keys: LongArray | None = None,
+        each: EachInstance | None = None,
     ) -> Any:
         """Compute the loss and the gradients of what this process has of a mini-batch; see `value_and_grad`.
 
         Args:
             exchange: adds up those of all processes; None for one process.
             keys: see `Recorder.read`.
+            each: what is asked of each instance; None if the gradients are of their sum.
         """
         minibatch, clock = self._read(instances, inputs, keys)
-        with run_lock(), self._planned(minibatch, clock, training=True, has_aux=has_aux) as (step, rounds):
+        with run_lock(), self._planned(minibatch, clock, True, has_aux, each is None, each) as (step, rounds):
             slot = step.loss_slot
             weights = loss_weights(reduce, step.graph.n_instances)
             is_simple = not has_aux and not inputs and self._profile is None and self._thread_choice is None
+            is_simple = is_simple and each is None
             is_late = is_simple and self.executor.can_be_late(out) and (exchange is None or out is None)
             late = LateLosses(self.executor.store, exchange is not None) if is_late else None
             apart = exchange is not None or (len(step.parts) > 1 and not is_late)
             taken = None if out is None else take_gradients(out, self.executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
             own = taken if exchange is None else None
-            runs, grads = self.executor.train(step, self._run(step), slot, weights, own, read, late)
+            if each is None:
+                runs, grads = self.executor.train(step, self._run(step), slot, weights, own, read, late)
+            else:
+                runs, grads = each.train(self.executor, step, self._run(step), slot, weights, own, read)
             if exchange is not None and self._unread is not None:
                 self._unread.check()  # while the others wait, so that all raise in the same call
             loss: UnreadLoss | None = None
@@ -312,7 +333,10 @@ class Engine:
             else:
                 columns = join_columns([run.outputs for run in runs])
                 value = weighted_sum(columns[slot], weights)
-                value = value if exchange is None else exchange.add(value, grads, clock)
+                if each is not None:
+                    value, grads = each.finish(columns[slot], value, grads, exchange, clock)
+                elif exchange is not None:
+                    value = exchange.add(value, grads, clock)
             if exchange is not None and taken is not None:
                 grads = add_gradients(taken, grads)
             grads = put_gradients(out, grads)
@@ -329,7 +353,12 @@ class Engine:
         return (value, grads) if read is None else (value, grads, read.structures())
 
     def differentiate_nothing(
-        self, has_aux: bool, out: dict[str, Gradient] | None, inputs: bool, exchange: Exchange
+        self,
+        has_aux: bool,
+        out: dict[str, Gradient] | None,
+        inputs: bool,
+        exchange: Exchange,
+        each: EachInstance | None = None,
     ) -> Any:
         """The loss and the gradients of a mini-batch of which this process has no instance; see `differentiate`."""
         clock = Clock()
@@ -338,7 +367,10 @@ class Engine:
             executor, none = self.executor, np.zeros(0, self.executor.dtype)
             trainable = executor.trainable()
             taken = None if out is None else take_gradients(out, trainable, apart=True)
-            value, grads = exchange.add_nothing(executor.dtype, [*trainable], executor.zeros, clock)
+            if each is None:
+                value, grads = exchange.add_nothing(executor.dtype, [*trainable], executor.zeros, clock)
+            else:
+                value, grads = each.of_nothing(executor, exchange, clock)
             grads = put_gradients(out, grads if taken is None else add_gradients(taken, grads))
             self.step += 1
             self.last = LastCall((), [], clock.ms, None, self.planning.cache.hit_rate)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.base import Run, Timer
+from autobatch.backends.base import RowReader, Run, Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.input_gradients import InputGradients
@@ -175,13 +175,19 @@ class Executor:
         return self._own.gradients.zeros(trainable, frozenset(id(trainable[name]) for name in rows))
 
     def backward(
-        self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
+        self,
+        step: Step,
+        run: Run,
+        seeds: Mapping[int, Array],
+        out: dict[str, Gradient] | None,
+        reader: RowReader | None = None,
     ) -> dict[str, Gradient]:
         """Differentiate the run of a part.
 
         Args:
             seeds: per slot, the gradient of its rows.
             out: gradients to add to; None for this thread's buffers, set to zero.
+            reader: is given the rows that the gradients are sums of, before they are added up.
         """
         trainable = self.trainable()
         if out is None:
@@ -190,9 +196,18 @@ class Executor:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = parameter.store.put(np.asarray(out[name]))
-        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        into = {id(p): out[name] for name, p in trainable.items()}
+        if reader is None:
+            run.backward(seeds, into)
+        else:
+            run.backward(seeds, into, reader)
         step.clock.lap("backward")
         return out
+
+    def read_rows(self, step: Step, run: Run, seeds: Mapping[int, Array], reader: RowReader) -> None:
+        """Differentiate the run of a part up to the rows that gradients of parameters are sums of, for a reader."""
+        run.backward(seeds, {}, reader)
+        step.clock.lap("backward")
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:

@@ -13,7 +13,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.plan.budget import Figures, Part, fit_parts
-from autobatch.plan.plan import PlannedCell, PlannedTypes, Planner
+from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.plan.plan_check import check_made, check_plan
 from autobatch.plan.stopping import Stopping
@@ -127,7 +127,7 @@ class Planning:
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.revision,
             options.purpose, options.dtype, options.rewrites, options.max_bytes,
-            options.precision, options.threads, options.has_aux, options.store,
+            options.precision, options.threads, options.has_aux, options.store, options.by_instance,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> Planned:
@@ -146,7 +146,8 @@ class Planning:
             clock.lap("place")
             executable = self.backend.prepare(plan, cells, options)
             unseen = options.policy.unseen_share
-            figures = Figures(rewritten, schedule.n_batches, executable.n_bytes, unseen)
+            n_bytes = executable.n_bytes + self._bytes_by_instance(plan, cells, options)
+            figures = Figures(rewritten, schedule.n_batches, n_bytes, unseen)
             return Part(graph, rewrites, plan, executable, figures)
 
         def plan_again(graph: Graph) -> Part:
@@ -156,6 +157,16 @@ class Planning:
         whole = plan_part(graph)
         parts = fit_parts(whole, plan_again, options.max_bytes)
         return Planned(graph, tuple(parts), whole.n_bytes)
+
+    def _bytes_by_instance(self, plan: Plan, cells: PlannedTypes, options: Options) -> int:
+        """Bytes that are taken for what is asked of each instance, none of which shares a node with another."""
+        if options.by_instance is None:
+            return 0
+        from autobatch.backends.by_instance.needs import bytes_by_instance
+        from autobatch.engine.each_instance import refuse_shared
+
+        refuse_shared(plan.graph)
+        return bytes_by_instance(plan, cells, options.by_instance, options.dtype)
 
     def _step(
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,

@@ -24,15 +24,17 @@ class Gradients(dict[str, Gradient]):
             gradients.
         check: raises the error that was found in the gradients on a device, unless it has been read; None if they are
             not checked. The next step of an optimizer calls it.
+        norms: where `value_and_grad` has clipped the gradient of each instance, their norms before: float64 (B,).
     """
 
     finite: Any = None
     check: Callable[[], None] | None = None
+    norms: Any = None
 
     def copy(self) -> Gradients:
         """Another dict of the same gradients, of which the same is known."""
         found = Gradients(self)
-        found.finite, found.check = self.finite, self.check
+        found.finite, found.check, found.norms = self.finite, self.check, self.norms
         return found
 
     def __or__(self, other: Any) -> Any:

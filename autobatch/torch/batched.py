@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
-from autobatch.backends.base import Run
+from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import Executor
@@ -243,16 +243,22 @@ class TorchExecutor(Executor):
         run: Run,
         seeds: Mapping[int, NDArray[Any]],
         out: dict[str, Gradient] | None,
+        reader: RowReader | None = None,
         totals: dict[str, Total] | None = None,
     ) -> dict[str, Gradient]:
         """Differentiate the run of a part; see `Executor`.
 
         Args:
             totals: take the gradients that torch finds, where given; else they are added to the others.
+
+        Raises:
+            GraphError: there is a reader, and torch finds gradients.
         """
         tape = self._tapes.pop(run)
         with tape.open():
-            found = super().backward(step, run, seeds, out)
+            found = super().backward(step, run, seeds, out, reader)
+        if reader is not None:
+            _refuse_sums(tape)
         names = {id(p.tensor): name for name, p in self.trainable().items() if isinstance(p, TensorParameter)}
         for tensor, gradient in tape.gradients():
             name = names[id(tensor)]
@@ -263,6 +269,26 @@ class TorchExecutor(Executor):
             else:
                 totals[name] = Total(gradient)
         return found
+
+    def read_rows(self, step: Step, run: Run, seeds: Mapping[int, NDArray[Any]], reader: RowReader) -> None:
+        """Differentiate the run of a part for a reader; see `Executor`.
+
+        Raises:
+            GraphError: torch finds gradients.
+        """
+        tape = self._tapes.pop(run)
+        with tape.open():
+            super().read_rows(step, run, seeds, reader)
+        _refuse_sums(tape)
+
+
+def _refuse_sums(tape: Tape) -> None:
+    """Raise a GraphError if torch has computed gradients of parameters: they are sums over the instances."""
+    if any(True for _ in tape.gradients()):
+        raise GraphError(
+            "gradients of each instance: torch runs a cell of this function itself, and gives the gradients of its "
+            "parameters as sums over instances; freeze these parameters, or leave reduce='none' and clip= out."
+        )
 
 
 class BatchedMethod:

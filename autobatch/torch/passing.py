@@ -146,7 +146,7 @@ class Passing:
             for (part, run), ends in zip(runs, self._ends, strict=True):
                 seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
                 firsts = ends
-                executor.backward(step, run, seeds, found, totals)  # type: ignore[call-arg]
+                executor.backward(step, run, seeds, found, totals=totals)  # type: ignore[call-arg]
                 read.add(part.plan, run)
                 run.close()
         grads = [self._gradient(name, found[name], totals.get(name)) for name in self.read]

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -31,7 +31,6 @@ from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.decode import EACH, FormTables, form_tables
-from autobatch.trace.derived import Pattern, derived_entry
 from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, Patches, invoke
 from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
@@ -40,8 +39,11 @@ from autobatch.trace.handles import RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
-from autobatch.trace.tape import Layout, Step, Tape
 from autobatch.trace.traces import Family, Traces
+
+if TYPE_CHECKING:
+    from autobatch.trace.derived import Pattern
+    from autobatch.trace.tape import Layout, Step, Tape
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
@@ -291,6 +293,8 @@ class Calls:
 
     def derived(self, entry: Entry, pattern: Pattern) -> Entry:
         """The entry of the derivatives of the calls of an entry."""
+        from autobatch.trace.derived import derived_entry
+
         key = ("derivative", entry, Static(pattern))
         return self._entries.get(key) or self._add(key, derived_entry(entry, pattern))
 
@@ -304,6 +308,8 @@ class Calls:
 
     def layout(self, form: int) -> Layout:
         """Where the parts of the calls of a form lie in the log."""
+        from autobatch.trace.tape import Layout
+
         family = self.families[form]
         found = self._layouts.get(form)
         if found is None or found.program is not family.node_type.program:

@@ -167,7 +167,7 @@ class Sweep:
     def _total(self, index: int) -> int:
         """The sum of the parts of a gradient; parts of a node and of its edges may meet at a value that is shared."""
         parts = self.contributions[index]
-        if len({part.var.domain for part in parts}) > 1:
+        if self.builder.vars[index].domain == SHARED and len({part.var.domain for part in parts}) > 1:
             parts = [of_node(part) for part in parts]
         return int(reduce(add, _assemble(parts)).index)
 

@@ -1,0 +1,552 @@
+"""Gradients of each instance, and sums of clipped ones, equal those of a loop over instances."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autobatch as ab
+import autobatch.torch as abt
+import per_instance
+import ragged
+from autobatch.backends.by_instance.needs import AT_ONCE
+from autobatch.backends.by_instance.rows import cut
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.reference import Reference
+from autobatch.devices.device import Device
+from autobatch.engine.each_instance import refuse_shared
+from autobatch.graph.rewrite.passes import rewrite
+from helpers.checkers.refusals import refused
+from helpers.fakes.counting_backend import Counting
+from helpers.models.every_model import MODELS
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.processes import run_processes
+from helpers.runs.ways import each
+
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "reference": lambda: Reference(poison=True),
+    "cpu in Python": lambda: Cpu(poison=True, jitted=False),
+    "cpu": lambda: Cpu(poison=True, jitted=True),
+    "counting": Counting,
+}
+DIM, N_WORDS = 3, 7
+TOLERANCE = 1e-10
+
+
+class Net(ab.Module):
+    """A tree network whose parameters are read in all the ways in which gradients differ."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        draw = rng.standard_normal
+        self.words = ab.Parameter(draw((N_WORDS, DIM)))
+        self.tied = ab.Parameter(draw((N_WORDS, DIM)))
+        self.operators = ab.Parameter(draw((N_WORDS, DIM, DIM)))
+        self.left, self.right, self.twice = (ab.Parameter(draw((DIM, DIM))) for _ in range(3))
+        self.bias, self.scale = ab.Parameter(draw(DIM)), ab.Parameter(0.7)
+        self.outside = ab.Parameter(draw((2, DIM)))
+        self.frozen = ab.Parameter(draw((DIM, DIM)), trainable=False)
+        self.unused = ab.Parameter(draw((2, 2)))
+        self.dropout = ab.Dropout(0.3)
+        self.astype("float64")
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        """A row of a table, by a matrix of the word's own."""
+        return ab.tanh(ab.lookup(self.operators, word) @ ab.lookup(self.words, word) + self.bias)
+
+    @ab.cell
+    def merge(self, left: Any, right: Any) -> Any:
+        """Matrices that planning lays together, and one that is transposed and read twice."""
+        gate = ab.sigmoid(self.left @ left + self.right @ right + self.bias)
+        return self.dropout(gate * ab.tanh(self.twice @ left) + (1.0 - gate) * (right @ self.twice))
+
+    @ab.cell
+    def several(self, children: Any) -> Any:
+        """A matrix that another cell reads, over any number of children."""
+        return ab.sum_n([self.left @ child for child in children], shape=(DIM,)) * self.scale
+
+    @ab.cell
+    def choose(self, state: Any, word: int) -> Any:
+        """A table that a product reads, and a lookup; one that is changed for all rows."""
+        logits = self.tied @ (self.frozen @ state) + ab.softmax(self.words, axis=0) @ state
+        return ab.cross_entropy(logits + ab.lookup(self.tied, word)[0], word)
+
+    def state(self, tree: Any) -> Any:
+        if isinstance(tree, int):
+            return self.leaf(tree)
+        if isinstance(tree, list):
+            return self.several([self.state(child) for child in tree])
+        return self.merge(self.state(tree[0]), self.state(tree[1]))
+
+    def loss(self, tree: Any) -> Any:
+        state = self.state(tree)
+        return self.choose(state, 1) + ab.sum(self.outside @ state) * self.scale
+
+    def with_state(self, tree: Any) -> Any:
+        state = self.state(tree)
+        return self.choose(state, 1), state
+
+    async def waiting(self, tree: Any) -> Any:
+        state = self.state(tree)
+        while await ab.value(ab.sum(state)) > 0.0:
+            state = self.merge(state, self.leaf(0)) - 0.4
+        return self.choose(state, 2)
+
+
+TREES: list[Any] = [
+    1, (2, 2), [(1, 3), 4, 4], ((1, 2), (3, (4, 5))), [], (6, [1]), (1, 2), [[1, 2], [2]], ((1, 2), (3, (4, 6))),
+]  # fmt: skip
+
+
+def arrays(grads: Any) -> dict[str, Any]:
+    return {name: np.array(np.asarray(gradient)) for name, gradient in grads.items()}
+
+
+def by_loop(run: Any, batch: Sequence[Any], step: int = 0) -> tuple[Any, dict[str, Any]]:
+    """The losses and the gradients (B, *shape), one instance after the other; each is the first of its own call."""
+    found = []
+    for instance in batch:
+        run.step = step
+        value, grads = run.value_and_grad([instance], reduce="sum")
+        found.append((value, arrays(grads)))
+    return np.array([v for v, _ in found]), {name: np.stack([g[name] for _, g in found]) for name in found[0][1]}
+
+
+def norms_of(grads: dict[str, Any]) -> Any:
+    return np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in grads.values()))
+
+
+def clipped(grads: dict[str, Any], weights: Any, max_norm: float) -> dict[str, Any]:
+    factors = weights * np.minimum(1.0, max_norm / np.maximum(norms_of(grads), 1e-300))
+    return {name: np.tensordot(factors, g, 1) for name, g in grads.items()}
+
+
+def check_equal(found: Any, wanted: dict[str, Any], tolerance: float = TOLERANCE) -> None:
+    assert list(found) == list(wanted)
+    for name, gradient in wanted.items():
+        assert found[name].shape == gradient.shape, name
+        error = np.abs(np.asarray(found[name]) - gradient).max(initial=0.0)
+        assert error <= tolerance * max(1.0, np.abs(gradient).max(initial=0.0)), (name, error)
+
+
+def check_both(function: Any, batch: Sequence[Any], wanted: Any = None, **options: Any) -> Any:
+    """Gradients of each instance, and clipped sums with weights, against the loop."""
+    losses, grads = by_loop(ab.batched(function, backend="reference"), batch) if wanted is None else wanted
+    run = ab.batched(function, **options)
+    value, found = run.value_and_grad(batch, reduce="none")
+    np.testing.assert_allclose(value, losses, rtol=1e-10, atol=1e-12)
+    check_equal(found, grads)
+    weights, max_norm = np.linspace(-1.0, 2.0, len(batch)), float(np.median(norms_of(grads))) or 1.0
+    value, sums = run.value_and_grad(batch, weights, clip="per-instance", max_norm=max_norm)
+    np.testing.assert_allclose(value, weights @ losses, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(sums.norms, norms_of(grads), rtol=1e-8, atol=1e-12)
+    check_equal(sums, clipped(grads, weights, max_norm))
+    return run
+
+
+def without_dropout() -> Net:
+    model = Net()
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu in Python", pytest.param("cpu", marks=pytest.mark.slow)])
+@each("options", [{}, {"max_bytes": 26_000}, {"rewrites": "all"}, {"policy": "unbatched"}, {"plan_cache": 0}])
+def test_they_equal_a_loop(backend: str, options: dict[str, Any]) -> None:
+    run = check_both(without_dropout().loss, TREES, backend=BACKENDS[backend](), **options)
+    assert (run.last.parts > 1) == ("max_bytes" in options)
+
+
+def test_on_a_device_that_is_none() -> None:
+    """Nothing but functions that CuPy has meets arrays of the device."""
+    check_both(without_dropout().loss, TREES, backend=Counting())
+
+
+def test_on_a_device(device: Device) -> None:
+    """With parameters in its memory, where the gradients are then, and on the host."""
+    model, wanted = without_dropout(), by_loop(ab.batched(without_dropout().loss, backend="reference"), TREES)
+    check_both(model.loss, TREES, wanted, backend="cuda")
+    model.to("cuda")
+    run = ab.batched(model.loss, backend="cuda")
+    _, found = run.value_and_grad(TREES, reduce="none", only=["left", "words"])
+    assert all(model.left.store.adopt(gradient) is gradient for gradient in found.values())
+    check_equal({k: model.left.store.get(g) for k, g in found.items()}, {k: wanted[1][k] for k in ("left", "words")})
+    value, sums = run.value_and_grad(TREES, "sum", clip="per-instance", max_norm=2.0)
+    assert abs(float(value) - wanted[0].sum()) < 1e-9
+    given = {k: np.asarray(g) if isinstance(g, ab.Rows) else model.left.store.get(g) for k, g in sums.items()}
+    check_equal(given, clipped(wanted[1], np.ones(len(TREES)), 2.0))
+
+
+def test_recorded_graphs_give_the_same_and_find_their_plans() -> None:
+    run = ab.batched(without_dropout().loss, backend="reference")
+    wanted = by_loop(run, TREES)
+    graphs = run.record_all(TREES)
+    for is_known in (False, True):
+        check_equal(run.value_and_grad(graphs, reduce="none")[1], wanted[1])
+        assert run.last is not None
+        assert run.last.plan_hit is is_known
+    _, sums = run.value_and_grad(graphs, reduce="sum", clip="per-instance", max_norm=3.0)
+    check_equal(sums, clipped(wanted[1], np.ones(len(TREES)), 3.0))
+    value, grads = run.value_and_grad(graphs, reduce="sum")
+    check_equal(grads, {name: g.sum(0) for name, g in wanted[1].items()})
+    assert abs(value - wanted[0].sum()) < 1e-9
+
+
+@pytest.mark.parametrize("way", [{"reduce": "none"}, {"reduce": "sum", "clip": "per-instance", "max_norm": 1e9}])
+def test_dropout_draws_what_it_draws_in_a_sum(way: dict[str, Any]) -> None:
+    model = Net()
+    whole, parts = ab.batched(model.loss), ab.batched(model.loss)
+    value, grads = whole.value_and_grad(TREES, reduce="sum")
+    found, each_one = parts.value_and_grad(TREES, **way)
+    assert whole.step == parts.step == 1
+    np.testing.assert_allclose(np.sum(found), value, rtol=1e-12)
+    summed = {k: g.sum(0) if way["reduce"] == "none" else np.asarray(g) for k, g in each_one.items()}
+    check_equal(summed, arrays(grads))
+    assert not np.allclose(found, ab.batched(model.eval().loss).value_and_grad(TREES, **way)[0])
+
+
+def test_numbers_that_programs_await_are_constants() -> None:
+    check_both(without_dropout().waiting, TREES)
+
+
+def test_values_beside_the_loss_come_too_and_have_no_gradient() -> None:
+    model = without_dropout()
+    losses, grads = by_loop(ab.batched(lambda tree: model.with_state(tree)[0], module=model), TREES)
+    run = ab.batched(model.with_state)
+    states = np.stack([ab.batched(model.state)([tree])[0] for tree in TREES])
+    (value, aux), found = run.value_and_grad(TREES, reduce="none", has_aux=True)
+    np.testing.assert_allclose(value, losses, rtol=1e-10)
+    np.testing.assert_allclose(aux, states, rtol=1e-10)
+    check_equal(found, grads)
+    (value, aux), sums = run.value_and_grad(TREES, has_aux=True, clip="per-instance", max_norm=2.0)
+    np.testing.assert_allclose(value, losses.mean(), rtol=1e-10)
+    np.testing.assert_allclose(aux, states, rtol=1e-10)
+    check_equal(sums, clipped(grads, np.full(len(TREES), 1 / len(TREES)), 2.0))
+
+
+def test_nodes_that_no_loss_depends_on_add_nothing() -> None:
+    """Their rows hold gradients of nothing, which may be no numbers."""
+    model = without_dropout()
+
+    def pair(tree: Any) -> Any:
+        return model.choose(model.state(tree), 1), ab.log(ab.sum(model.left @ np.zeros(DIM)))
+
+    wanted = by_loop(ab.batched(lambda tree: pair(tree)[0], module=model), TREES)
+    for backend in ("reference", "cpu in Python"):
+        run = ab.batched(pair, module=model, backend=BACKENDS[backend]())
+        check_equal(run.value_and_grad(TREES, reduce="none", has_aux=True)[1], wanted[1])
+        _, sums = run.value_and_grad(TREES, "sum", has_aux=True, clip="per-instance", max_norm=2.0)
+        check_equal(sums, clipped(wanted[1], np.ones(len(TREES)), 2.0))
+
+
+def test_gradients_of_inputs_are_those_of_the_own_loss() -> None:
+    model = without_dropout()
+    rng = np.random.default_rng(0)
+    batch = [[rng.standard_normal(DIM) for _ in range(n)] for n in (1, 3, 2)]
+
+    def loss(states: Any) -> Any:
+        return model.choose(model.several(states), 1)
+
+    run = ab.batched(loss, module=model)
+    value, grads, inputs = run.value_and_grad(batch, reduce="none", inputs=True)
+    _, summed, wanted = run.value_and_grad(batch, reduce="sum", inputs=True)
+    assert value.shape == (3,)
+    check_equal({name: g.sum(0) for name, g in grads.items()}, arrays(summed))
+    for one, other in zip(inputs, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_parameters_by_name() -> None:
+    run = ab.batched(without_dropout().loss)
+    _, grads = by_loop(run, TREES)
+    only = ["words", "left", "unused"]
+    _, found = run.value_and_grad(TREES, reduce="none", only=only)
+    check_equal(found, {name: grads[name] for name in only})
+    _, sums = run.value_and_grad(TREES, reduce="sum", clip="per-instance", max_norm=1.0, only=only)
+    check_equal(sums, clipped({name: grads[name] for name in only}, np.ones(len(TREES)), 1.0))
+    assert run.value_and_grad(TREES, reduce="none", only=[])[1] == {}
+
+
+def test_clipped_sums_are_added_to_gradients() -> None:
+    run = ab.batched(without_dropout().loss, max_bytes=26_000)
+    _, grads = by_loop(run, TREES)
+    out: Any = {name: np.full(g.shape[1:], 2.0) for name, g in grads.items()}
+    _, found = run.value_and_grad(TREES, "mean", out=out, clip="per-instance", max_norm=2.0)
+    assert found is out
+    wanted = clipped(grads, np.full(len(TREES), 1 / len(TREES)), 2.0)
+    check_equal(out, {name: 2.0 + g for name, g in wanted.items()})
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu in Python"])
+def test_products_of_shorter_numbers_are_rounded_alike(backend: str) -> None:
+    model = without_dropout().astype("float32")
+    run = ab.batched(model.loss, backend=BACKENDS[backend](), precision="bf16")
+    losses, grads = by_loop(run, TREES)
+    value, found = run.value_and_grad(TREES, reduce="none")
+    np.testing.assert_allclose(value, losses, rtol=1e-4)
+    check_equal(found, grads, 1e-4)
+    _, sums = run.value_and_grad(TREES, "sum", clip="per-instance", max_norm=2.0)
+    np.testing.assert_allclose(sums.norms, norms_of(grads), rtol=1e-3)
+    check_equal(sums, clipped(grads, np.ones(len(TREES)), 2.0), 2e-2)  # what is scaled is rounded anew
+
+
+def test_rows_of_any_length() -> None:
+    rng = np.random.default_rng(0)
+    model = ragged.Reader(20, 4, rng).astype("float64")
+    batch = [ragged.Sentence(rng.integers(0, 20, n), n % 3) for n in (1, 5, 5, 2, 9)]
+    check_both(model.loss, batch)
+
+
+class Chain(ab.Module):
+    """An LSTM over frames, and a class."""
+
+    def __init__(self, dim: int) -> None:
+        rng = np.random.default_rng(0)
+        self.lstm, self.output = ab.LSTMCell(dim, dim, rng=rng), ab.Linear(dim, 2, rng=rng)
+        self.dim = dim
+        self.astype("float64")
+
+    @ab.cell
+    def step(self, frame: Any, state: Any) -> Any:
+        return self.lstm(frame, state)
+
+    @ab.cell
+    def score(self, h: Any, label: int) -> Any:
+        return ab.cross_entropy(self.output(h), label)
+
+    def loss(self, chain: Any) -> Any:
+        state = (np.zeros(self.dim), np.zeros(self.dim))
+        for frame in chain[0]:
+            state = self.step(frame, state)
+        return self.score(state[0], chain[1])
+
+
+@pytest.mark.parametrize("length", [2, 20])
+def test_they_equal_those_of_torch(length: int) -> None:
+    """By `torch.func`, for chains of one length: of one with products, the other by products of rows."""
+    model, rng = Chain(5), np.random.default_rng(1)
+    frames, labels = rng.standard_normal((6, length, 5)), rng.integers(0, 2, 6)
+    weights = {name: torch.tensor(array) for name, array in model.state_dict().items()}
+
+    def loss(w: Any, xs: Any, label: Any) -> Any:
+        h = c = torch.zeros(5, dtype=torch.float64)
+        for x in xs:
+            gates = w["lstm.weight_ih"] @ x + w["lstm.bias_ih"] + w["lstm.weight_hh"] @ h + w["lstm.bias_hh"]
+            i, f, g, o = gates.reshape(4, 5)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return torch.nn.functional.cross_entropy(w["output.weight"] @ h + w["output.bias"], label)
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    wanted = {k: g.numpy() for k, g in gradients(weights, torch.tensor(frames), torch.tensor(labels)).items()}
+    run = ab.batched(model.loss)
+    batch = [*zip(frames, labels.tolist(), strict=True)]
+    _, found = run.value_and_grad(batch, reduce="none")
+    check_equal(found, wanted)
+    _, sums = run.value_and_grad(batch, clip="per-instance", max_norm=0.5)
+    check_equal(sums, clipped(wanted, np.full(6, 1 / 6), 0.5))
+
+
+@pytest.mark.cases(6, 60)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name: str) -> None:
+    model, instances = MODELS[name]()
+    model = model.astype("float64")
+    model.eval()
+    check_both(model.loss, instances)
+
+
+@pytest.mark.cases(3, 40)
+@pytest.mark.parametrize("seed", range(200))
+def test_random_programs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    batch = draw_instances(rng, model, 5)
+    model.eval()
+    run = check_both(model.loss, batch)
+    run.max_bytes = max(run.last.planned_bytes * 3 // 4, 1)
+    try:
+        _, sums = run.value_and_grad(batch, "sum", clip="per-instance")
+    except ab.PlanError:
+        return  # the largest instance is most of the mini-batch
+    wanted = {name: np.asarray(gradient) for name, gradient in sums.items()}
+    run.max_bytes = None
+    check_equal(run.value_and_grad(batch, "sum", clip="per-instance")[1], arrays(wanted))
+
+
+def test_clipping_holds_no_gradient_of_all_instances() -> None:
+    """Nor what grows with their number: the rows of the values are planned, and no part of what is traced here."""
+    model, rng = Chain(48), np.random.default_rng(1)
+    model = model.astype("float32")
+    batch = [(rng.standard_normal((5, 48)), 1) for _ in range(64)]
+    run = ab.batched(model.loss, backend="reference")
+    size = 4 * sum(p.data.size for p in model.parameters().values())
+    peaks, ways = {}, dict[str, Any](sum={}, clipped={"clip": "per-instance"}, each={"reduce": "none"})
+    for name, way in ways.items():
+        run.value_and_grad(batch, **way)
+        tracemalloc.start()
+        run.value_and_grad(batch, **way)
+        peaks[name] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks["each"] > len(batch) * size
+    assert peaks["clipped"] - peaks["sum"] < 3 * 4 * AT_ONCE < len(batch) * size / 1.3
+
+
+def test_memory_counts() -> None:
+    model, batch = without_dropout(), TREES * 4
+    plain, apart = ab.batched(model.loss), ab.batched(model.loss)
+    plain.value_and_grad(batch)
+    _, grads = apart.value_and_grad(batch, reduce="none")
+    assert plain.last is not None
+    assert apart.last is not None
+    results = sum(g.nbytes for g in grads.values())
+    assert apart.last.planned_bytes >= plain.last.planned_bytes + results
+    run = ab.batched(model.loss, max_bytes=results + apart.last.planned_bytes // 4)
+    check_equal(run.value_and_grad(batch, reduce="none")[1], arrays(grads))
+    assert run.last is not None
+    assert run.last.parts > 1
+    run.max_bytes = results - 1
+    says = f"cannot give gradients of {len(batch)} instances: the results alone take {results} bytes"
+    with refused(ab.PlanError, says, f"max_bytes is {results - 1}"):
+        run.value_and_grad(batch, reduce="none")
+    run.max_bytes = results + 1
+    with refused(ab.PlanError, "cannot train on instance"):
+        run.value_and_grad(batch, reduce="none")
+
+
+def test_runs_of_instances_are_cut() -> None:
+    assert [*cut(np.array([], int), 3)] == []
+    assert [*cut(np.array([5]), 3)] == [(0, 1)]
+    assert [*cut(np.array([1, 2, 3, 9, 0]), 3)] == [(0, 2), (2, 3), (3, 4), (4, 5)]
+
+
+@each(
+    "way, says",
+    [
+        ({"only": ["left"]}, "only= goes with reduce='none' or clip="),
+        ({"reduce": "none", "only": "left"}, "only='left': give a list of the names"),
+        ({"reduce": "none", "only": ["lef"]}, "only= names 'lef', which is no trainable parameter"),
+        ({"reduce": "none", "only": ["frozen"]}, "only= names 'frozen', which is no trainable parameter"),
+        ({"reduce": "none", "out": {}}, "out= goes with a sum"),
+        ({"reduce": "none", "clip": "per-instance"}, "clip= goes with a sum"),
+        ({"clip": "all"}, "clip='all': it is 'per-instance', or None"),
+        ({"max_norm": 2.0}, "max_norm=2.0 is the norm that clip='per-instance' clips to"),
+        ({"clip": "per-instance", "max_norm": 0.0}, "max_norm=0.0: give a number above 0"),
+        ({"clip": "per-instance", "max_norm": np.nan}, "max_norm=nan: give a number above 0"),
+        ({"clip": "per-instance", "inputs": True}, "inputs=True goes with reduce='none' or no clip="),
+        ({"clip": "per-instance", "only": ["left"], "out": {}}, "out= goes with all trainable parameters"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(way: dict[str, Any], says: str) -> None:
+    run = ab.batched(without_dropout().loss)
+    with refused(ab.DataError, says):
+        run.value_and_grad(TREES, **way)
+    assert run.step == 0
+
+
+def test_gradients_that_are_not_finite_are_not_clipped() -> None:
+    model = without_dropout()
+    run = ab.batched(lambda x: ab.sqrt(ab.sum(model.left @ x)), module=model)
+    with refused(ab.NumericError, "cannot clip the gradient of instance 1: its norm is", "no finite number"):
+        run.value_and_grad([np.linalg.inv(model.left.data) @ np.ones(DIM), np.zeros(DIM)], clip="per-instance")
+
+
+def in_a_group(rank: int, way: dict[str, Any]) -> Any:
+    model = Net()
+    run = ab.batched(model.loss)
+    share = ([TREES[:5], TREES[5:]] if way.pop("all", True) else [TREES, []])[rank]
+    with ab.distributed.group():
+        value, grads = run.value_and_grad(share, **way)
+    return value, arrays(grads), getattr(grads, "norms", None)
+
+
+@pytest.mark.slow
+def test_processes_clip_their_own_instances(tmp_path: Path) -> None:
+    """And have gradients of these alone, with the draws that one process would make."""
+    run = ab.batched(Net().loss)
+    for shares in (True, False):
+        run.step = 0
+        losses, grads = run.value_and_grad(TREES, reduce="none")
+        first, second = run_processes(2, tmp_path, in_a_group, {"reduce": "none", "all": shares})
+        np.testing.assert_allclose(np.concatenate([first[0], second[0]]), losses, rtol=1e-12)
+        check_equal({k: np.concatenate([first[1][k], second[1][k]]) for k in grads}, arrays(grads))
+        way: dict[str, Any] = {"clip": "per-instance", "max_norm": 2.0}
+        run.step = 0
+        value, sums = run.value_and_grad(TREES, **way)
+        for found in run_processes(2, tmp_path, in_a_group, {**way, "all": shares}):
+            np.testing.assert_allclose(found[0], value, rtol=1e-12)
+            check_equal(found[1], arrays(sums))
+    both = run_processes(2, tmp_path, in_a_group, {"reduce": "none", "only": ["left", "no"]})
+    assert all("only= names 'no'" in one for one in both)
+
+
+class Torch(torch.nn.Module):
+    """A sum over rows of what a cell makes of each."""
+
+    def __init__(self, runs: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 3)
+        self.take = abt.cell(self._take, runs=runs)
+        self.double()
+
+    def _take(self, x: Any) -> Any:
+        return torch.tanh(self.linear(x)).sum()
+
+    def loss(self, rows: Any) -> Any:
+        return sum(self.take(row) for row in rows)
+
+
+@pytest.mark.parametrize("runs", ["autobatch", "torch"])
+def test_modules_of_torch(runs: str) -> None:
+    """Where torch runs a cell itself, it gives sums over instances alone."""
+    model = Torch(runs)
+    draw = torch.Generator().manual_seed(1)
+    batch = [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (1, 3, 2)]
+    run = abt.batched(model.loss, module=model, backend="reference")
+    if runs == "torch":
+        for way in ({"reduce": "none"}, {"clip": "per-instance"}):
+            with refused(ab.GraphError, "torch runs a cell of this function itself"):
+                run.value_and_grad(batch, **way)
+        return
+    wanted = [torch.autograd.grad(model.loss(x), [*model.parameters()]) for x in batch]
+    _, found = run.value_and_grad(batch, reduce="none")
+    for gradient, parts in zip(found.values(), zip(*wanted, strict=True), strict=True):
+        np.testing.assert_allclose(gradient, np.stack(parts), rtol=1e-9)
+    _, sums = run.value_and_grad(batch, "sum", clip="per-instance", max_norm=1.0)
+    check_equal(sums, clipped(found, np.ones(3), 1.0))
+
+
+def test_nodes_of_several_instances_are_refused() -> None:
+    graph = ab.batched(without_dropout().loss).merged([1, 1])
+    refuse_shared(graph)
+    shared, rewrites = rewrite(graph, ["share"])
+    assert rewrites.shared
+    with refused(ab.GraphError, "is used by another instance than its own"):
+        refuse_shared(shared)
+
+
+def test_a_profile_and_measured_threads_change_nothing() -> None:
+    model = without_dropout()
+    wanted = by_loop(ab.batched(model.loss), TREES)
+    run = ab.batched(model.loss, backend=Cpu(jitted=False), threads="auto")
+    with run.profile() as profile:
+        _, found = run.value_and_grad(TREES, reduce="none")
+        check_equal(found, wanted[1])
+        _, sums = run.value_and_grad(TREES, "sum", clip="per-instance", max_norm=2.0)
+        check_equal(sums, clipped(wanted[1], np.ones(len(TREES)), 2.0))
+    assert len(profile.calls) == 2
+
+
+@pytest.mark.parametrize("make", [per_instance.of_chains, per_instance.of_trees])
+def test_the_experiment_compares_equal_gradients(make: Callable[..., Any]) -> None:
+    config = per_instance.Config(batch_size=5, length=4)
+    ways = make(config, 4, np.random.default_rng(0), "reference")  # compares them
+    assert [*ways][:3] == ["sum", "each", "clipped"]
