@@ -300,6 +300,15 @@ def test_what_has_no_second_derivative_is_refused() -> None:
     (gradient,) = autograd.grad(losses(TREES).sum(), net.word.weight, create_graph=True)
     with pytest.raises(GraphError, match="of an async function, whose programs run once"):
         autograd.grad(gradient.sum(), net.word.weight)
+    functions: tuple[Callable[[int], Tensor], ...] = (
+        lambda k: net.word(k).float().pow(2).double().sum(),
+        lambda k: torch.view_as_complex(net.word(k).reshape(2, 2)).abs().sum(),
+    )
+    for function in functions:  # of other dtypes in between, in which no gradient may get lost
+        losses = abt.batched(function, module=net, backend="reference")
+        (gradient,) = autograd.grad(losses([1, 2]).pow(2).sum(), net.word.weight, create_graph=True)
+        with pytest.raises(GraphError, match="its derivative is asked for inside the program"):
+            autograd.grad(gradient.sum(), net.word.weight)
     x = torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
     y = abt.batched(lambda x: net.step(x, (x, x))[0].sum(), module=net, backend="reference")(list(x))
     with pytest.raises(GraphError, match="is_grads_batched=True"):
