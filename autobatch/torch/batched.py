@@ -62,7 +62,9 @@ class TorchBatched(Batched):
         self.executor = TorchExecutor(self.recorder)
 
     def __call__(self, instances: Iterable[Any]) -> Any:
-        """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated once.
+        """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated.
+
+        Gradients of gradients, by `create_graph=True`, run the instances once more, see `autobatch.torch.passing`.
 
         Args:
             instances: whatever the function takes, or graphs from `record_all`.
