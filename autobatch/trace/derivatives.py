@@ -31,7 +31,7 @@ from autobatch.ops.variadic import sum_n
 from autobatch.params.parameter import Parameter
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import Element, NeedsLength
-from autobatch.trace.handles import Rows, Value
+from autobatch.trace.handles import Outputs, Rows, Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
 from autobatch.trace.ragged import Ragged
 from autobatch.trace.tape import Derivatives, Tape
@@ -387,7 +387,7 @@ class Variables:
         self._is_tuple = wrt is not None
         if wrt is None and not args:
             raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
-        if wrt is None and isinstance(args[0], (float, np.floating)):
+        if wrt is None and isinstance(args[0], float):
             args = (np.asarray(args[0]), *args[1:])
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
         self._chosen = Held(chosen if wrt is None or type(chosen) is tuple else (chosen,), _is_variable)
@@ -426,7 +426,7 @@ class Variables:
 def _is_variable(x: Any) -> bool:
     if isinstance(x, Value):
         return not x.key.below
-    return isinstance(x, (Traced, Taped, FloatInput, Parameter)) or is_float_array(x)
+    return isinstance(x, (Traced, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
 
 
 def _what(wrt: Wrt) -> str:
@@ -443,7 +443,8 @@ def _leaves(x: Any) -> list[Any]:
 def _replace(x: Any, values: Iterator[Any]) -> Any:
     """A structure with other values in the place of its own."""
     if is_structure(x):
-        return Key.of_structure(x, ()).build([_replace(part, values) for part in parts_of(x)])
+        parts = [_replace(part, values) for part in parts_of(x)]
+        return tuple(parts) if isinstance(x, Outputs) else Key.of_structure(x, ()).build(parts)
     return next(values) if _leaves(x) else x
 
 
