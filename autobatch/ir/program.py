@@ -28,6 +28,7 @@ from autobatch.params.parameter import Parameter
 NODE, SHARED = -1, -2
 DRAW = -1  # the leaf of the attribute that numbers a node's draw: no argument
 LEAVES = 2**20  # more than the arguments of a cell hold
+FLOATS = "float", "bfloat", "complex"  # begin the names of dtypes that have derivatives
 
 
 @dataclass(frozen=True)
@@ -262,8 +263,9 @@ def _show_source(source: Source) -> str:
 
 
 def is_float(vars: Sequence[Var], index: int) -> bool:
-    """Whether a value is floats, and not ints or what floats stand for."""
-    return not int_limit(vars, index) and not dtype_of(vars, index)
+    """Whether a value is floats, or complex numbers, and not ints or bools that floats stand for."""
+    dtype = dtype_of(vars, index)
+    return not int_limit(vars, index) and (not dtype or dtype.startswith(FLOATS))
 
 
 def source_key(source: Source) -> Hashable:

@@ -65,6 +65,7 @@ class Op:
         whole: a call of the kernel costs much, so that batches of cells that apply the op are not cut into pieces.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
         note: of the static arguments, what `explain` says of a cell that applies the op.
+        once: why there is no gradient of the op inside programs, if there is none: but that of the mini-batch.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Op:
     whole: bool = False
     doc: str | None = None
     note: Callable[..., str] | None = None
+    once: str = ""
 
     def __post_init__(self) -> None:
         taken = list(signature(self.kernel).parameters.values())

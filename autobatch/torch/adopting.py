@@ -31,7 +31,12 @@ def to_arrays(x: Any) -> Any:
         return x
     if isinstance(x, torch.Tensor):
         with torch._C.DisableTorchFunction():  # the recording's own mode, of which no part is meant here
-            return _array_of(x)
+            try:
+                return _array_of(x)
+            except RuntimeError:
+                if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                    raise _is_transformed() from None
+                raise
     if kind is tuple or kind is list:
         parts = [to_arrays(part) for part in x]
         return x if all(map(is_, parts, x)) else kind(parts)
@@ -45,6 +50,13 @@ def to_arrays(x: Any) -> Any:
         parts = [to_arrays(part) for part in own]
         return x if all(map(is_, parts, own)) else Key.of_structure(x, ()).build(parts)
     return x.joined() if isinstance(x, Pending) else x
+
+
+def _is_transformed() -> GraphError:
+    return GraphError(
+        "a function that is recorded calls cells within torch.func (grad, vmap, jvp and the like), which cannot "
+        "transform what is recorded; call torch.autograd.grad(value, tensors, create_graph=True) for gradients."
+    )
 
 
 def _array_of(tensor: torch.Tensor) -> Any:

@@ -6,7 +6,6 @@ of each parameter and of each tensor among the instances, which torch accumulate
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Self, overload
@@ -21,23 +20,32 @@ from autobatch.api import batched as batched_arrays
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.execution import Executor, join_columns
+from autobatch.engine.execution import Executor
 from autobatch.engine.group import ENTERED
-from autobatch.engine.input_gradients import InputGradients
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import LongArray
 from autobatch.params.module import Module
-from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import Part
 from autobatch.system.turns import run_lock
 from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
-from autobatch.torch.kinds import as_tensor
+from autobatch.torch.kinds import as_tensor, to_floats
 from autobatch.torch.modules import TorchModule
-from autobatch.torch.opaque import reads_of
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
+from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
+from autobatch.torch.tangents import (
+    Along,
+    Directions,
+    Moved,
+    ReadInputs,
+    TangentModule,
+    check_inputs,
+    check_values,
+    slots_of_tangents,
+)
 from autobatch.trace.record import MiniBatch, Recorder, list_instances
 from autobatch.trace.results import stack_results
 
@@ -47,13 +55,16 @@ class TorchBatched(Batched):
 
     executor: TorchExecutor
     _is_served = False
+    _derivative: TorchBatched | None = None
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self.executor = TorchExecutor(self.recorder)
 
     def __call__(self, instances: Iterable[Any]) -> Any:
-        """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated once.
+        """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated.
+
+        Gradients of gradients, by `create_graph=True`, run the instances once more, see `autobatch.torch.passing`.
 
         Args:
             instances: whatever the function takes, or graphs from `record_all`.
@@ -84,8 +95,77 @@ class TorchBatched(Batched):
                 passing = Passing(self, step, minibatch)
                 self.step += 1
                 self._finish(step, rounds)
-        columns: list[Any] = list(_Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
+        columns: list[Any] = list(Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
         return _to_tensors(stack_results(step.graph.structures, self._typed(columns)))
+
+    def along(
+        self, passing: Passing, gradients: Mapping[int, torch.Tensor], directions: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Differentiate the gradients of a mini-batch of this function.
+
+        They are those of `sum(g * y)` for outputs y with gradients g. In the given directions d, they change by the
+        gradients of `sum(g * (dy along d))`; and the gradient of g is dy along d.
+
+        Args:
+            passing: the mini-batch.
+            gradients: of outputs, by slot.
+            directions: for each of its tensors, the gradient of its gradient; None for zeros.
+
+        Returns:
+            The gradients of the gradients of outputs, and of its tensors.
+
+        Raises:
+            GraphError: an op or a cell has no second derivative, or the instances are others now.
+        """
+        derivative = self._derived()
+        module = derivative.recorder.module
+        assert isinstance(module, TangentModule)
+        n, of_parameters = len(passing.read), list[tuple[TensorParameter, TensorParameter, torch.Tensor]]()
+        for (name, parameter), d in zip(passing.read.items(), directions[:n], strict=True):
+            if d is not None:
+                d = d.to_dense() if d.is_sparse else d
+                of_parameters.append((parameter, module.tangent(name, parameter, d.requires_grad), d))
+        with torch.enable_grad():  # so that what the function computes of inputs has gradients, as it had
+            dtype = passing.dtype
+            of_inputs = {k: to_floats(d.view_as(d), dtype) for k, d in enumerate(directions[n:]) if d is not None}
+            moved = Directions([(parameter, tangent) for parameter, tangent, _ in of_parameters], of_inputs)
+            instances = [Moved(instance, moved) for instance in passing.instances]
+            held = [(tangent, d.detach()) for _, tangent, d in of_parameters]
+            own = derivative._pass(instances, passing.draw, [*passing.held, *held])
+        tables = self.recorder.slots, derivative.recorder.slots
+        check_inputs(passing.inputs.tensors, moved.met)
+        check_values(*tables, passing.columns, own.columns)
+        slots = slots_of_tangents(*tables, gradients)
+        instead = {id(tangent.tensor): d for _, tangent, d in of_parameters}
+        own.tensors = [instead.get(id(x), x) for x in own.tensors]
+        columns = Passed.apply(own, *own.tensors)  # type: ignore[no-untyped-call]
+        given = {slots[slot]: g for slot, g in gradients.items()}
+        found = dict(zip(map(id, own.tensors), gradients_of(own, given), strict=True))
+        of_tensors = [*(p.tensor for p in passing.read.values()), *moved.met]
+        return [*(columns[slot] for slot in given), *(found.get(id(x)) for x in of_tensors)]
+
+    def _pass(self, instances: list[Any], draw: tuple[int, int], held: list[Any]) -> Passing:
+        """Run a mini-batch of instances that move."""
+        inputs = ReadInputs(self.recorder.calls)
+        instances = self._met(instances)
+        with inputs.recording_tensors():
+            minibatch = self.recorder.read(instances)._replace(inputs=inputs)
+        with run_lock():
+            put_numbers(held)
+            with self._planned(minibatch, Clock(), training=True, has_aux=None) as (step, rounds):
+                passing = Passing(self, step, minibatch, draw, held)
+                self._finish(step, rounds)
+        return passing
+
+    def _derived(self) -> TorchBatched:
+        """The derivative of the function along a direction, made once."""
+        found = self._derivative
+        if found is None or (found.planner, found.backend) != (self.planner, self.backend):
+            function, module, *made, _ = self.__getstate__()["made"]
+            found = self._derivative = object.__new__(TorchBatched)
+            found.__setstate__({"made": (Along(function), TangentModule(module), *made, 0), "step": 0})
+        found.options = self.options
+        return found
 
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
@@ -213,120 +293,6 @@ def _refuse_sums(tape: Tape) -> None:
         )
 
 
-class Passing:
-    """A mini-batch that has run forward, until it runs backward or its outputs are gone.
-
-    Args:
-        batched: runs it.
-        step: the mini-batch, planned.
-        minibatch: the same, as it was read.
-
-    Attributes:
-        tensors: what has gradients: the parameters that are read, and then tensors among the instances.
-        columns: per slot, the values of all instances.
-    """
-
-    def __init__(self, batched: TorchBatched, step: Step, minibatch: MiniBatch) -> None:
-        self._executor, self._step = batched.executor, step
-        self._trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
-        module = batched.recorder.module
-        assert isinstance(minibatch.inputs, TensorInputs)
-        assert isinstance(module, TorchModule)
-        self._inputs, self._sparse = minibatch.inputs, module.sparse
-        self._versions = self._look()
-        self._is_done = False
-        types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
-        reads = [reads_of(kind.program) for kind in types]
-        parameters = frozenset().union(*[of_type.parameters for of_type in reads])
-        by_others = frozenset().union(*[of_type.by_others for of_type in reads])
-        self._read = {name: p for name, p in self._trainable.items() if id(p) in parameters}
-        self.tensors = [*[p.tensor for p in self._read.values()], *self._inputs.tensors]
-        self._of_torch = {name for name, p in self._trainable.items() if id(p) not in by_others}
-        draws = True in [of_type.draws for of_type in reads]
-        self._draw = (int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step)
-        self._runs: list[tuple[Part, Run]] = []
-        columns = []
-        for part, instances in self._executor.parts(step):
-            run = self._executor.start(step, part, instances, self._draw)
-            columns.append(run.outputs)
-            step.counts.append(run.counts())
-            if len(step.parts) > 1:
-                run.close()  # there is no memory for all of them: each runs once more before it is differentiated
-                continue
-            self._runs.append((part, run))
-            weakref.finalize(self, run.close)
-        self.columns = join_columns(columns)
-        self._ends = np.cumsum([[len(column) for column in part] for part in columns], axis=0)
-
-    def backward(self, gradients: Mapping[int, NDArray[Any]]) -> list[Any]:
-        """Differentiate: the gradient of each of `tensors`.
-
-        Raises:
-            GraphError: it has run backward before, or a parameter has changed since it ran forward.
-        """
-        if self._is_done:
-            raise GraphError("a mini-batch is differentiated once, also with retain_graph=True; call it anew.")
-        executor, step = self._executor, self._step
-        with run_lock():
-            executor.refresh()
-            if self._look() != self._versions:
-                raise GraphError(
-                    "a parameter has changed since the mini-batch ran forward; call backward() before "
-                    "optimizer.step(), and before parameters are replaced."
-                )
-            self._is_done = True
-            found = {name: self._zeros(name, p) for name, p in self._trainable.items()}
-            totals: dict[str, Total] = {}
-            read = InputGradients(self._inputs, executor.dtype)
-            again = ((part, executor.start(step, part, rows, self._draw)) for part, rows in executor.parts(step))
-            firsts = np.zeros(len(self.columns), int)
-            for (part, run), ends in zip(self._runs or again, self._ends, strict=True):
-                seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
-                firsts = ends
-                executor.backward(step, run, seeds, found, totals=totals)
-                read.add(part.plan, run)
-                run.close()
-        grads = [self._gradient(name, found[name], totals.get(name)) for name in self._read]
-        return [*grads, *self._inputs.split(read.flat)]
-
-    def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor:
-        """The gradient of a parameter, of what our programs and what torch find."""
-        if theirs is None:
-            return _to_gradient(ours)
-        return theirs.value if name in self._of_torch else theirs.value + _to_gradient(ours)
-
-    def _zeros(self, name: str, parameter: TensorParameter) -> Gradient:
-        if name in self._sparse and id(parameter) in self._step.cells.row_parameters:
-            return Rows.zeros(parameter.shape, parameter.dtype)
-        return np.zeros(parameter.shape, parameter.dtype)
-
-    def _look(self) -> list[tuple[int, int, bool]]:
-        for parameter in self._trainable.values():
-            parameter.refresh()
-        now = self._executor.trainable()
-        return [(p.tensor._version, p.n_assigned, now.get(name) is p) for name, p in self._trainable.items()]
-
-
-class _Passed(torch.autograd.Function):
-    """A mini-batch in torch's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, passing: Passing, *tensors: torch.Tensor) -> Any:
-        ctx.passing = passing
-        ctx.set_materialize_grads(False)
-        return tuple(map(torch.from_numpy, passing.columns))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            raise GraphError(
-                "create_graph=True asks for derivatives of gradients, which a batched function does not have; call "
-                "torch.autograd.grad on the module itself, one instance at a time."
-            )
-        given = {slot: np.ascontiguousarray(g.numpy()) for slot, g in enumerate(gradients) if g is not None}
-        return None, *ctx.passing.backward(given)
-
-
 class BatchedMethod:
     """A method of a module of torch that takes mini-batches; made by `@abt.batched`.
 
@@ -407,13 +373,6 @@ def _refuse_transforms() -> None:
         f"{what} cannot take apart a batched function, which records and runs programs of its own; give it the plain "
         f"function of one instance, or call the batched function outside."
     )
-
-
-def _to_gradient(gradient: Gradient) -> torch.Tensor:
-    if not isinstance(gradient, Rows):
-        return torch.from_numpy(gradient)
-    ids, values = torch.from_numpy(gradient.ids.astype(np.int64)[None]), torch.from_numpy(gradient.values)
-    return torch.sparse_coo_tensor(ids, values, gradient.shape, check_invariants=False, is_coalesced=True)
 
 
 def _to_tensors(x: Any) -> Any:

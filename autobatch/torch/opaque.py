@@ -43,6 +43,10 @@ from autobatch.torch.outline import Kind, Outline, Way, mapped
 from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
+ONCE = (
+    "its derivative is asked for inside the program, as second derivatives need it, but torch runs it, or an op of it "
+    "(see explain), and differentiates that once, after the run; write it with ops that have counterparts here."
+)
 
 
 class Body:
@@ -215,6 +219,7 @@ FORWARD = Op(
     pullback=_pullback,
     whole=True,
     note=lambda body: body.why,
+    once=ONCE,
 )
 DRAWING = Op(
     "torch",
@@ -224,6 +229,7 @@ DRAWING = Op(
     random=True,
     whole=True,
     note=lambda body, site: body.why,
+    once=ONCE,
 )
 BACKWARD = Op(
     "torch_gradient",

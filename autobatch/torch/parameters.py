@@ -83,6 +83,10 @@ class TensorParameter(Parameter):
         raise GraphError("parameters of torch are copied with their module: copy.deepcopy(module).")
 
 
+class Tangent(TensorParameter):
+    """The direction in which a parameter moves: it is given other numbers for each mini-batch, see `Passing.held`."""
+
+
 TENSOR_TYPES = {np.dtype(name): dtype for dtype, name in FLOATS.items()}
 PARAMETERS: dict[int, TensorParameter] = {}
 """What stands for each tensor of a module, by the tensor's `id`, as long as it lives."""

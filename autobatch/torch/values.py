@@ -21,6 +21,7 @@ from autobatch.torch import aten
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.entering import CURRENT, Pending, Precision
+from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
 from autobatch.torch.structures import leaves_of
@@ -52,6 +53,12 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current: Any = STAGE.current
     if current is None or not hasattr(current, "call_cell"):
         raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
+    if function is GRAD:
+        return grad(*args, **kwargs)
+    if function is BACKWARD:
+        refuse_backward()
+    if function is REQUIRES:
+        return args[0]
     name = SPELLED.get(function.__name__, function.__name__)
     if name.endswith("_") and not name.endswith("__"):
         raise GraphError(
@@ -97,6 +104,9 @@ class OfParameters(TorchFunctionMode):
         for kind in types:
             if issubclass(kind, TensorMethods):
                 return apply(function, args, kwargs)
+        if (function is REQUIRES or "requires_grad" in kwargs) and hasattr(STAGE.current, "patches"):
+            before = bool(args) and getattr(args[0], "requires_grad", False)
+            return as_variable(function(*args, **kwargs), function is REQUIRES and before)
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():

@@ -65,6 +65,7 @@ class Calls:
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
         steps: the derivatives of calls met so far.
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
+        begun: how long the log and the floats were when the instance began; None while an async function is recorded.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -88,6 +89,7 @@ class Calls:
         self.families: list[Family] = []
         self.steps: dict[Any, Step] = {}
         self.open_tapes: list[Tape] = []
+        self.begun: tuple[int, int] | None = None
         self.tapes: WeakSet[Tape] = WeakSet()
         self._layouts: dict[int, Layout] = {}
         self._sums: dict[Shape, int] = {}
@@ -115,14 +117,17 @@ class Calls:
         self._recycle_at -= len(self.log)
         self.log.clear()
         del self.floats[:]
+        self.begun = None
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""
         self.lifting.start_instance()
         self.enter_branch(DrawCount())
-        if len(self.log) >= self._recycle_at:
+        at = len(self.log)
+        self.begun = at, len(self.floats)
+        if at >= self._recycle_at:
             self.handles.recycle()
-            self._recycle_at = len(self.log) + RECYCLE
+            self._recycle_at = at + RECYCLE
 
     def enter_branch(self, draws: DrawCount) -> None:
         """Number the draws of a branch of an async program from now on."""

@@ -259,13 +259,14 @@ class Tape:
 
     Args:
         calls: of the recording.
+        begun: how long its log and its floats were, if it logs from some time before.
     """
 
-    def __init__(self, calls: Any) -> None:
+    def __init__(self, calls: Any, begun: tuple[int, int] | None = None) -> None:
         self._calls = calls
         self.log, self.floats = list[int](), array("d")
         self._list: list[Call] = []
-        self._begun = len(calls.log), len(calls.floats)
+        self._begun = begun or (len(calls.log), len(calls.floats))
         calls.open_tapes.append(self)
         calls.tapes.add(self)
 

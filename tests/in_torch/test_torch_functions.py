@@ -105,6 +105,8 @@ IN_CELLS: dict[str, Function] = {
     "ints that it gives": lambda x, y: torch.topk(x, 3).values + y[:3],
     "in place": lambda x, y: (x + 0).cumprod_(0) + y,
 }
+FIRST = "pow", "logsumexp", "layer norm", "losses", "where"
+"""Functions whose second derivatives are looked at first."""
 WHOLE = {"sort", "ints that it gives", "weights of classes", "weights and smoothing"}
 """Functions of which torch runs all, not one op."""
 
@@ -164,6 +166,28 @@ def check(function: Function, runs: str, ways: tuple[str, ...]) -> Any:
         for got, wanted in zip([model.scale.grad, *(y.grad for _, y in again)], gradients, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
     return batched
+
+
+def twice(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """The gradients of values, and those of a function of these; zeros where there are none."""
+    gradients = autograd.grad(values.sin().sum(), tensors, create_graph=True, allow_unused=True)
+    found = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, tensors, strict=True)]
+    total = sum(g.sin().sum() for g in found)
+    again = autograd.grad(total, tensors, allow_unused=True) if total.requires_grad else ()  # type: ignore[union-attr, arg-type]
+    return [*found, *(torch.zeros_like(x) if g is None else g for g, x in zip(again, tensors, strict=False))]
+
+
+@pytest.mark.cases(5)
+@pytest.mark.parametrize("name", [*FIRST, *(name for name in OURS if name not in FIRST)])
+def test_second_derivatives_are_those_of_torch(name: str) -> None:
+    model, instances = Applied(OURS[name]), draw()
+    tensors = [model.scale, *(y for _, y in instances)]
+    expected = twice(torch.stack([flat(model.plain(one)) for one in instances]), tensors)
+    for way in ("plain", "cell"):
+        outputs = abt.batched(getattr(model, way), backend="reference")(instances)
+        found = twice(torch.stack(list(map(flat, outputs))), tensors)
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -1,4 +1,4 @@
-"""What torch makes of functions, and batched functions refuse: second derivatives, transforms, compilers."""
+"""What torch makes of functions, and batched functions refuse: transforms, compilers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, autograd, func, nn
-from torch.autograd import forward_ad
+from torch import Tensor, func, nn
+from torch.autograd import forward_ad, functional
 
 import autobatch.torch as abt
 from autobatch.errors import GraphError
@@ -36,9 +36,7 @@ def of_dual(net: Any, x: Tensor) -> Tensor:
 
 
 USES: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
-    "create_graph": ("create_graph", lambda n, x: autograd.grad(n.loss([x]).sum(), n.a.weight, create_graph=True)),
-    "backward": ("create_graph", lambda n, x: n.loss([x]).sum().backward(create_graph=True)),
-    "hessian": ("create_graph", lambda n, x: autograd.functional.hessian(lambda y: n.loss([y])[0], x)),  # type: ignore[no-untyped-call]
+    "hessian": ("vectorize=True", lambda n, x: functional.hessian(lambda y: n.loss([y])[0], x, vectorize=True)),  # type: ignore[no-untyped-call]
     "grad": ("torch.func", lambda n, x: func.grad(lambda y: n.loss([y])[0])(x)),
     "jvp": ("torch.func", lambda n, x: func.jvp(lambda y: n.loss([y])[0], (x,), (x,))),
     "vmap": ("torch.func", lambda n, x: func.vmap(lambda y: n.loss([y])[0])(x[None])),

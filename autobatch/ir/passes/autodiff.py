@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.errors import GraphError
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.derivative import Derivative, ScatteredRows
 from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Var, Weight
@@ -144,10 +145,16 @@ class Sweep:
                 continue
             g = self.builder.value(self._total(index))
             args = [self.builder.value(a) for a in source.args]
+            self.check(source.op)
             pulled = source.op.pullback(g, self.builder.value(index), *args, **source.static)
             for arg, part in zip(source.args, pulled, strict=True):
                 if part is not None and arg in self.differentiable:
                     self.contribute(arg, part)
+
+    def check(self, op: Op) -> None:
+        """Raise a GraphError if an op has no gradient inside programs."""
+        if op.once:
+            raise GraphError(op.once)
 
     def contribute(self, index: int, part: Traced) -> None:
         """Fit `part` to the shape of value `index`, and add it to the value's gradient."""
@@ -174,6 +181,9 @@ class _Reverse(Sweep):
             i for i, v in enumerate(program.vars) if isinstance(v.source, Weight) and v.source.parameter.trainable
         ]
         super().__init__(Builder(program.name, program.vars), (*program.ports, *self.weights))
+
+    def check(self, op: Op) -> None:
+        """Take any op."""
 
     def seed(self) -> tuple[int, ...]:
         """Add the gradients of the outputs as inputs of the backward stage."""

@@ -53,9 +53,7 @@ def pow_(x: Any, exponent: Any) -> Any:
     """x to a power; for a half, as a root."""
     if not isinstance(exponent, float) or exponent not in (0.5, -0.5):
         return ops.pow(x, exponent)
-    slope = ops.mul(exponent, ops.pow(x, exponent - 1.0)) if exponent < 0 else ops.mul(0.5, rsqrt(x))
-    root = ops.sqrt(x) if exponent > 0 else rsqrt(x)
-    return instead(ops.mul(x, ops.stop_gradient(slope)), ops.stop_gradient(root))
+    return ops.sqrt(x) if exponent > 0 else instead(ops.pow(x, exponent), ops.stop_gradient(rsqrt(x)))
 
 
 @op("add")

@@ -108,7 +108,8 @@ def std(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: b
 def var_mean(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """The variance and the mean over axes."""
     middle = ops.mean(x, _axes(dim), True)
-    apart = ops.sub(x, ops.stop_gradient(middle))
+    is_finite = ops.equal(ops.sub(middle, middle), 0.0)  # else torch has no gradient by the mean, which is not 0 then
+    apart = ops.sub(x, ops.where(is_finite, middle, ops.stop_gradient(middle)))
     n = math.prod(shape_of(x)) // math.prod(shape_of(middle)) - (1 if correction is None else correction)
     spread = ops.div(ops.sum(ops.mul(apart, apart), _axes(dim), keepdim), float(n))
     return spread, middle if keepdim else ops.mean(x, _axes(dim), False)

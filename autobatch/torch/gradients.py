@@ -1,0 +1,142 @@
+"""`torch.autograd.grad` of recorded values: what a function over one instance differentiates while it is recorded.
+
+The log of the calls of the instance, read backwards, gives calls of gradients, as `autobatch.trace.tape` has it. A
+tensor that asks for a gradient within the function becomes a recorded value, and so do all functions of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from autobatch.errors import GraphError
+from autobatch.ops.operators import STAGE
+from autobatch.torch.adopting import to_arrays
+from autobatch.torch.cells import cell_of_function
+from autobatch.torch.entering import Pending
+from autobatch.torch.parameters import TensorParameter, find_parameter
+from autobatch.trace.handles import Value
+from autobatch.trace.tape import Derivatives, Tape
+
+REQUIRES: Any = torch.Tensor.requires_grad_
+BACKWARD: Any = torch.Tensor.backward
+GRAD: Any = torch.autograd.grad
+
+
+def as_variable(x: Any, was_asked: bool = False) -> Any:
+    """The recorded value that stands for a tensor by which a function differentiates; of no other kind, as it is.
+
+    Args:
+        was_asked: whether the tensor asked for a gradient before; then that of the mini-batch reaches it.
+    """
+    if type(x) is not torch.Tensor or not x.requires_grad or find_parameter(x) is not None:
+        return x
+    calls = STAGE.current
+    return calls.alias(calls.lifting.lift(to_arrays(x if was_asked else x.detach())))
+
+
+def refuse_backward() -> None:
+    """Raise the GraphError of a recorded value that is told to run backward."""
+    raise GraphError(
+        "a function that is recorded calls backward() on a value, which is only computed when the mini-batch runs; "
+        "call it on what the batched function returns, and torch.autograd.grad(value, tensors) for gradients within."
+    )
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Any, ...] | dict[Any, Any]:
+    """Record the gradients of values; the arguments are those of `torch.autograd.grad`.
+
+    Returns:
+        A value for each input, by name where the inputs are, without a gradient itself unless `create_graph`.
+
+    Raises:
+        GraphError: an input is no recorded value, or no output depends on it; or the function is async.
+    """
+    if is_grads_batched:
+        raise GraphError("torch.autograd.grad of recorded values takes no is_grads_batched=True; call it in a loop.")
+    calls, lift = STAGE.current, STAGE.current.lifting.lift
+    if calls.begun is None:
+        raise GraphError(
+            "torch.autograd.grad is called while an async function is recorded, whose calls are forgotten when it "
+            "waits; call it in a function that awaits nothing."
+        )
+    results = [_value(x, "differentiates") for x in _listed(outputs)]
+    given = [None] * len(results) if grad_outputs is None else _listed(grad_outputs)
+    variables = [_variable(x) for x in _listed([*inputs.values()] if isinstance(inputs, dict) else inputs)]
+    seeds = [(x, lift(_seed(x, g))) for x, g in zip(results, given, strict=True)]
+    tape = Tape(calls, calls.begun)
+    tape.close()
+    values = [x for x in variables if isinstance(x, Value)]
+    found = tape.gradients(seeds, values, [x for x in variables if not isinstance(x, Value)])
+    allow_unused = bool(allow_unused) or materialize_grads
+    gradients = [_gradient(x, found, create_graph, allow_unused, materialize_grads) for x in variables]
+    return dict(zip(inputs, gradients, strict=True)) if isinstance(inputs, dict) else tuple(gradients)
+
+
+def _gradient(
+    x: Value | TensorParameter, found: Derivatives, create_graph: bool, allow_unused: bool, materialize: bool
+) -> Any:
+    """The gradient of a value or a parameter; None if there is none."""
+    shape: Any = x.key.detail if isinstance(x, Value) else x.shape
+    ref = found.total(x.ref, shape) if isinstance(x, Value) else found.of_parameter(x)
+    if ref is None:
+        if not allow_unused:
+            raise GraphError(
+                f"torch.autograd.grad is asked for the gradient by {x!r}, on which no output depends; give "
+                f"allow_unused=True if that is meant."
+            )
+        return STAGE.current.zeros(shape) if materialize else None
+    value = found.value(ref, shape)
+    return value if create_graph else STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (value,), {})
+
+
+def _listed(x: Any) -> Sequence[Any]:
+    return x if isinstance(x, (list, tuple)) else [x]
+
+
+def _value(x: Any, what: str) -> Value:
+    """A value of floats of the module's dtype."""
+    if isinstance(x, Pending):
+        x = x.joined()
+    if not isinstance(x, Value) or x.key.below or x.key.dtype:
+        shape = tuple(getattr(x, "shape", ()))
+        raise GraphError(
+            f"torch.autograd.grad {what} recorded values by recorded values in the dtype of the module, and was given "
+            f"{type(x).__name__} of shape {shape}; a tensor is recorded from x = x.requires_grad_() on, within the "
+            f"function."
+        )
+    return x
+
+
+def _variable(x: Any) -> Value | TensorParameter:
+    """A value, or the parameter that a tensor is."""
+    parameter = find_parameter(x) if isinstance(x, torch.Tensor) else None
+    return _value(x, "differentiates") if parameter is None else parameter
+
+
+def _seed(x: Value, gradient: Any) -> Any:
+    """The gradient of an output; ones for a scalar."""
+    shape: Any = x.key.detail
+    if gradient is not None:
+        given = to_arrays(gradient)
+        if tuple(given.shape) != shape:
+            raise GraphError(
+                f"torch.autograd.grad is given a gradient of shape {tuple(given.shape)} for a value of shape {shape}."
+            )
+        return given
+    if shape and int(np.prod(shape)) != 1:
+        raise GraphError(f"torch.autograd.grad is given a value of shape {shape}; sum it, or give grad_outputs.")
+    return np.ones(shape)

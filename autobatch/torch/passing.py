@@ -1,0 +1,292 @@
+"""Mini-batches in torch's graph: outputs whose `grad_fn` runs our backward stages, and gradients that have one too.
+
+The gradients of a mini-batch are differentiated by a second function, which is made where that is first asked for. It
+runs the instances once more, and gives the derivative of their outputs along a direction in which parameters and inputs
+move. The gradient of that, for the same gradients of the outputs, is the product of the Hessian and the direction. It
+is of this kind as well, and so there are derivatives of any order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autobatch.backends.base import Run
+from autobatch.engine.counts import Step
+from autobatch.engine.execution import Executor, join_columns
+from autobatch.engine.input_gradients import InputGradients
+from autobatch.errors import GraphError
+from autobatch.graph.graph import Graph
+from autobatch.params.parameter import Parameter
+from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.plan.budget import Part
+from autobatch.system.turns import run_lock
+from autobatch.torch.calls import Total
+from autobatch.torch.entering import TensorInputs
+from autobatch.torch.modules import TorchModule
+from autobatch.torch.opaque import reads_of
+from autobatch.torch.parameters import Tangent, TensorParameter
+from autobatch.trace.record import MiniBatch, Recorder
+
+OfOutputs: TypeAlias = Mapping[int, torch.Tensor]
+"""The gradients of outputs, by slot."""
+Held: TypeAlias = Sequence[tuple[TensorParameter, torch.Tensor]]
+"""Parameters, and numbers that they shall have."""
+
+
+class Runner(Protocol):
+    """What runs mini-batches; see `autobatch.torch.batched.TorchBatched`."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Records the instances."""
+
+    @property
+    def executor(self) -> Executor:
+        """Runs what is planned."""
+
+    @property
+    def seed(self) -> int:
+        """On which random numbers depend, and on the step."""
+
+    @property
+    def step(self) -> int:
+        """Counts calls."""
+
+    def along(
+        self, passing: Passing, gradients: OfOutputs, directions: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Differentiate gradients; see `autobatch.torch.batched.TorchBatched`."""
+
+
+class Passing:
+    """A mini-batch that has run forward, until it runs backward or its outputs are gone.
+
+    Args:
+        batched: runs it.
+        step: the mini-batch, planned.
+        minibatch: the same, as it was read.
+        draw: the seed and the number of the step, if they are those of another run.
+        held: parameters that had other numbers before and may have after, each with those of this run.
+
+    Attributes:
+        instances: as they were given.
+        tensors: what has gradients: the parameters that are read, and then tensors among the instances.
+        columns: per slot, the values of all instances.
+        dtype: of the module.
+    """
+
+    def __init__(
+        self,
+        batched: Runner,
+        step: Step,
+        minibatch: MiniBatch,
+        draw: tuple[int, int] | None = None,
+        held: Held = (),
+    ) -> None:
+        self._batched, self._executor, self._step = batched, batched.executor, step
+        self._trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
+        module = batched.recorder.module
+        assert isinstance(minibatch.inputs, TensorInputs)
+        assert isinstance(module, TorchModule)
+        self.instances, self.held = minibatch.instances, held
+        self.inputs, self._sparse, self.dtype = minibatch.inputs, module.sparse, module.float_dtype
+        self._versions = self._look()
+        self._is_done = False
+        types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
+        reads = [reads_of(kind.program) for kind in types]
+        parameters = frozenset().union(*[of_type.parameters for of_type in reads])
+        by_others = frozenset().union(*[of_type.by_others for of_type in reads])
+        self.read = {name: p for name, p in self._trainable.items() if id(p) in parameters}
+        self.tensors = [*[p.tensor for p in self.read.values()], *self.inputs.tensors]
+        self._of_torch = {name for name, p in self._trainable.items() if id(p) not in by_others}
+        draws = draw is None and True in [of_type.draws for of_type in reads]
+        self.draw = draw or ((int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step))
+        self._runs: list[tuple[Part, Run]] = []
+        columns = []
+        for part, instances in self._executor.parts(step):
+            run = self._executor.start(step, part, instances, self.draw)
+            columns.append(run.outputs)
+            step.counts.append(run.counts())
+            if len(step.parts) > 1:
+                run.close()  # there is no memory for all of them: each runs once more before it is differentiated
+                continue
+            self._runs.append((part, run))
+            weakref.finalize(self, run.close)
+        self.columns = join_columns(columns)
+        self._ends = np.cumsum([[len(column) for column in part] for part in columns], axis=0)
+
+    def backward(self, gradients: Mapping[int, NDArray[Any]], keep: bool = False) -> list[Any]:
+        """Differentiate: the gradient of each of `tensors`.
+
+        Args:
+            gradients: of outputs, by slot.
+            keep: it is differentiated once more after this, and runs forward again for that.
+
+        Raises:
+            GraphError: it has run backward before, or a parameter has changed since it ran forward.
+        """
+        if self._is_done:
+            raise GraphError("a mini-batch is differentiated once, also with retain_graph=True; call it anew.")
+        executor, step = self._executor, self._step
+        with run_lock():
+            self.check()
+            self._is_done = not keep
+            found = {name: self._zeros(name, p) for name, p in executor.trainable().items()}
+            totals: dict[str, Total] = {}
+            read = InputGradients(self.inputs, executor.dtype)
+            again = ((part, executor.start(step, part, rows, self.draw)) for part, rows in executor.parts(step))
+            runs, self._runs = self._runs or again, []
+            firsts = np.zeros(len(self.columns), int)
+            for (part, run), ends in zip(runs, self._ends, strict=True):
+                seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
+                firsts = ends
+                executor.backward(step, run, seeds, found, totals=totals)  # type: ignore[call-arg]
+                read.add(part.plan, run)
+                run.close()
+        grads = [self._gradient(name, found[name], totals.get(name)) for name in self.read]
+        return [*grads, *self.inputs.split(read.flat)]
+
+    def check(self) -> None:
+        """Raise a GraphError if a parameter has changed since it ran forward."""
+        self._executor.refresh()
+        put_numbers(self.held)
+        if self._look() != self._versions:
+            raise GraphError(
+                "a parameter has changed since the mini-batch ran forward; call backward() before "
+                "optimizer.step(), and before parameters are replaced."
+            )
+
+    def differentiate_gradients(
+        self, gradients: OfOutputs, directions: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Differentiate the gradients of `tensors`: the gradients of those of outputs, and of `tensors`.
+
+        Args:
+            gradients: of outputs, from which they were computed.
+            directions: the gradient of each; None for zeros.
+
+        Raises:
+            GraphError: that is impossible; the message says why.
+        """
+        _refuse_rows(directions)
+        if any(isinstance(x, Graph) for x in self.instances):
+            raise GraphError(
+                "second derivatives are asked for of a mini-batch of recorded graphs, which no longer hold the "
+                "instances that have to be recorded once more; give the instances themselves to the batched function."
+            )
+        if self._batched.recorder.is_async:
+            raise GraphError(
+                "second derivatives are asked for of an async function, whose programs run once; differentiate a "
+                "function that awaits nothing, or each instance alone."
+            )
+        with run_lock():
+            self.check()
+        return self._batched.along(self, gradients, directions)
+
+    def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor:
+        """The gradient of a parameter, of what our programs and what torch find."""
+        if theirs is None:
+            return _to_gradient(ours)
+        return theirs.value if name in self._of_torch else theirs.value + _to_gradient(ours)
+
+    def _zeros(self, name: str, parameter: Parameter) -> Gradient:
+        if name in self._sparse and id(parameter) in self._step.cells.row_parameters:
+            return Rows.zeros(parameter.shape, parameter.dtype)
+        return np.zeros(parameter.shape, parameter.dtype)
+
+    def _look(self) -> list[tuple[int, int, bool]]:
+        for parameter in self._trainable.values():
+            parameter.refresh()
+        now = self._executor.trainable()
+        return [
+            (p.tensor._version, p.n_assigned, now.get(name) is p)
+            for name, p in self._trainable.items()
+            if not isinstance(p, Tangent)
+        ]
+
+
+class Passed(torch.autograd.Function):
+    """A mini-batch in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, passing: Passing, *tensors: torch.Tensor) -> Any:
+        ctx.passing = passing
+        ctx.set_materialize_grads(False)
+        return tuple(map(torch.from_numpy, passing.columns))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            given = {slot: g for slot, g in enumerate(gradients) if g is not None}
+            return None, *gradients_of(ctx.passing, given)
+        return None, *ctx.passing.backward(_to_arrays(gradients))
+
+
+class _Pulled(torch.autograd.Function):
+    """The gradients of a mini-batch in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, passing: Passing, slots: Sequence[int], *tensors: torch.Tensor) -> Any:
+        ctx.passing, ctx.slots = passing, slots
+        ctx.set_materialize_grads(False)
+        gradients = tensors[: len(slots)]
+        ctx.save_for_backward(*gradients)
+        return tuple(passing.backward(_to_arrays(gradients, slots), keep=True))
+
+    @staticmethod
+    def backward(ctx: Any, *directions: torch.Tensor | None) -> Any:
+        gradients = dict(zip(ctx.slots, ctx.saved_tensors, strict=True))
+        return None, None, *ctx.passing.differentiate_gradients(gradients, directions)
+
+
+def gradients_of(passing: Passing, gradients: OfOutputs) -> Sequence[torch.Tensor]:
+    """The gradient of each of the tensors of a mini-batch, which can be differentiated in turn.
+
+    Args:
+        gradients: of outputs, by slot.
+    """
+    found: Sequence[torch.Tensor] = _Pulled.apply(  # type: ignore[no-untyped-call]
+        passing, tuple(gradients), *gradients.values(), *passing.tensors
+    )
+    return found
+
+
+def put_numbers(held: Held) -> None:
+    """Give parameters numbers."""
+    with torch.no_grad():
+        for parameter, numbers in held:
+            parameter.tensor.copy_(numbers)
+
+
+def _to_arrays(gradients: Sequence[torch.Tensor | None], slots: Sequence[int] | None = None) -> dict[int, Any]:
+    """The gradients of outputs by slot, as arrays; slots are numbered from 0 where none are given."""
+    pairs = enumerate(gradients) if slots is None else zip(slots, gradients, strict=True)
+    try:
+        return {slot: np.ascontiguousarray(g.numpy()) for slot, g in pairs if g is not None}
+    except RuntimeError:
+        _refuse_rows(gradients)
+        raise
+
+
+def _refuse_rows(gradients: Sequence[torch.Tensor | None]) -> None:
+    """Raise a GraphError if a gradient stands for many."""
+    functorch: Any = torch._C._functorch
+    for x in gradients:
+        if x is not None and (functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)):
+            raise GraphError(
+                "a batched function is differentiated for many gradients at a time, by is_grads_batched=True, "
+                "vectorize=True or torch.func.vmap; differentiate for one after another, with retain_graph=True."
+            ) from None
+
+
+def _to_gradient(gradient: Gradient) -> torch.Tensor:
+    if not isinstance(gradient, Rows):
+        return torch.from_numpy(gradient)
+    ids, values = torch.from_numpy(gradient.ids.astype(np.int64)[None]), torch.from_numpy(gradient.values)
+    return torch.sparse_coo_tensor(ids, values, gradient.shape, check_invariants=False, is_coalesced=True)

@@ -1,0 +1,255 @@
+"""Derivatives along a direction: the function that second derivatives of batched losses are the gradients of.
+
+The function runs an instance as the first did, and reads the log of its calls forward: each call has one of another
+type beside it, such as "tangent of merge", which gives how the results move while parameters and inputs move in a
+direction. Tangents of parameters are weights of such types, so that their batches stay matrix products; those of inputs
+are data of the instance, as the inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ops.operators import STAGE
+from autobatch.params.parameter import Parameter
+from autobatch.torch.adopting import to_arrays
+from autobatch.torch.entering import CURRENT, TensorInputs
+from autobatch.torch.modules import TorchModule
+from autobatch.torch.parameters import Tangent, TensorParameter
+from autobatch.trace.handles import Outputs, Rows, Value
+from autobatch.trace.inputs import FloatInput
+from autobatch.trace.results import SlotTable
+from autobatch.trace.tape import Derivatives, Tape
+
+RESULT, VALUE, TANGENT = "result", "result[0]", "result[1]"
+"""Where slots lie: those of a function, and in what `Along` makes of it, of the same and of its derivative."""
+
+
+class TangentModule(TorchModule):
+    """A module, and a direction in which its parameters move: another tensor for each, which has no gradient itself.
+
+    Args:
+        moved: the module.
+    """
+
+    def __init__(self, moved: TorchModule) -> None:
+        super().__init__(moved.module)
+        self._moved = moved
+        self._tangents: dict[str, tuple[Parameter, torch.Tensor, Tangent]] = {}
+        self._all: tuple[dict[str, Parameter], dict[str, Parameter]] = {}, {}
+        self._lock = RLock()
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Those of the module, and their tangents; the same dict until there are others."""
+        with self._lock:
+            own = self._moved.parameters()
+            if self._all[0] is not own:
+                known = {id(parameter) for parameter in own.values()}
+                self._tangents = {name: x for name, x in self._tangents.items() if id(x[0]) in known}
+                self.sparse = self._moved.sparse
+                self._all = own, own | {name: tangent for name, (_, _, tangent) in self._tangents.items()}
+            for _, _, tangent in self._tangents.values():
+                tangent.refresh()
+            return self._all[1]
+
+    def meet(self, instances: Any) -> None:
+        """Compute as the module does."""
+        self._moved.meet(instances)
+        self.float_dtype = self._moved.float_dtype
+
+    def tangent(self, name: str, parameter: TensorParameter, has_gradient: bool) -> Tangent:
+        """The tangent of a parameter.
+
+        Args:
+            name: of the parameter.
+            has_gradient: whether it is differentiated by the tangent, too.
+        """
+        name = f"{'varied ' if has_gradient else ''}tangent of {name}"
+        with self._lock:
+            known = self._tangents.get(name)
+            if known is None or known[0] is not parameter or known[1].dtype is not parameter.tensor.dtype:
+                tensor = torch.zeros(parameter.shape, dtype=parameter.tensor.dtype, requires_grad=has_gradient)
+                known = self._tangents[name] = parameter, tensor, Tangent(tensor, name)
+                self._all = {}, {}
+        return known[2]
+
+
+class ReadInputs(TensorInputs):
+    """The tensors among the instances that ask for gradients, and the values that stand for them.
+
+    Attributes:
+        values: each time that an instance reads a tensor, its value and the tensor.
+    """
+
+    def __init__(self, recording: Any) -> None:
+        super().__init__(recording)
+        self.values: list[tuple[Value, torch.Tensor]] = []
+        self._tensor_of: dict[int, torch.Tensor] = {}
+
+    def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
+        """The input that stands for a tensor."""
+        leaf = super().enter_tensor(tensor)
+        self._tensor_of[id(leaf)] = tensor
+        return leaf
+
+    def read(self, x: FloatInput, is_ragged: bool) -> Any:
+        """Record a source, and note its value."""
+        value = super().read(x, is_ragged)
+        self.values.append((value, self._tensor_of[id(x)]))
+        return value
+
+
+class Directions:
+    """How parameters and inputs of a mini-batch move.
+
+    Args:
+        parameters: those that move, each with its tangent.
+        inputs: the tangents of tensors among the instances, by their numbers: in which order cells were given them.
+
+    Attributes:
+        met: the tensors among the instances that have been met, but for tangents.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[Parameter, Parameter]], inputs: Mapping[int, torch.Tensor]) -> None:
+        self.parameters, self._inputs = parameters, inputs
+        self._recorded: ReadInputs | None = None
+        self.met: list[torch.Tensor] = []
+
+    def start(self, inputs: ReadInputs) -> None:
+        """Begin with an instance; the first of a recording is given other inputs than those before."""
+        if self._recorded is not inputs:
+            self._recorded, self.met, self._numbers = inputs, [], dict[int, int]()
+        self._n_entered, self._n_read = len(inputs.tensors), len(inputs.values)
+
+    def seeds(self) -> list[tuple[Any, Any]]:
+        """The inputs that an instance has read, each with its tangent."""
+        inputs = self._recorded
+        assert inputs is not None
+        for tensor in inputs.tensors[self._n_entered :]:
+            self._numbers[id(tensor)] = len(self.met)
+            self.met.append(tensor)
+        found = []
+        for value, tensor in inputs.values[self._n_read :]:
+            tangent = self._inputs.get(self._numbers.get(id(tensor), -1))
+            if tangent is not None:
+                found.append((value, STAGE.current.lifting.lift(to_arrays(tangent))))
+        return found
+
+
+class Moved(NamedTuple):
+    """An instance, and how parameters and the inputs move."""
+
+    instance: Any
+    directions: Directions
+
+
+class Along:
+    """A function and its derivative along a direction, over one instance that moves.
+
+    Args:
+        function: over one instance.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, moved: Moved) -> Any:
+        calls, inputs, directions = STAGE.current, CURRENT.inputs, moved.directions
+        assert isinstance(inputs, ReadInputs)
+        directions.start(inputs)
+        tape = Tape(calls)
+        try:
+            result = calls.lifting.lift(self._function(moved.instance), is_result=True)
+        finally:
+            tape.close()
+        found = tape.tangents(directions.seeds(), directions.parameters)
+        return result, _tangents(result, found)
+
+
+def _tangents(x: Any, found: Derivatives) -> Any:
+    """The tangents of floats in a result, in its structure, with None for all else."""
+    if isinstance(x, Value):
+        if x.key.below or x.key.dtype:
+            return None
+        shape: Any = x.row.key.detail if isinstance(x, Rows) else x.key.detail
+        refs = x.refs if isinstance(x, Rows) else [x.ref]
+        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        return STAGE.current.handles.rows_of(values) if isinstance(x, Rows) else values[0]
+    if isinstance(x, Outputs):
+        return tuple(_tangents(part, found) for part in x)
+    if is_structure(x):
+        return Key.of_structure(x, ()).build([_tangents(part, found) for part in parts_of(x)])
+    return None
+
+
+def slots_of_tangents(own: SlotTable, along: SlotTable, gradients: Mapping[int, Any]) -> dict[int, int]:
+    """The slots of derivatives along a direction, by those of what is derived.
+
+    Args:
+        own, along: of a function, and of what `Along` makes of it.
+        gradients: those that are asked for.
+
+    Raises:
+        GraphError: one is of results of another dtype than the module's.
+    """
+    rows, numbers = own.rows(), _numbers(along)
+    found = {}
+    for slot in gradients:
+        path, shape, dtype, in_list = rows[slot]
+        if dtype:
+            raise GraphError(
+                f"second derivatives are asked for of the {path} of a function, which is {dtype}; return it in the "
+                f"dtype of the module."
+            )
+        found[slot] = numbers[TANGENT + path.removeprefix(RESULT), in_list and shape, dtype]
+    return found
+
+
+def check_values(own: SlotTable, along: SlotTable, before: Sequence[NDArray[Any]], now: Sequence[Any]) -> None:
+    """Raise a GraphError if a mini-batch, recorded once more, has other results.
+
+    Args:
+        own, along: slots, as for `slots_of_tangents`.
+        before, now: columns, per slot.
+    """
+    numbers = _numbers(along)
+    for (path, shape, dtype, in_list), x in zip(own.rows(), before, strict=False):
+        place = numbers.get((VALUE + path.removeprefix(RESULT), in_list and shape, dtype))
+        y = now[place] if place is not None else x[:0]
+        if len(x) != len(y) or not (dtype or np.allclose(x, y, *_tolerances(x), equal_nan=True)):
+            raise _has_changed()
+
+
+def check_inputs(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> None:
+    """Raise a GraphError if a mini-batch, recorded once more, gives other tensors that ask for gradients to cells."""
+    if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in now]:
+        raise _has_changed()
+
+
+def _has_changed() -> GraphError:
+    return GraphError(
+        "second derivatives are asked for of a mini-batch, which is recorded once more for them, and its results are "
+        "others than before: the instances, the module, its mode, or what the function reads has changed, or draws "
+        "random numbers outside of cells, or results were changed in place."
+    )
+
+
+def _tolerances(x: NDArray[Any]) -> tuple[float, float]:
+    """The relative and the absolute error of numbers that differ by rounding alone."""
+    eps = float(np.finfo(x.dtype).eps) ** 0.5
+    return eps, eps * float(np.abs(x).max(initial=0.0, where=np.isfinite(x)))
+
+
+def _numbers(slots: SlotTable) -> dict[tuple[Any, ...], int]:
+    """The numbers of slots: by their paths, in lists also by shapes, and by dtypes."""
+    return {
+        (path, in_list and shape, dtype): number for number, (path, shape, dtype, in_list) in enumerate(slots.rows())
+    }
