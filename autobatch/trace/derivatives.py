@@ -550,7 +550,8 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
     >>> import autobatch as ab
     >>> def energy(x):
     ...     return ab.sum(x * x)
-    >>> ab.value_and_grad(energy)(np.array([1.0, 2.0]))
+    >>> value, gradient = ab.value_and_grad(energy)(np.array([1.0, 2.0]))
+    >>> float(value), gradient
     (5.0, array([2., 4.]))
     """
 
