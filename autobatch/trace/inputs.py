@@ -32,6 +32,7 @@ from autobatch.trace.handles import Outputs
 
 Array = NDArray[Any]
 FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
+PLAIN = frozenset((int, float, str, bool, type(None)))
 NO_PARTS = (
     type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, enum.Enum, Module, Operators, Op, str, bytes,
 )  # fmt: skip
@@ -221,6 +222,8 @@ class Held:
                 continue
             pending.append((x, True))
             for part in reversed(list(_parts(x))):
+                if type(part) in PLAIN:
+                    continue
                 if id(part) not in parents:
                     parents[id(part)] = []
                     pending.append((part, False))

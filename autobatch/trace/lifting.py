@@ -12,9 +12,7 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.eager import plain_array
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Handles, Outputs, Value
-from autobatch.trace.inputs import FloatInput
-
-PLAIN = frozenset((int, float, str, bool, type(None)))
+from autobatch.trace.inputs import PLAIN, FloatInput
 
 
 def never(name: str, x: Any) -> bool:

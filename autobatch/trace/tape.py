@@ -358,17 +358,18 @@ class Tape:
         if not given:
             return
         for what, x in self._derive(call, Pattern(GRADIENT, tuple(given), leaves, own), given, found):
-            refs = [] if isinstance(what, str) else self._refs_of(call, what)
-            rows = [x] * len(refs) if isinstance(x, int) else x
             if isinstance(what, str):
-                found.of_parameters.setdefault(id(own[int(what.split()[-1])]), []).append(x)  # type: ignore[arg-type]
+                assert isinstance(x, int)
+                found.of_parameters.setdefault(id(own[int(what.split()[-1])]), []).append(x)
                 continue
-            for ref, part in zip(refs, rows, strict=True):
-                if _number(ref) in numbers:
-                    if ref in parts:
-                        parts[ref].append(part)
-                    else:
-                        parts[ref] = [part]
+            refs = self._refs_of(call, what)
+            for ref, part in zip(refs, [x] * len(refs) if isinstance(x, int) else x, strict=True):
+                if ref >> OUTPUT_BITS & ID not in numbers:
+                    continue
+                if ref in parts:
+                    parts[ref].append(part)
+                else:
+                    parts[ref] = [part]
 
     def _push(
         self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], along: Sequence[Any], found: Derivatives
