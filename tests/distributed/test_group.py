@@ -17,6 +17,7 @@ from autobatch.devices.late import Late
 from helpers.runs.processes import run_processes
 
 N_WORDS, DIM = 12, 5
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
 
 
 class Net(ab.Module):
@@ -134,10 +135,9 @@ def test_any_number_of_processes_trains_what_one_trains(
 
 
 @pytest.mark.slow
+@needs_gxx
 @pytest.mark.parametrize("n", [2, 7])
 def test_on_a_device_losses_are_read_late(n: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++, which builds kernels for the processor")
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
     check_equal(n, tmp_path, draw_trees(5, with_rare=True), 3, True, "loss", backend="cuda")
 
@@ -166,12 +166,11 @@ def lose_late(rank: int) -> list[Any]:
     return found
 
 
+@needs_gxx
 @pytest.mark.slow
 def test_a_late_loss_that_is_not_finite_changes_nothing_anywhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++, which builds kernels for the processor")
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
     here, there = run_processes(2, tmp_path, lose_late)
     for found, text in ((here, "the loss of an instance in another process"), (there, "the loss of 1 of")):
@@ -202,12 +201,11 @@ def read_later(rank: int) -> list[str]:
     return [*found, str(model.state_dict()["merge_both.weight"].tolist())]
 
 
+@needs_gxx
 @pytest.mark.slow
 def test_a_late_loss_that_one_process_did_not_read_is_raised_in_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++, which builds kernels for the processor")
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
     here, there = run_processes(2, tmp_path, read_later)
     assert not isinstance(here, str), here

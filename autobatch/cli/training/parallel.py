@@ -63,7 +63,8 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
             with ab.distributed.group() as joined:
                 yield joined
         except ConnectionLost as error:
-            raise DistributedError(f"{others.say_ended() or error}; {to_go_on}.") from None
+            ended = others.say_ended()
+            raise DistributedError(f"{ended}; {to_go_on}." if ended else str(error)) from None
         finally:
             distributed.destroy_process_group()
 
