@@ -38,6 +38,7 @@ SECONDS_BETWEEN_LINES = 20.0
 )
 @click.option("--stages", is_flag=True, help="Only compile the cells' stages and run these on names of elements.")
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
+@click.option("--derivatives", is_flag=True, help="Programs that ask for derivatives, and hold arrays.")
 @click.option("--torch", "is_torch", is_flag=True, help="Programs of modules of PyTorch, beside PyTorch itself.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
 def main(
@@ -48,6 +49,7 @@ def main(
     cuda: str,
     stages: bool,
     seconds: float,
+    derivatives: bool,
     is_torch: bool,
     containing: str,
 ) -> None:
@@ -60,12 +62,14 @@ def main(
         if is_torch:
             return of_torch.run_one(seed, "cpu" if is_jitted(seed) else "reference", seconds)
         if stages:
-            return campaign.run_one(seed, [], seconds)
+            return campaign.run_one(seed, [], seconds, derivatives)
         on_cuda = ["resident" if seed % 2 else "cuda"] * is_on_cuda(seed)
-        return campaign.run_one(seed, ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda], seconds)
+        return campaign.run_one(
+            seed, ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda], seconds, derivatives
+        )
 
     def text_of(seed: int) -> str:
-        return of_torch.text_of(seed) if is_torch else f"{draw_program(seed)}\n# {draw_way(seed)}"
+        return of_torch.text_of(seed) if is_torch else f"{draw_program(seed, derivatives)}\n# {draw_way(seed)}"
 
     if seed is not None:
         print(text_of(seed))

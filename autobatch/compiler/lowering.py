@@ -74,6 +74,10 @@ def locations_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int
     return locations
 
 
+MAYBE_IN_MEMORY = {"matmul", "affine", "lookup", "argmax", "cross_entropy", "pick"}
+"""Ops with a rule that are products or interpreted all the same, as the rule finds."""
+
+
 class _Stage(Lowering):
     """Lowers the instructions of a stage, in order."""
 
@@ -119,7 +123,7 @@ class _Stage(Lowering):
             if (
                 not op.view
                 and (op.scalar is None or op.random)
-                and (op.name in ("matmul", "affine") or op.name not in RULES)
+                and (op.name in MAYBE_IN_MEMORY or op.name not in RULES)
             ):
                 found.update(self.views[arg].value for arg in self.source(index).args)
         return found

@@ -19,7 +19,7 @@ def check_graph(graph: Graph) -> None:
 
     A node has edges only at the ports of its type, and at least one edge at each plain port. Several edges of a plain
     port are a folded sum: the port reads the sum of their values, and the values that come from nodes of one type are
-    all the same output. Types without known ports, such as `NamedTypes`, may have any.
+    all the same output, or rows of it. Types without known ports, such as `NamedTypes`, may have any.
 
     Raises:
         GraphError: names the first thing that does not hold.
@@ -135,13 +135,14 @@ def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArr
         raise _broken(f"node {node} ({graph.type_of(node)!r}) reads nothing by port {port}, which takes a value")
     of_port = np.cumsum(starts) - 1
     sums = plain & (np.bincount(of_port)[of_port] > 1)
-    values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out))
+    values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out & OUTPUT))
     terms = np.unique(values[:, sums], axis=1)
     for k in np.flatnonzero((terms[:3, 1:] == terms[:3, :-1]).all(axis=0)):
         node, port, type_id, output = terms[:, k].tolist()
         raise _broken(
             f"port {port} of node {node} ({graph.type_of(node)!r}) adds up outputs {output} and {terms[3, k + 1]} of "
-            f"nodes of type {graph.types.names[type_id]!r}, but the values of one type in a sum are all the same output"
+            f"nodes of type {graph.types.names[type_id]!r}, but the values of one type in a sum are all the same "
+            f"output, or rows of it"
         )
 
 

@@ -7,6 +7,7 @@ another one has a tape of its own, whose arrays are the `Taped` values of the ou
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -20,6 +21,8 @@ from autobatch.ops.eager import freeze
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
 from autobatch.ops.randomness import EAGER, next_site
 from autobatch.ops.reduction import unbroadcast
+
+COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 
 
 class Taped(Symbol):
@@ -65,6 +68,29 @@ class Taped(Symbol):
         if STAGE.current is None:  # no tape is running
             return op(*map(strip, args), **static)
         return STAGE.current.apply(op, args, static)
+
+    def __lt__(self, other: Any) -> Any:
+        return _compare(operator.lt, self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return _compare(operator.le, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _compare(operator.gt, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _compare(operator.ge, self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return _compare(operator.eq, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return _compare(operator.ne, self, other)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc in COMPARISONS and method == "__call__" and not kwargs:
+            return ufunc(*map(strip, inputs))
+        return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __bool__(self) -> bool:
         return bool(self.value)
@@ -163,19 +189,7 @@ class EagerTape:
 
     def value_of(self, x: Any) -> Any:
         """An array, a parameter, a part of an array, or a value of a tape, as it is outside of this one."""
-        if isinstance(x, Taped):
-            return self.strip(x)
-        with stage(self.outer):
-            if hasattr(x, "read"):
-                return x.read()
-        tape = self.outer
-        while tape is not None and id(x) not in tape.parameters:
-            tape = tape.outer
-        return (
-            freeze(np.asarray(getattr(x, "data", x) if isinstance(x, Operators) else x))
-            if tape is None
-            else tape.parameters[id(x)]
-        )
+        return self.strip(x) if isinstance(x, Taped) else value_on(self.outer, x)
 
     def gradients(
         self, seeds: Iterable[tuple[Any, Any]], wanted: Sequence[Taped], within: EagerTape | None = None
@@ -184,14 +198,14 @@ class EagerTape:
 
         Args:
             seeds: results, each with its gradient.
-            within: the tape that the computation goes on; by default the outer one, if there is one.
+            within: the tape that the computation goes on; by default the present one, if there is one.
         """
         parts: dict[int, list[Any]] = defaultdict(list)
         for result, gradient in seeds:
             if isinstance(result, Taped) and result.tape is self:
                 parts[result.entry].append(gradient)
         with (
-            stage(within or self.outer),
+            stage(within or STAGE.current),
             np.errstate(all="ignore"),
         ):  # parts of gradients that nothing asks for are computed too
             for number in range(max(parts, default=-1), -1, -1):
@@ -211,6 +225,20 @@ class EagerTape:
         return x.read() if hasattr(x, "read") else self.parameters.get(id(x), x)
 
 
+def value_on(tape: EagerTape | None, x: Any) -> Any:
+    """An array, a parameter, a part of an array or a value, as it is on a tape, or outside of all."""
+    if isinstance(x, Taped):
+        return x
+    with stage(tape):
+        if hasattr(x, "read"):
+            return x.read()
+    while tape is not None and id(x) not in tape.parameters:
+        tape = tape.outer
+    if tape is not None:
+        return tape.parameters[id(x)]
+    return freeze(np.array(getattr(x, "data", x)) if isinstance(x, Operators) else np.asarray(x))
+
+
 def strip(x: Any) -> Any:
     """The array of a value of any tape."""
     while isinstance(x, Taped):
@@ -218,9 +246,17 @@ def strip(x: Any) -> Any:
     return x
 
 
+def _compare(compare: Callable[[Any, Any], Any], x: Taped, other: Any) -> Any:
+    """Compare the numbers, which no gradient passes: a condition, as without a tape."""
+    other = getattr(other, "data", other) if isinstance(other, Operators) and not isinstance(other, Taped) else other
+    return compare(strip(x), strip(other))
+
+
 def cast(x: Any, dtype: Any) -> Any:
-    """A value in another float type."""
-    return x.astype(dtype) if isinstance(x, Taped) else freeze(np.asarray(x, dtype))
+    """A value in another float type, or another object of the same value."""
+    if isinstance(x, Taped):
+        return Taped(x.value, x.tape, x.entry) if x.dtype == dtype else x.astype(dtype)
+    return freeze(np.asarray(x, dtype).view())
 
 
 def _total(parts: list[Any]) -> Any:

@@ -23,11 +23,13 @@ from autobatch.ir.builder import Builder
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import cell_call
-from autobatch.ops.taped import Taped
+from autobatch.ops.taped import Taped, value_on
 from autobatch.params.module import Module, shared_dtype
+from autobatch.params.parameter import Parameter
 from autobatch.trace.inputs import FloatInput
 
 CARRIED = ".carrier"
+ARRAYS = (np.ndarray, np.floating, Taped, FloatInput)
 DERIVED = ("carrier", "signature")
 """Attributes that are made when they are asked for."""
 
@@ -70,13 +72,14 @@ class Cell:
         return method
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function on read-only arrays, which have the float type of the owner."""
+        """Run the function on read-only arrays, which have the float type of the owner; parameters are values too."""
         module = owner if isinstance(owner, Module) else None
         dtype = None if module is None else shared_dtype(module)
         read_only = partial(_read_only, dtype=dtype)
-        args, kwargs = _on_arrays(args, read_only), _on_arrays(kwargs, read_only)
+        kinds = ARRAYS if self.static else (*ARRAYS, Parameter)
+        args, kwargs = _on_arrays(args, read_only, kinds), _on_arrays(kwargs, read_only, kinds)
         with cell_call(None if module is None else module.training):
-            return _on_arrays(self.of(owner)(*args, **kwargs), freeze)
+            return _on_arrays(self.of(owner)(*args, **kwargs), _result, (*ARRAYS, Parameter))
 
     @property
     def path(self) -> str:
@@ -205,27 +208,41 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _read_only(x: Any, dtype: Any) -> Any:
-    """An array or a NumPy scalar as a read-only array; floats are cast to the model's dtype."""
+    """An array, a parameter or a NumPy scalar as a read-only array; floats are cast to the model's dtype.
+
+    It is another object each time, as two arguments of a batched call are two values: derivatives go by identity.
+    """
+    x = value_on(STAGE.current, x) if isinstance(x, Parameter) else x
     if isinstance(x, (Taped, FloatInput)):
-        value = x.read() if isinstance(x, FloatInput) else x
+        value = x.read() if isinstance(x, FloatInput) else Taped(x.value, x.tape, x.entry)
         return value if dtype is None else value.astype(dtype)
     if type(x) is EagerArray and not x.flags.writeable and x.dtype == dtype:
-        return x
+        return x.view()
     array = plain_array(x)
     return freeze(array.astype(dtype, copy=False) if array.dtype.kind == "f" and dtype is not None else array)
 
 
-def _on_arrays(x: Any, function: Callable[[Any], Any]) -> Any:
-    """`x` with a function applied to the arrays in it; mutable containers are copied."""
+def _result(x: Any) -> Any:
+    """What a cell returns as a value of its own, though it may return an argument, a parameter, or a value twice."""
+    if isinstance(x, (Parameter, FloatInput)):
+        return value_on(STAGE.current, x)
+    if isinstance(x, Taped):
+        return Taped(x.value, x.tape, x.entry)
+    value = x.copy() if isinstance(x, np.floating) else freeze(x)
+    return value.view() if value is x else value
+
+
+def _on_arrays(x: Any, function: Callable[[Any], Any], kinds: tuple[type, ...] = ARRAYS) -> Any:
+    """`x` with a function applied to the arrays in it, or to what is of other kinds; mutable containers are copied."""
     kind = type(x)
-    if isinstance(x, (np.ndarray, np.floating, Taped, FloatInput)):
+    if isinstance(x, kinds):
         return function(x)
     if kind is tuple or kind is list:
-        return kind([_on_arrays(part, function) for part in x])
+        return kind([_on_arrays(part, function, kinds) for part in x])
     if kind is dict:
-        return {key: _on_arrays(part, function) for key, part in x.items()}
+        return {key: _on_arrays(part, function, kinds) for key, part in x.items()}
     if not is_structure(x):
         return x
     own = parts_of(x)
-    parts = [_on_arrays(part, function) for part in own]
+    parts = [_on_arrays(part, function, kinds) for part in own]
     return x if all(map(operator.is_, parts, own)) else Key.of_structure(x, ()).build(parts)

@@ -26,11 +26,11 @@ from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.indexing import lookup, scatter
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
 from autobatch.ops.shaping import reshape
-from autobatch.ops.taped import EagerTape, Taped, cast
+from autobatch.ops.taped import EagerTape, Taped, cast, value_on
 from autobatch.ops.variadic import sum_n
 from autobatch.params.parameter import Parameter
 from autobatch.trace.calls import Calls
-from autobatch.trace.elements import Element, NeedsLength
+from autobatch.trace.elements import Element, NeedsLength, TracedList, map_values, values_in
 from autobatch.trace.handles import Outputs, Rows, Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
 from autobatch.trace.ragged import Ragged
@@ -47,6 +47,9 @@ class Differentiation(Protocol):
 
     def running(self) -> Any:
         """The context in which the function runs."""
+
+    def result(self, x: Any) -> Any:
+        """What the function returns, as a value; asked for in its context."""
 
     def given(self, result: Any) -> Any:
         """A value that the function returned, as others see it."""
@@ -156,6 +159,10 @@ class Recorded:
         finally:
             self._tape.close()
 
+    def result(self, x: Any) -> Any:
+        """The value itself; a number, an array or a parameter as one."""
+        return self.given(x)
+
     def given(self, result: Any) -> Any:
         """The value itself; a number or an array as one."""
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
@@ -180,6 +187,7 @@ class Recorded:
             elif isinstance(x, Value):
                 seeds.append((x, self.given(tangent)))
             else:
+                tangent = self.given(tangent) if isinstance(tangent, Parameter) else tangent
                 tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
                 seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
         found = self._tape.tangents(seeds, parameters)
@@ -189,7 +197,13 @@ class Recorded:
         """The gradient of what has a stand-in."""
         if isinstance(x, Value):
             return self._along(x, found)
-        zeros = self._calls.zeros
+
+        def zeros(shape: tuple[int, ...]) -> Value:
+            """Zeros that are no other value, to be differentiated by."""
+            made: Value = self._calls.zeros(shape)
+            found.keep(made)
+            return found.value(made.ref, shape)
+
         if isinstance(x, Parameter):
             ref = found.of_parameter(x)
             return zeros(x.shape) if ref is None else found.value(ref, x.shape)
@@ -214,7 +228,9 @@ class Recorded:
             parts = [tangent[place] for place in rows[number]]
             return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
         if not isinstance(tangent, Value):
-            return self._calls.lifting.lift(tangent.reshape(-1)[positions], is_ragged=isinstance(value, Rows))
+            part = tangent.reshape(-1)[positions]
+            part = np.asarray(part) if isinstance(part, np.floating) else part
+            return self._calls.lifting.lift(part, is_ragged=isinstance(value, Rows))
         parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
         return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
 
@@ -248,41 +264,61 @@ class InCell:
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
-        self._variables: list[Traced] = []
+        self._variables: list[Any] = []
         self._parameters: dict[int, int] = {}
 
     def stand_in(self, x: Any) -> Any:
-        """A value of its own that is equal; a parameter itself."""
-        if isinstance(x, Element):
-            raise NeedsLength(x.var.domain, "differentiates by an element of it")
-        value = self._builder.wrap(x)
-        source = Instruction(OPS["expand"], (value.index,), {"shape": value.var.shape})
-        self._variables.append(self._builder.add(source, value.var.shape, value.var.domain))
+        """A value of its own that is equal, or a list of such; a parameter itself."""
+        if isinstance(x, TracedList):
+            if x.element is None:
+                raise NeedsLength(x.group, "differentiates by it")
+            self._variables.append(x.like(map_values(self._equal, x.element)))
+            return self._variables[-1]
+        self._variables.append(self._equal(_whole(x)))
         if isinstance(x, Parameter):
             self._parameters[id(x)] = self._variables[-1].index
             return x
         return Ragged(self._builder, self._variables[-1].index) if isinstance(x, Ragged) else self._variables[-1]
 
+    def _equal(self, x: Any) -> Traced:
+        value = self._builder.wrap(x)
+        source = Instruction(OPS["expand"], (value.index,), {"shape": value.var.shape})
+        return self._builder.add(source, value.var.shape, value.var.domain)
+
     def running(self) -> AbstractContextManager[None]:
         """The context in which the function reads the values that stand in for parameters."""
         return self._builder.replacing(self._parameters)
 
+    def result(self, x: Any) -> Any:
+        """The value itself; a number, an array or a parameter as one."""
+        return self._builder.wrap(_whole(x))
+
     def given(self, result: Any) -> Any:
         """The value itself; a number or an array as one."""
-        return self._builder.wrap(result)
+        return self._builder.wrap(_whole(result))
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Append the ops of gradients."""
         seeds = [(self.given(x).index, _row(self.given(g))) for x, g in zip(results, gradients, strict=True)]
-        found = pull_back(self._builder, seeds, [x.index for x in self._variables])
-        return list(map(self._as_variable, self._variables, found))
+        flat = [part for x in self._variables for part in _parts(x)]
+        found = map(self._as_variable, flat, pull_back(self._builder, seeds, [x.index for x in flat]))
+        return [self._like(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Append the ops of tangents."""
+        of_list = next((x for x in self._variables if isinstance(x, TracedList)), None)
+        if of_list is not None:
+            raise NeedsLength(of_list.group, "differentiates along it")
         wrapped = [_row(self.given(x)) for x in results]
         given = zip(self._variables, tangents, strict=True)
         seeds = [(x.index, _row(self.given(tangent))) for x, tangent in given]
         return list(map(self._as_variable, wrapped, push_forward(self._builder, seeds, [x.index for x in wrapped])))
+
+    def _like(self, x: Any, found: Iterator[Traced]) -> Any:
+        """Derivatives as what they are of: a list of any length, or a value."""
+        if isinstance(x, TracedList):
+            return x.like(map_values(lambda part: _row(next(found)), x.element))
+        return next(found)
 
     def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
         """The derivative of a value, with rows if that has any; zeros where there is none."""
@@ -293,6 +329,20 @@ class InCell:
 
 def _row(x: Traced) -> Traced:
     return x.row if isinstance(x, Ragged) else x
+
+
+def _parts(x: Any) -> list[Traced]:
+    """The values of a list of any length, per edge, or the value itself."""
+    return list(values_in(x.element)) if isinstance(x, TracedList) else [x]
+
+
+def _whole(x: Any) -> Any:
+    """What is no part of a list; NeedsLength if it is one."""
+    if isinstance(x, Element):
+        raise NeedsLength(x.var.domain, "differentiates an element of it, or by one")
+    if isinstance(x, TracedList):
+        raise NeedsLength(x.group, "returns it from a function that is differentiated")
+    return x
 
 
 class Eager:
@@ -323,13 +373,18 @@ class Eager:
         """The context in which ops are put on the tape."""
         return stage(self._tape)
 
+    def result(self, x: Any) -> Any:
+        """The value itself; a part of an array or a parameter that is differentiated by as one."""
+        return value_on(self._tape, x) if isinstance(x, (FloatInput, Parameter)) else x
+
     def given(self, result: Any) -> Any:
         """The value as others see it."""
-        return self._tape.strip(result.read() if isinstance(result, FloatInput) else result)
+        return self._tape.strip(result)
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Compute gradients."""
-        found = iter(self._tape.gradients(zip(results, gradients, strict=True), self._leaves()))
+        given = [value_on(STAGE.current, g) for g in gradients]  # maybe inside another derivative than the function
+        found = iter(self._tape.gradients(zip(results, given, strict=True), self._leaves()))
         return [self._gradient(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -338,7 +393,8 @@ class Eager:
         seeds = [linear.leaf(freeze(np.zeros(shape_of(x), x.dtype))) for x in results]
         gradients = self._tape.gradients(zip(results, seeds, strict=True), self._leaves(), linear)
         parts = list[Any]()
-        for x, tangent in zip(self._variables, tangents, strict=True):
+        for x, given in zip(self._variables, tangents, strict=True):
+            tangent = value_on(STAGE.current, given)
             flat = reshape(tangent, (-1,))
             parts += (
                 [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
@@ -394,9 +450,10 @@ class Variables:
         if wrt is None and isinstance(args[0], float):
             args = (np.asarray(args[0]), *args[1:])
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
-        self._chosen = Held(chosen if wrt is None or type(chosen) is tuple else (chosen,), _is_variable)
+        is_whole = wrt is None or type(chosen) is tuple or isinstance(chosen, Outputs)
+        self._chosen = Held(chosen if is_whole else (chosen,), _is_variable)
         self.values = self._chosen.arrays
-        if not self.values:
+        if not self.values and not _is_empty(chosen):
             raise GraphError(
                 f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is "
                 f"{chosen!r}; an int or a plain number has no gradient, np.asarray(number) has one."
@@ -414,11 +471,14 @@ class Variables:
 
     def like(self, derivatives: list[Any]) -> Any:
         """Derivatives in the structure of what they are by, with None for what has none."""
-        return self._chosen.rebuild(derivatives, lambda part: None)
+        return self._chosen.rebuild(derivatives, lambda part: part if _is_empty(part) else None)
 
     def read(self, given: Any, what: str) -> list[Any]:
         """Derivatives that are given in this structure; ShapeError if they do not fit."""
         found = _leaves(given)
+        for x in (*self.values, *found):
+            if isinstance(x, TracedList):
+                raise NeedsLength(x.group, "differentiates along it")
         if [shape_of(x) for x in found] != [shape_of(x) for x in self.values]:
             raise ShapeError(
                 f"{what} of shapes {[shape_of(x) for x in found]} are given for values of shapes "
@@ -430,7 +490,12 @@ class Variables:
 def _is_variable(x: Any) -> bool:
     if isinstance(x, Value):
         return not x.key.below
-    return isinstance(x, (Traced, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
+    return isinstance(x, (Traced, TracedList, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
+
+
+def _is_empty(x: Any) -> bool:
+    """Whether this is a list or another structure without elements, or one of such alone."""
+    return is_structure(x) and all(map(_is_empty, parts_of(x)))
 
 
 def _what(wrt: Wrt) -> str:
@@ -441,7 +506,11 @@ def _leaves(x: Any) -> list[Any]:
     """The values in what a function returns, or is given for that."""
     if is_structure(x):
         return [leaf for part in parts_of(x) for leaf in _leaves(part)]
-    return [x] if isinstance(x, (Operators, np.ndarray, np.number, int, float)) and not isinstance(x, bool) else []
+    return (
+        [x]
+        if isinstance(x, (Operators, TracedList, np.ndarray, np.number, int, float)) and not isinstance(x, bool)
+        else []
+    )
 
 
 def _replace(x: Any, values: Iterator[Any]) -> Any:
@@ -491,10 +560,10 @@ class Differentiated:
             if type(result) is not tuple or len(result) != 2:
                 raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
             result, aux = result
-        self._results = [x.read() if isinstance(x, FloatInput) else x for x in _leaves(result)]
+        self._results, others = ([self._by.result(x) for x in _leaves(part)] for part in (result, aux))
         self._shapes = [shape_of(x) for x in self._results]
         self.value = _replace(result, map(self._by.given, self._results))
-        self.aux = _replace(aux, map(self._by.given, _leaves(aux)))
+        self.aux = _replace(aux, map(self._by.given, others))
 
     def gradients(self, given: Any) -> Any:
         """The gradients of what the function is differentiated by, from those of what it returned."""

@@ -235,7 +235,9 @@ class ListBuilder(RowBuilder):
         """The value of this key; it is made if there is none yet."""
         if key not in self._known:
             self._known[key] = make()
-        return self._known[key]
+        return self.value(
+            self._known[key].index
+        )  # another object each time: what is differentiated by goes by identity
 
 
 def _continues(before: Element, last: Element) -> bool:

@@ -27,6 +27,8 @@ from autobatch.errors import DataError, GraphError
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE, Operators, Symbol
+from autobatch.ops.ports import VariadicPort
+from autobatch.ops.taped import Taped, strip
 from autobatch.params.module import Module
 from autobatch.trace.handles import Outputs
 
@@ -34,7 +36,8 @@ Array = NDArray[Any]
 FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
 PLAIN = frozenset((int, float, str, bool, type(None)))
 NO_PARTS = (
-    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, enum.Enum, Module, Operators, Op, str, bytes,
+    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, enum.Enum, Module, Operators, Op, VariadicPort,
+    str, bytes,
 )  # fmt: skip
 
 
@@ -173,6 +176,8 @@ class FloatInput(Symbol):
         """Compare the numbers, which no gradient passes; with values of the recording, record the comparison."""
         if isinstance(other, FloatInput):
             other = other.data
+        if isinstance(other, Taped):
+            other = strip(other)
         if isinstance(other, Operators):
             return getattr(super(), f"__{compare.__name__}__")(other)
         return compare(self.data, other)

@@ -194,7 +194,7 @@ class Step:
         vars, outputs = self._program.vars, self._program.outputs
         leaves = {v.source.name: v.source.leaf for v in vars if isinstance(v.source, Port)}
         own = {name: Item(EACH, ((leaves[name],),)) for name in given if name in leaves}
-        needed = [[item for item in items if item.is_needed(self._program)] for items in (of.ints, of.floats)]
+        needed = [[item for item in items if self._reads(item)] for items in (of.ints, of.floats)]
         self._own = list(own)
         self._ints = [place for place, item in enumerate(of.ints) if item in needed[0]]
         self._floats = [(item, item in needed[1]) for item in of.floats] if needed[1] else []
@@ -203,6 +203,10 @@ class Step:
         self._passed = [name if (name := passed_port(vars, index)) in given else "" for index in outputs]
         self._is_needed = not all(self._passed[place] for place in range(len(self.results)))
         self._rows = [(place, vars[index].domain) for place, index in enumerate(outputs) if vars[index].domain >= 0]
+
+    def _reads(self, item: Item) -> bool:
+        """Whether the type reads an item, or must know its length, for derivatives of its own."""
+        return item.is_needed(self._program) or (item.kind == EACH and item.group in self.family.lengths.walked)
 
     def serves(self, lengths: Sequence[int]) -> bool:
         """Whether it is right for a call with lists of these lengths."""

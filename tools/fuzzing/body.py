@@ -24,6 +24,11 @@ class Body:
         self.samples: dict[str, Any] = {}
 
     @property
+    def in_cell(self) -> bool:
+        """Whether it is, or is in, the body of a cell."""
+        return self.prefix.startswith("v")
+
+    @property
     def values(self) -> list[Use]:
         """The values that there are."""
         return [use for use in self.known if isinstance(use.spec, Value)]
@@ -48,7 +53,7 @@ class Body:
         line = Line(target, form, args, spec or Value(()))
         try:
             result = self.evaluate(line.expression)
-        except (ab.ShapeError, ValueError, IndexError):  # of ours, and of NumPy where all are arrays
+        except (ab.GraphError, ab.ShapeError, ValueError, IndexError):  # of ours, and of NumPy where all are arrays
             return None
         if spec is None:
             if not is_tame(result):
@@ -67,7 +72,7 @@ class Body:
 
     def result(self) -> Use:
         """Draw a value to return: rather one that nothing reads yet."""
-        read = {use.text for line in self.lines for tree in line.args for use in uses_in(tree)}
+        read = {use.text for line in self.lines for tree in line.trees() for use in uses_in(tree)}
         unread = [use for use in self.values if use.text not in read and use.text.startswith(self.prefix)]
         return pick(self.rng, unread) if unread and self.rng.random() < 0.75 else self.value()
 

@@ -113,9 +113,9 @@ def run(
         yield found
 
 
-def run_one(seed: int, backends: Sequence[str], shrink_seconds: float) -> Found | None:
-    """Run the program of a number; if it fails, make it small."""
-    program, way = draw_program(seed), draw_way(seed)
+def run_one(seed: int, backends: Sequence[str], shrink_seconds: float, derivatives: bool = False) -> Found | None:
+    """Run the program of a number, with derivatives in it or not; if it fails, make it small."""
+    program, way = draw_program(seed, derivatives), draw_way(seed)
     failure = find_failure(program, way, backends)
     if failure is None:
         return None

@@ -7,24 +7,29 @@ from typing import Any
 import numpy as np
 
 from fuzzing.body import Body
+from fuzzing.derivatives import derivative, of_one, over_rows
 from fuzzing.drawing import Drawing, Rng, is_tame, pick
 from fuzzing.lines import WIDTHS, draw_line, weave
 from fuzzing.maps import draw_map
-from fuzzing.program import Argument, Function, Program
-from fuzzing.specs import Data, Each, Several, Spec, Structure, Tree, Use, Value, shape_tree
+from fuzzing.program import Argument, Function, Program, numbers
+from fuzzing.specs import Data, Each, Several, Shape, Spec, Structure, Tree, Use, Value, shape_tree
 
 LENGTHS = (0, 1, 1, 2, 2, 3, 6)  # of lists
 PAIRS = ("tuple", "list", "dict", "State", "Pair")
 
 
-def draw_program(seed: int) -> Program:
-    """Draw the program of a number: the same number, the same program."""
+def draw_program(seed: int, derivatives: bool = False) -> Program:
+    """Draw the program of a number: the same number, the same program.
+
+    Args:
+        derivatives: whether instances and cells ask for derivatives, and instances hold arrays.
+    """
     rng = np.random.default_rng(seed)
     sizes = tuple(int(n) for n in rng.choice((1, 2, 3, 4, 5), size=3))
     if rng.random() < 0.06:
         sizes = (*sizes, 0)
-    drawing = Drawing(rng, smooth=bool(rng.random() < 0.6), sizes=sizes)
-    if rng.random() < 0.2:
+    drawing = Drawing(rng, smooth=bool(rng.random() < 0.6), sizes=sizes, derivatives=derivatives)
+    if not derivatives and rng.random() < 0.2:
         instances = draw_woven(drawing)
     else:
         draw_cells(drawing)
@@ -155,6 +160,11 @@ def draw_untamed(body: CallingBody) -> Tree:
     return use or x
 
 
+def _is_returned(spec: Spec) -> bool:
+    """Whether an instance may return something: the same structure of values in every mini-batch."""
+    return all(map(_is_returned, spec.parts)) if isinstance(spec, Several) else not isinstance(spec, Data)
+
+
 def spec_of(tree: Tree) -> Spec:
     """What a tree of values is."""
     if isinstance(tree, Use):
@@ -163,7 +173,19 @@ def spec_of(tree: Tree) -> Spec:
 
 
 class CallingBody(Body):
-    """A body that calls cells, and reads lists."""
+    """A body that calls cells, reads lists, and asks for derivatives."""
+
+    depth = 0
+
+    def inside(self, prefix: str) -> CallingBody:
+        """The body of a function that is defined here, and may read all that is known."""
+        made = CallingBody(self.drawing, prefix)
+        made.known, made.data, made.samples, made.depth = [*self.known], [*self.data], {**self.samples}, self.depth + 1
+        return made
+
+    def loss(self) -> Tree:
+        """Draw a scalar."""
+        return draw_loss(self)
 
     @property
     def lists(self) -> list[Use]:
@@ -171,8 +193,10 @@ class CallingBody(Body):
         return [use for use in self.known if isinstance(use.spec, Each)]
 
     def line(self) -> None:
-        """Draw a line, or a call."""
-        if self.drawing.cells and self.rng.random() < (0.1 if self.prefix == "v" else 0.75):
+        """Draw a line, or a call, or a derivative."""
+        if self.drawing.derivatives and self.rng.random() < (0.3 if self.depth < 2 else 0.1):
+            pick(self.rng, (derivative, derivative, derivative, of_one, over_rows))(self)
+        elif self.drawing.cells and self.rng.random() < (0.1 if self.in_cell else 0.75):
             self.call(pick(self.rng, self.drawing.cells))
         else:
             draw_line(self)
@@ -208,6 +232,8 @@ class CallingBody(Body):
                     "flag": f"{bool(rng.random() < 0.5)}", "word": f"{pick(rng, ('twice', 'once'))!r}",
                 }  # fmt: skip
                 return Use(texts[kind], spec)
+            case Each(Value(shape)) if n is None and self.drawing.derivatives and (wide := self.rows(shape)):
+                return Structure("list", tuple(wide))
             case Each(element):
                 parts = [self.argument(element) for _ in range(pick(rng, LENGTHS) if n is None else n)]
                 return Structure("list", tuple(parts))
@@ -218,11 +244,20 @@ class CallingBody(Body):
                 n = pick(rng, LENGTHS) if all(isinstance(part, Each) for part in parts) else None
                 return Structure(kind, tuple(self.argument(part, n) for part in parts))
 
+    def rows(self, shape: Shape) -> list[Use]:
+        """Draw the rows of a value; none if no value has rows of this shape."""
+        wide = [use for use in self.values if use.shape and use.shape[1:] == shape and use.shape[0] <= 6]
+        if not wide or self.rng.random() < 0.5:
+            return []
+        chosen = pick(self.rng, wide)
+        return [Use(f"{chosen.text}[{k}]", Value(shape)) for k in range(chosen.shape[0])]
+
     def variadic(self, use: Use) -> None:
         """Read a list, by one of the forms for any length, or by its elements."""
         rng, element = self.rng, element_of(use)
         shape, size = shape_tree(element), pick(rng, self.drawing.sizes)
-        others = [other for other in self.lists if other.text[:-2] == use.text[:-2] and other.text != use.text]
+        whole = use.text.rpartition("[")[0]  # lists in one structure are equally long
+        others = [o for o in self.lists if whole and o.text.rpartition("[")[0] == whole and o.text != use.text]
         if not isinstance(element, Several) and rng.random() < 0.5:
             draw_map(self, use, shape, [other for other in others if element_of(other) == element])
             return
@@ -257,16 +292,22 @@ def draw_instances(drawing: Drawing, n: int | None = None) -> list[Function]:
     rng = drawing.rng
     made = []
     for number in range(n or int(rng.choice((1, 2, 3, 5), p=(0.2, 0.4, 0.3, 0.1)))):
-        body = CallingBody(drawing, "r")
+        body, takes = CallingBody(drawing, "r"), list[Argument]()
+        for _ in range(rng.integers(0, 3) if drawing.derivatives else 0):
+            spec = Value(drawing.shape())
+            drawing.n_numbers += 1
+            takes.append(Argument(f"d{drawing.n_numbers}", spec))
+            body.take(takes[-1].name, spec, np.asarray(numbers(drawing.n_numbers, spec.shape)))
         n_lines = int(rng.integers(15, 40)) if rng.random() < 0.02 else int(rng.integers(2, 8))
         for _ in range(n_lines if rng.random() < 0.97 else 0):
             body.line()
         loss = draw_loss(body)
-        aux: list[Tree] = [pick(rng, body.known) for _ in range(rng.integers(0, 3)) if body.known]
+        known = [use for use in body.known if _is_returned(use.spec)]
+        aux: list[Tree] = [pick(rng, known) for _ in range(rng.integers(0, 3)) if known]
         if aux and rng.random() < 0.3:
             aux[0] = Structure(pick(rng, PAIRS), (aux[0], aux[-1]))
         returns = Structure("tuple", (loss, Structure("list", tuple(aux))))
-        made.append(Function(f"instance_{number}", (), tuple(body.lines), returns))
+        made.append(Function(f"instance_{number}", tuple(takes), tuple(body.lines), returns))
     return made
 
 

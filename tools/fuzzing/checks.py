@@ -21,8 +21,8 @@ from autobatch.devices.store import Store
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.params.module import shared_store
+from fuzzing.differences import checked_derivatives, leaves
 from fuzzing.program import Program
-from fuzzing.specs import State
 
 RELATIVE = 1e-10
 SLOPE_STEP, SLOPE_RELATIVE = 1e-5, 2e-6
@@ -165,8 +165,8 @@ def is_valid(program: Program) -> bool:
     try:
         with np.errstate(all="ignore"):
             model = program.build()
-            for name in program.names:
-                model.everything(name)  # type: ignore[attr-defined]
+            for item in program.items:
+                model.everything(item)  # type: ignore[attr-defined]
     except Exception:
         return False
     return True
@@ -178,14 +178,17 @@ class _Runs:
     def __init__(self, program: Program, way: Way, backends: Sequence[str]) -> None:
         self.program, self.way = program, way
         self.backends = {name: BACKENDS[name]() for name in backends}
-        self.names = program.names * way.copies
-        self.weights = np.random.default_rng(0).uniform(0.5, 2.0, len(self.names))
+        self.items = program.items * way.copies
+        self.weights = np.random.default_rng(0).uniform(0.5, 2.0, len(self.items))
+        self.has_inputs = program.has_arrays and not way.recorded
         self.gradients: dict[str, Any] = {}
         self.functions: dict[tuple[str, str], ab.Batched] = {}
 
     def checks(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
         """What is checked, in order."""
         yield "eager", "eager", self.eager
+        if self.program.smooth and any(line.inner for f in self.program.functions for line in f.all_lines):
+            yield "derivative", "eager", self.derivatives
         yield "stages", "compiler", self.stages
         for name in self.backends:
             yield "forward", name, lambda name=name: self.forward(name)  # type: ignore[misc]
@@ -199,12 +202,17 @@ class _Runs:
         self.model: Any = self.program.build()
         self.expected = self.compute(self.model, training=True)
 
+    def derivatives(self) -> None:
+        """Compare the derivatives that instances and cells ask for, eagerly, with differences of what they are of."""
+        with checked_derivatives(Wrong):
+            self.compute(self.model, training=True)
+
     def stages(self) -> None:
         """Compile the stages of cells, for inference and for training, with every check of the compiler."""
         batched = self.way.batched(self.model.loss, "reference")
         with checkers(True):
             for training in (False, True):
-                for cell in batched.prepare(self.names, training=training).cells.cells:
+                for cell in batched.prepare(self.items, training=training).cells.cells:
                     compile_forward(cell)
                     if cell.derivative is not None:
                         compile_backward(cell)
@@ -212,9 +220,9 @@ class _Runs:
     def compute(self, model: Any, training: bool) -> list[Any]:
         """What the instances give eagerly, with the random numbers that they have in a mini-batch."""
         found = []
-        for key, name in enumerate(self.names):
+        for key, item in enumerate(self.items):
             with ab.randomness(key=0 if self.way.alone else key, training=training):
-                found.append(model.everything(name))
+                found.append(model.everything(item))
         return found
 
     def forward(self, backend: str) -> None:
@@ -246,15 +254,15 @@ class _Runs:
     def run_all(self, batched: ab.Batched) -> list[Any]:
         """The results for each instance."""
         if self.way.alone:
-            return [rows(batched(self.instances(batched, [name])), 1)[0] for name in self.names]
-        instances = self.instances(batched, self.names)
+            return [rows(batched(self.instances(batched, [item])), 1)[0] for item in self.items]
+        instances = self.instances(batched, self.items)
         if self.way.recorded:
             batched(instances)
-        return rows(batched(instances), len(self.names))
+        return rows(batched(instances), len(self.items))
 
-    def instances(self, batched: ab.Batched, names: list[str]) -> list[Any]:
+    def instances(self, batched: ab.Batched, items: list[Any]) -> list[Any]:
         """What a mini-batch is made of."""
-        return list(batched.record_all(names)) if self.way.recorded else names
+        return list(batched.record_all(items)) if self.way.recorded else items
 
     def is_rounding(self, found: Any, expected: Any) -> bool:
         """Whether results differ about as much as they change with the last digits of the parameters."""
@@ -295,40 +303,59 @@ class _Runs:
         if compare(found, expected, RELATIVE, NOISE_FACTOR * distance(shaken, expected)):
             raise Wrong(f"gradients differ from those without passes: {difference}")
 
-    def grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
-        """The loss and gradients of all instances, weighted."""
+    def grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any], list[Any]]:
+        """The loss and gradients of all instances, weighted, those of parameters and those of arrays."""
         with self.placed(backend):
             return self.placed_grads(way, backend)
 
-    def placed_grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
+    def placed_grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any], list[Any]]:
         """The same, with the parameters in their place."""
         batched, store = self.batched(way, backend), shared_store(self.model)
         batched.step = 0
         if not way.alone:
-            instances = self.instances(batched, self.names)
-            (value, _), grads = batched.value_and_grad(instances, reduce=self.weights, has_aux=True)
-            return value, {name: on_host(g, store) for name, g in grads.items()}
+            value, grads, inputs = self.differentiate(batched, self.items, self.weights)
+            return value, {name: on_host(g, store) for name, g in grads.items()}, inputs
         total, summed = 0.0, {n: np.zeros(p.shape) for n, p in self.model.parameters().items() if p.trainable}
-        for name, weight in zip(self.names, self.weights, strict=True):
+        of_inputs = list[Any]()
+        for item, weight in zip(self.items, self.weights, strict=True):
             batched.step = 0
-            (value, _), grads = batched.value_and_grad(self.instances(batched, [name]), [weight], has_aux=True)
+            value, grads, inputs = self.differentiate(batched, [item], [weight])
             total += float(value)
+            of_inputs += inputs
             for parameter, gradient in grads.items():
                 summed[parameter] += on_host(gradient, store)
-        return np.float64(total), summed
+        return np.float64(total), summed, of_inputs
+
+    def differentiate(
+        self, batched: ab.Batched, items: list[Any], weights: Any
+    ) -> tuple[Any, dict[str, Any], list[Any]]:
+        """The loss and gradients of some instances: of the parameters, and of the arrays of each instance."""
+        instances, inputs = self.instances(batched, items), list[Any]()
+        if not self.has_inputs:
+            (value, _), grads = batched.value_and_grad(instances, reduce=weights, has_aux=True)
+        else:
+            (value, _), grads, inputs = batched.value_and_grad(instances, reduce=weights, has_aux=True, inputs=True)
+        return value, grads, [found[1] if found else () for found in inputs]
 
     def slope(self) -> None:
         """Compare gradients with differences of the eager loss along a direction."""
         rng = np.random.default_rng(1)
         trainable = {name: p for name, p in self.model.parameters().items() if p.trainable}
         along = {name: rng.standard_normal(p.shape) for name, p in trainable.items()}
-        slope = sum(float((self.gradients["plain"][1][name] * v).sum()) for name, v in along.items())
+        _, gradients, inputs = self.gradients["plain"]
+        slope = sum(float((gradients[name] * v).sum()) for name, v in along.items())
+        arrays = [array for item in self.items for array in item[1]] if self.has_inputs else []
+        moved = {id(array): (array, array.copy(), rng.standard_normal(array.shape)) for array in arrays}
+        of_inputs = zip(arrays, [g for found in inputs for g in found], strict=True)
+        slope += sum(float((g * moved[id(array)][2]).sum()) for array, g in of_inputs)
         start, losses = {name: p.data.copy() for name, p in trainable.items()}, list[float]()
 
         def difference(size: float) -> float:
             for step in (size, -size):
                 for name, p in trainable.items():
                     p.data = start[name] + step * along[name]
+                for array, before, direction in moved.values():
+                    array[...] = before + step * direction
                 losses.append(float(self.weights @ losses_of(self.compute(self.model, training=True))))
             return (losses[-2] - losses[-1]) / (2 * size)
 
@@ -343,6 +370,8 @@ class _Runs:
         finally:
             for name, p in trainable.items():
                 p.data = start[name]
+            for array, before, _ in moved.values():
+                array[...] = before
         if not is_close(found):
             raise Wrong(f"<gradient, direction> is {slope:.8g}, the eager loss has the slope {found:.8g}")
 
@@ -390,17 +419,6 @@ def distance(found: Any, expected: Any) -> float:
 def shorten(array: Any) -> str:
     """The numbers, in a line."""
     return np.array2string(np.asarray(array), precision=6, threshold=12).replace("\n", "")
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The arrays in a structure."""
-    if isinstance(tree, State):
-        return leaves((tree.h, tree.c))
-    if isinstance(tree, dict):
-        return leaves(list(tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return [leaf for part in tree for leaf in leaves(part)]
-    return [np.asarray(tree.data if isinstance(tree, ab.Parameter) else tree)]
 
 
 def _file_of(error: BaseException) -> str:

@@ -36,6 +36,7 @@ class Drawing:
     rng: Rng
     smooth: bool
     sizes: tuple[int, ...]
+    derivatives: bool = False
     scope: Any = field(default_factory=Scope)
     parameters: list[Numbers] = field(default_factory=list)
     cells: list[Function] = field(default_factory=list)

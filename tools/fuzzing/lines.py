@@ -26,7 +26,7 @@ def unary(body: Body) -> None:
     """An element-wise op of one value."""
     forms = UNARY + IDENTITIES + (() if body.smooth else BENT + BENT)
     x, form = body.value(), pick(body.rng, forms)
-    if body.prefix == "v" or not ("dropout" in form or "ab.normal" in form):
+    if body.in_cell or not ("dropout" in form or "ab.normal" in form):
         body.add(
             form, x
         )  # outside cells there is no normal, dropout takes what cells made, and values may be made of arrays alone
@@ -294,8 +294,9 @@ def chosen(body: Body) -> None:
 
 def again(body: Body) -> None:
     """A line as there was before."""
-    if body.lines:
-        line = pick(body.rng, body.lines)
+    lines = [line for line in body.lines if not line.inner]
+    if lines:
+        line = pick(body.rng, lines)
         body.add(line.form, *line.args, spec=line.spec)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 import autobatch as ab
 from fuzzing.specs import Shape, Spec, Tree, uses_in
 
+F = TypeVar("F", bound="Function")
 HEADER = """import numpy as np
 import autobatch as ab
 from fuzzing.program import numbers
@@ -20,12 +21,17 @@ from fuzzing.specs import Pair, State
 
 @dataclass(frozen=True)
 class Line:
-    """`target = form`, where {0}, {1}, ... in the form stand for the arguments."""
+    """`target = form`, where {0}, {1}, ... in the form stand for the arguments.
+
+    Attributes:
+        inner: a function that the form names, which is defined before.
+    """
 
     target: str
     form: str
     args: tuple[Tree, ...]
     spec: Spec
+    inner: Inner | None = None
 
     def __str__(self) -> str:
         return f"{self.target} = {self.expression}"
@@ -35,9 +41,24 @@ class Line:
         """What is assigned."""
         return self.form.format(*self.args)
 
+    @property
+    def text(self) -> list[str]:
+        """The lines of text, with those of the function that is defined before."""
+        return [*(self.inner.text() if self.inner else ()), str(self)]
+
     def calls(self, name: str) -> bool:
         """Whether the line calls the cell of this name."""
         return self.form.startswith((f"self.{name}(", f"{name}("))
+
+    def trees(self) -> Iterator[Tree]:
+        """All that is read, also by the function that is defined before."""
+        yield from self.args
+        if self.inner:
+            yield from self.inner.trees()
+
+    def mapped(self, change: Callable[[Tree], Tree]) -> Line:
+        """The line with other arguments, also in the function that is defined before."""
+        return replace(self, args=tuple(map(change, self.args)), inner=self.inner and self.inner.mapped(change))
 
 
 @dataclass(frozen=True)
@@ -76,8 +97,20 @@ class Function:
     def trees(self) -> Iterator[Tree]:
         """All that is read."""
         for line in self.lines:
-            yield from line.args
+            yield from line.trees()
         yield self.returns
+
+    def mapped(self, change: Callable[[Tree], Tree]) -> Self:
+        """The function with other arguments of its lines, and another result."""
+        return replace(self, lines=tuple(line.mapped(change) for line in self.lines), returns=change(self.returns))
+
+    @property
+    def all_lines(self) -> Iterator[Line]:
+        """The lines, and those of the functions that are defined between them."""
+        for line in self.lines:
+            yield line
+            if line.inner:
+                yield from line.inner.all_lines
 
     def signature(self) -> str:
         """The arguments, as they stand in a definition; the keywords come last."""
@@ -89,10 +122,22 @@ class Function:
         """The lines of its definition; a function that is no method reads the parameters of `model`."""
         static = tuple(argument.name for argument in self.takes if argument.static)
         marks = [f"@ab.cell(static={static})" if static else "@ab.cell"] if is_cell else []
-        body = [str(line) for line in self.lines] + [f"return {self.returns}"]
+        body = [text for line in self.lines for text in line.text] + [f"return {self.returns}"]
         if not self.is_method:
             body = [line.replace("self.", "model.") for line in body]
         return [*marks, f"def {self.name}({self.signature()}):", *(f"    {line}" for line in body), ""]
+
+
+@dataclass(frozen=True)
+class Inner(Function):
+    """A function that another one defines; it may read all that is before it."""
+
+    is_method: bool = False
+
+    def text(self, is_cell: bool = False) -> list[str]:
+        """The lines of its definition."""
+        body = [text for line in self.lines for text in line.text] + [f"return {self.returns}"]
+        return [f"def {self.name}({self.signature()}):", *(f"    {line}" for line in body)]
 
 
 @dataclass(frozen=True)
@@ -108,11 +153,12 @@ class Program:
         methods = [line for cell in self.cells if cell.is_method for line in cell.text(is_cell=True)]
         methods += [line for instance in self.instances for line in instance.text(is_cell=False)]
         made = [f"    {parameter}" for parameter in self.parameters] or ["    pass"]
-        body = ["def __init__(self):", *made, "", *methods, *EVERYTHING]
+        everything = OF_ARRAYS if self.has_arrays else EVERYTHING
+        body = ["def __init__(self):", *made, "", *methods, *everything]
         free = [line for cell in self.cells if not cell.is_method for line in cell.text(is_cell=True)]
         lines = [HEADER, "class Model(ab.Module):", *(f"    {line}" if line else "" for line in body), *free]
-        names = [instance.name for instance in self.instances]
-        return "\n".join([*lines, 'model = Model().astype("float64")', f"instances = {names}", ""])
+        items = ", ".join(map(self._text_of_item, self.instances))
+        return "\n".join([*lines, 'model = Model().astype("float64")', f"instances = [{items}]", ""])
 
     def build(self) -> ab.Module:
         """Run the text; return the model."""
@@ -122,9 +168,27 @@ class Program:
         return model
 
     @property
-    def names(self) -> list[str]:
-        """What `loss` and `everything` take: the names of the instances."""
-        return [instance.name for instance in self.instances]
+    def functions(self) -> tuple[Function, ...]:
+        """The cells and the instances."""
+        return (*self.cells, *self.instances)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether instances hold arrays."""
+        return any(instance.takes for instance in self.instances)
+
+    @property
+    def items(self) -> list[Any]:
+        """What `loss` and `everything` take: the names of the instances, with their arrays if there are any."""
+        text = ", ".join(map(self._text_of_item, self.instances))
+        return list(eval(f"[{text}]", {"numbers": numbers, "np": np}))
+
+    def _text_of_item(self, instance: Function) -> str:
+        if not self.has_arrays:
+            return repr(instance.name)
+        taken = [f"numbers({take.name[1:]}, {take.spec.shape})" for take in instance.takes]  # type: ignore[union-attr]
+        arrays = "".join(f"np.asarray({text}), " if "()" in text else f"{text}, " for text in taken)
+        return f"({instance.name!r}, ({arrays.strip()}))"
 
     @property
     def size(self) -> int:
@@ -132,14 +196,15 @@ class Program:
         functions = (*self.cells, *self.instances)
         n_read = sum(1 for f in functions for tree in f.trees() for _ in uses_in(tree))
         n_takes = sum(len(f.takes) for f in functions)
-        n_text = sum(len(line.form) for f in functions for line in f.lines)
+        n_text = sum(len(line.form) for f in functions for line in f.all_lines)
+        n_text += sum(20 for f in functions for line in f.all_lines if line.inner for _ in ("", *line.inner.takes))
         return 20 * (len(functions) + n_read + n_takes + len(self.parameters)) + n_text
 
     def without_the_unread(self) -> Program:
         """The program without lines, cells and parameters that nothing reads, but for one parameter: float64 is its."""
         cells, instances = list[Function](), [_needed(f) for f in self.instances]
         for cell in map(_needed, reversed(self.cells)):
-            if any(line.calls(cell.name) for f in (*cells, *instances) for line in f.lines):
+            if any(line.calls(cell.name) for f in (*cells, *instances) for line in f.all_lines):
                 cells.insert(0, cell)
         text = "\n".join(line for f in (*cells, *instances) for line in f.text(is_cell=False))
         text = text.replace("model.", "self.")
@@ -155,6 +220,14 @@ EVERYTHING = (
     "    return getattr(self, name)()",
     "",
 )
+OF_ARRAYS = (
+    "def loss(self, item):",
+    "    return getattr(self, item[0])(*item[1])[0]",
+    "",
+    "def everything(self, item):",
+    "    return getattr(self, item[0])(*item[1])",
+    "",
+)
 
 
 def numbers(seed: int, shape: Shape) -> Any:
@@ -162,13 +235,14 @@ def numbers(seed: int, shape: Shape) -> Any:
     return np.round(np.random.default_rng(seed).standard_normal(shape), 2)
 
 
-def _needed(function: Function) -> Function:
+def _needed(function: F) -> F:
     """The function without the lines whose targets nothing reads."""
     lines, read = list[Line](), list(uses_in(function.returns))
     for line in reversed(function.lines):
         if any(use.reads(line.target) for use in read):
-            lines.insert(0, line)
-            read += [use for tree in line.args for use in uses_in(tree)]
+            needed = replace(line, inner=line.inner and _needed(line.inner))
+            lines.insert(0, needed)
+            read += [use for tree in needed.trees() for use in uses_in(tree)]
     return replace(function, lines=tuple(lines))
 
 

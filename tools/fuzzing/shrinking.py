@@ -7,12 +7,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from fuzzing.checks import Way
 from fuzzing.program import Function, Line, Program
 from fuzzing.specs import Several, Structure, Tree, Use, Value, constant, parts_of
 
 Fails = Callable[[Program, Way], bool]
+F = TypeVar("F", bound=Function)
 
 
 def shrink(program: Program, way: Way, fails: Fails, seconds: float) -> tuple[Program, Way]:
@@ -90,7 +92,7 @@ def _changed_functions(program: Program) -> Iterator[Program]:
                 yield replace(program, cells=(*program.cells[:k], changed, *program.cells[k + 1 :]))
 
 
-def _smaller(function: Function) -> Iterator[Function]:
+def _smaller(function: F) -> Iterator[F]:
     """The function without some lines, with simpler arguments, or with less that is returned."""
     lines = function.lines
     for width in (8, 4, 2, 1):
@@ -104,7 +106,7 @@ def _smaller(function: Function) -> Iterator[Function]:
     yield from (replace(function, returns=tree) for tree in _simpler_trees(function.returns))
 
 
-def _drop_lines(function: Function, dropped: range) -> Function:
+def _drop_lines(function: F, dropped: range) -> F:
     """The function without some lines; what reads them reads something of the same kind instead."""
     kept = [line for k, line in enumerate(function.lines) if k not in dropped]
     gone = [function.lines[k] for k in dropped]
@@ -117,8 +119,7 @@ def _drop_lines(function: Function, dropped: range) -> Function:
                 return inside[0] if inside else constant(use.spec)
         return use
 
-    lines = tuple(replace(line, args=tuple(_map(tree, change) for tree in line.args)) for line in kept)
-    return replace(function, lines=lines, returns=_map(function.returns, change))
+    return replace(function, lines=tuple(kept)).mapped(lambda tree: _map(tree, change))
 
 
 def _parts(tree: Tree) -> Iterator[Use]:
@@ -139,6 +140,10 @@ def _simpler_lines(line: Line, before: tuple[Line, ...]) -> Iterator[Line]:
                 yield replace(line, args=(*line.args[:k], shorter, *line.args[k + 1 :]))
         elif isinstance(tree.spec, Value) and not tree.text.startswith(("np.", "self.p")):
             yield replace(line, args=(*line.args[:k], constant(tree.spec), *line.args[k + 1 :]))
+    if line.inner:
+        for smaller in _smaller(line.inner):
+            if _spec(smaller.returns) == _spec(line.inner.returns):
+                yield replace(line, inner=smaller)
     for form in _simpler_forms(line.form):
         used = sorted({int(number) for number in re.findall(r"\{(\d+)\}", form)})
         new = {old: f"{{{place}}}" for place, old in enumerate(used)}
@@ -151,7 +156,7 @@ def _renumbered(form: str, new: dict[int, str]) -> str:
 
 def _simpler_forms(form: str) -> Iterator[str]:
     """The parts of a form, the largest first."""
-    if form.startswith(("self.cell", "cell")):
+    if form.startswith(("self.cell", "cell")) or not re.search(r"\{\d", form):
         return
     tree = ast.parse(re.sub(r"\{(\d+)\}", r"place_\1", form), mode="eval").body
     parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and node is not tree]
@@ -181,8 +186,11 @@ def _spec(tree: Tree) -> object:
 
 
 def _map_lines(program: Program, change: Callable[[Line], Line]) -> Program:
-    def changed(function: Function) -> Function:
-        return replace(function, lines=tuple(map(change, function.lines)))
+    def inside(line: Line) -> Line:
+        return change(replace(line, inner=line.inner and changed(line.inner)))
+
+    def changed(function: F) -> F:
+        return replace(function, lines=tuple(map(inside, function.lines)))
 
     return replace(program, cells=tuple(map(changed, program.cells)), instances=tuple(map(changed, program.instances)))
 
@@ -199,9 +207,8 @@ def _without_argument(program: Program, k: int) -> Iterator[Program]:
         def change(use: Use, argument: str = argument.name) -> Tree:
             return constant(use.spec) if use.reads(argument) else use
 
-        lines = tuple(replace(line, args=tuple(_map(tree, change) for tree in line.args)) for line in cell.lines)
         takes = cell.takes[:at] + cell.takes[at + 1 :]
-        changed = replace(cell, takes=takes, lines=lines, returns=_map(cell.returns, change))
+        changed = replace(cell, takes=takes).mapped(lambda tree, change=change: _map(tree, change))  # type: ignore[misc]
         cells = (*program.cells[:k], changed, *program.cells[k + 1 :])
 
         def call(line: Line, at: int = at) -> Line:
@@ -230,7 +237,7 @@ def _without_result(program: Program, k: int) -> Iterator[Program]:
         cells = (*program.cells[:k], changed, *program.cells[k + 1 :])
 
         def renamed(function: Function, new: dict[str, str] = new, gone: str = paths[at]) -> Function:
-            targets = [line.target for line in function.lines if line.calls(cell.name)]
+            targets = [line.target for line in function.all_lines if line.calls(cell.name)]
 
             def change(use: Use) -> Tree:
                 for target in targets:
@@ -241,10 +248,7 @@ def _without_result(program: Program, k: int) -> Iterator[Program]:
                         return constant(use.spec)
                 return use
 
-            lines = tuple(
-                replace(line, args=tuple(_map(tree, change) for tree in line.args)) for line in function.lines
-            )
-            return replace(function, lines=lines, returns=_map(function.returns, change))
+            return function.mapped(lambda tree: _map(tree, change))
 
         yield replace(program, cells=tuple(map(renamed, cells)), instances=tuple(map(renamed, program.instances)))
 

@@ -35,7 +35,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Data:
-    """An "id", "ids" (an int array of this shape), a "float", a "flag", a "word", or a value that is "untamed"."""
+    """An "id", "ids" (an int array of this shape), a "float", a "flag", a "word", "nothing", or an "untamed" value."""
 
     kind: str
     shape: Shape = ()
@@ -158,7 +158,7 @@ def constant(spec: Spec) -> Tree:
         case Data("untamed", shape):
             return Use(f"np.full({shape}, 0.5)", spec)
         case Data(kind):
-            return Use({"id": "1", "float": "0.5", "flag": "True", "word": "'twice'"}[kind], spec)
+            return Use({"id": "1", "float": "0.5", "flag": "True", "word": "'twice'", "nothing": "None"}[kind], spec)
         case Several(kind, parts):
             return Structure(kind, tuple(constant(part) for part in parts))
         case Each(element):

@@ -257,10 +257,17 @@ def push_forward(
     seeds = [incoming(builder, index, number) for number, index in enumerate(outputs)]
     gradients = pull_back(builder, zip(outputs, seeds, strict=True), [index for index, _ in given])
     pairs = zip(gradients, given, strict=True)
-    linear = [(gradient.index, tangent) for gradient, (_, tangent) in pairs if gradient is not None]
+    linear = [(gradient.index, _at(tangent, gradient)) for gradient, (_, tangent) in pairs if gradient is not None]
     found = pull_back(builder, linear, [seed.index for seed in seeds])
     _forget_rows_of(builder, {seed.index for seed in seeds})
     return found
+
+
+def _at(tangent: Traced, gradient: Traced) -> Traced:
+    """A tangent of a node at each of its edges, if that is where the gradient is: that of a value that nodes share."""
+    if gradient.var.domain < 0 or tangent.var.domain != NODE:
+        return tangent
+    return tangent.builder.apply(OPS["spread"], (tangent, gradient), {})
 
 
 def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:

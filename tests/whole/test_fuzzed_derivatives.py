@@ -1,0 +1,191 @@
+"""Random programs that ask for derivatives run right in every way; and what once was wrong with them stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends.base import Backend
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.reference import Reference
+from fuzzing.campaign import run_one
+from fuzzing.cells import draw_program
+from fuzzing.checks import draw_way, find_failure
+from helpers.runs.ways import each
+
+PER_TEST, N_PROGRAMS, N_COMPILED = 10, 3000, 20
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "reference": lambda: Reference(poison=True),
+    "cpu": lambda: Cpu(poison=True, jitted=False),
+}
+DIM = 2
+
+
+@pytest.mark.cases(2, 20)
+@pytest.mark.parametrize("start", range(0, N_PROGRAMS, PER_TEST))
+def test_programs_with_derivatives_are_right(start: int) -> None:
+    for seed in range(start, start + PER_TEST):
+        assert run_one(seed, ("reference", "cpu"), shrink_seconds=0.0, derivatives=True) is None
+
+
+@pytest.mark.cases(0, 3)
+@pytest.mark.parametrize("seed", range(N_COMPILED))
+def test_compiled_programs_with_derivatives_are_right(seed: int) -> None:
+    assert find_failure(draw_program(seed, derivatives=True), draw_way(seed), ["reference", "jitted", "cuda"]) is None
+
+
+class Model(ab.Module):
+    """Parameters and cells of the programs below, in float64."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.w, self.table = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(rng.standard_normal((5, DIM)))
+        self.astype("float64")
+
+    @ab.cell
+    def own(self) -> Any:
+        """A parameter as it is."""
+        return self.w
+
+    @ab.cell
+    def twice(self, x: Any) -> Any:
+        """A value twice, and the argument."""
+        y = ab.tanh(x)
+        return y, y, x
+
+    @ab.cell
+    def reads(self, x: Any) -> Any:
+        """The gradient by an argument of what reads it otherwise: zeros."""
+        return ab.grad(lambda y: ab.sum(ab.tanh(x)) + 0.0 * ab.sum(y))(x)
+
+    @ab.cell
+    def of_list(self, xs: Any) -> Any:
+        """The gradient by a list of any length, which may be empty."""
+        gradients = ab.grad(lambda xs: ab.sum(ab.sum_n([ab.sin(x) * self.w for x in xs], shape=(DIM,))))(xs)
+        return ab.sum_n([ab.sin(g) for g in gradients], shape=(DIM,))
+
+    @ab.cell
+    def of_elements(self, v: Any, xs: Any) -> Any:
+        """A gradient for each element of a list, by a value that is the same for all, and by the element."""
+        by_value = [ab.grad(lambda v, x=x: ab.sum(ab.sin(v * x)))(v) for x in xs]
+        by_element = ab.each(lambda x: ab.grad(lambda t: ab.sum(t * t * v))(x), xs)
+        return ab.sum_n([*by_value], shape=(DIM,)) * ab.sum_n(by_element, shape=(DIM,))
+
+    @ab.cell
+    def of_one_of_two(self, x: Any, y: Any, xs: Any) -> Any:
+        """Gradients by one of two arguments, and by each element of a list, which may be one value."""
+        gradients = ab.grad(lambda xs: ab.sum(xs[0] * xs[0] * xs[1]))(xs)
+        return ab.grad(lambda x, y: ab.sum(x * x * y))(x, y) * gradients[0] + gradients[1]
+
+    @ab.cell
+    def attends(self, keys: Any, values: Any) -> Any:
+        """Lists of one length, of which the values have other shapes."""
+        weights = ab.softmax_n(ab.each(lambda k: ab.sum(k * self.w), keys))
+        return ab.dot_n(weights, values, shape=(DIM,))
+
+    @ab.cell
+    def walks(self, xs: Any) -> Any:
+        """A body that looks at the length of its list only."""
+        return (ab.logsumexp_n([ab.softplus(x) for x in xs]) if len(xs) else np.zeros(DIM)) * self.w
+
+    @ab.cell
+    def looks_up(self, x: Any) -> Any:
+        """Rows of a table by constant ids."""
+        rows = ab.lookup(self.table, np.array([0, 2, 0]))
+        return ab.sum(rows * rows) * ab.sum(x)
+
+
+def pull_in_another(model: Model, x: Any) -> Any:
+    """A pullback that is called inside another derivative."""
+    _, pull = ab.vjp(lambda y: ab.sin(y) * model.w, x)
+    return ab.sum(ab.grad(lambda g: ab.sum(pull(g)[0] * g))(x * 0.5))
+
+
+def identical(model: Model, x: Any) -> Any:
+    """By one of several equal results, by the parameter that a cell returned, and by two gradients that are zeros."""
+    one, other, same = model.twice(x)
+    first = ab.grad(lambda a: ab.sum(a * a * other * same))(one)
+    own = ab.grad(lambda y: ab.sum(y * model.own() * model.w))(model.own())
+    zeros = ab.grad(lambda a, b: ab.sum(x), wrt=lambda a, b: (a, b))(one, other)
+    both = ab.grad(lambda a, b: ab.sum(ab.sin(a + 1.0) * b + a), wrt=lambda a, b: (a, b))(*zeros)
+    return ab.sum(first * own) + ab.sum(both[0]) + ab.sum(both[1]) + ab.sum(model.of_one_of_two(one, one, [x, x]))
+
+
+def constants(model: Model, x: Any) -> Any:
+    """Functions that return arrays, parameters and what they are given."""
+    value, tangents = ab.jvp(lambda y: (y, model.w, x, np.ones(DIM)), (x,), (x * 2.0,))
+    _, pull = ab.vjp(lambda y: model.w, x, wrt=lambda y: (model.w, y))
+    of_w, of_y = pull(x)
+    return sum(ab.sum(t * v) for t, v in zip(tangents, value, strict=True)) + ab.sum(of_w * x + of_y)
+
+
+def scalars(model: Model, x: Any) -> Any:
+    """Values without axes, in structures and along tangents."""
+    total = ab.sum(x)
+    pair = ab.grad(lambda p: p[0] * p[0] * p[1])((total, ab.mean(x)))
+    found = ab.hvp(lambda t: t**3, (np.asarray(0.5),), (np.float64(2.0),))
+    return pair[0] * pair[1] + found[0][0] * found[1][0] * total
+
+
+def conditions(model: Model, x: Any) -> Any:
+    """Conditions that are joined, of values that are differentiated."""
+    return ab.sum(ab.grad(lambda y: ab.sum(ab.where(~(1 * y > 0.1) | (y * 2.0 > 0.9), y * y, 0.5 * y)))(x))
+
+
+def in_lists(model: Model, x: Any) -> Any:
+    """Gradients in cells, by lists and by elements of lists."""
+    lists = [[x, x * 2.0][:n] for n in range(3)]
+    return sum(ab.sum(model.of_list(xs)) + ab.sum(model.of_elements(x, xs)) for xs in lists) + ab.sum(model.reads(x))
+
+
+def along_lists(model: Model, x: Any) -> Any:
+    """Tangents of cells over two lists of one length; of a parameter at each edge; and with an empty list."""
+    _, first = ab.jvp(lambda k: model.attends([k, x, x], [x, x, x]), (x,), (x * 0.5,))
+    _, second = ab.jvp(
+        lambda y: model.attends([x, x * y, x], [x, y, x]), (x,), (x, x * 2.0), wrt=lambda y: (y, model.w)
+    )
+    _, third = ab.hvp(lambda y: ab.sum(model.walks([y, x, y]) * model.walks([])), (x,), (x,))
+    return ab.sum(first * second) + ab.sum(third[0])
+
+
+def as_tangents(model: Model, x: Any) -> Any:
+    """A parameter as a tangent and as a gradient."""
+    _, products = ab.hvp(lambda y: ab.sum(ab.sin(y) * x), (x,), (model.w,))
+    _, pull = ab.vjp(ab.tanh, x)
+    return ab.sum(products[0] * pull(model.w)[0])
+
+
+def tables(model: Model, x: Any) -> Any:
+    """The gradient of a table, which the outer one reads at the same rows."""
+    of_table = ab.grad(model.looks_up, wrt=lambda x: (model.table, x))(x)
+    return ab.sum(ab.sin(of_table[0])) + ab.sum(of_table[1])
+
+
+PROGRAMS = [
+    pull_in_another, identical, constants, scalars, conditions, in_lists, along_lists, as_tangents, tables,
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("_checked")
+@each("program", PROGRAMS)
+def test_small_programs(program: Callable[[Model, Any], Any]) -> None:
+    """Batched is eager; gradients of parameters and of arrays have the slopes of the eager function."""
+    model, rng = Model(), np.random.default_rng(1)
+    xs = [rng.standard_normal(DIM) for _ in range(3)]
+
+    def loss(x: Any) -> Any:
+        return program(model, x)
+
+    for make in BACKENDS.values():
+        run = ab.batched(loss, module=model, backend=make())
+        ab.testing.check_batched(loss, run, xs, 1e-10)
+        ab.testing.check_grads(run, xs, model, rng)
+        _, _, inputs = run.value_and_grad(xs, reduce="sum", inputs=True)
+        for x, gradient in zip(xs, inputs, strict=True):
+            along = rng.standard_normal(DIM)
+            slope = (float(loss(x + 1e-5 * along)) - float(loss(x - 1e-5 * along))) / 2e-5
+            np.testing.assert_allclose(np.sum(gradient * along), slope, rtol=1e-6, atol=1e-6)
