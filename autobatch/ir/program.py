@@ -175,7 +175,11 @@ class CellProgram:
 
     @functools.cached_property
     def derived(self) -> dict[int, tuple[RowSlice, ...]]:
-        """The groups whose rows are slices of those of others, joined; in an order in which lengths can be computed."""
+        """The groups whose rows are slices of those of others, joined; in an order in which lengths can be computed.
+
+        A group has a larger number than those that its rows come from. All ops that move its rows say what it is: those
+        of gradients may be read where the rows themselves are not.
+        """
         found: dict[int, tuple[RowSlice, ...]] = {}
         for static, args in self._taking:
             parts = [
@@ -183,13 +187,13 @@ class CellProgram:
                 for arg, cut, fixed in zip(args, static["cuts"], static["fixed"], strict=True)
             ]
             found.setdefault(static["group"], tuple(parts))
-        return found
+        return dict(sorted(found.items()))
 
     @property
     def _taking(self) -> Iterator[tuple[dict[str, Any], list[Var]]]:
         """The static arguments of each op that makes rows of a derived group, and the values whose rows those are."""
         for var in self.vars:
-            if isinstance(var.source, Instruction) and var.source.op in (take_rows, take_part):
+            if isinstance(var.source, Instruction) and var.source.op in (take_rows, take_part, put_rows):
                 args = var.source.args if var.source.op is take_rows else var.source.args[1:]
                 yield var.source.static, [self.vars[arg] for arg in args]
 

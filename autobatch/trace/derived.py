@@ -57,16 +57,16 @@ def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
 def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
     """The gradients of a cell's arguments and parameters, by leaf or by the parameter's place, as far as they exist."""
     builder, results, variables = _again(entry, pattern, arguments)
-    gradients = [(results[number], _given(entry, pattern, number, arguments)) for number in pattern.outputs]
-    return _give(builder, variables, pull_back(builder, gradients, list(variables.values())))
+    given = _given(builder, entry, pattern, {number: results[number] for number in pattern.outputs}, arguments)
+    return _give(builder, variables, pull_back(builder, given, list(variables.values())))
 
 
 def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
     """The tangents of a cell's results, by number, as far as they exist."""
     builder, results, variables = _again(entry, pattern, arguments)
-    tangents = [(index, _given(entry, pattern, what, arguments)) for what, index in variables.items()]
+    given = _given(builder, entry, pattern, variables, arguments)
     wanted = {number: results[number] for number in pattern.outputs}
-    return _give(builder, wanted, push_forward(builder, tangents, list(wanted.values())))
+    return _give(builder, wanted, push_forward(builder, given, list(wanted.values())))
 
 
 def _again(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> tuple[Builder, list[int], dict[Any, int]]:
@@ -85,10 +85,19 @@ def _again(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> tupl
     return builder, results, variables
 
 
-def _given(entry: Entry, pattern: Pattern, what: object, arguments: Mapping[str, Any]) -> Traced:
-    """A derivative that the call is given."""
-    x = arguments[pattern.argument(entry.name, what)]
-    return x.row if isinstance(x, Ragged) else STAGE.current.wrap(x)
+def _given(
+    builder: Builder, entry: Entry, pattern: Pattern, of: Mapping[Any, int], arguments: Mapping[str, Any]
+) -> list[tuple[int, Traced]]:
+    """The derivatives that the call is given, each with the value that it is of, which has as many rows."""
+    given = list[tuple[int, Traced]]()
+    for what, index in of.items():
+        x = arguments[pattern.argument(entry.name, what)]
+        x = x.row if isinstance(x, Ragged) else builder.wrap(x)
+        first, second = sorted((builder.vars[index].domain, x.var.domain))
+        if 0 <= first < second:
+            builder.ties.add((first, second))
+        given.append((index, x))
+    return given
 
 
 def _give(builder: Any, wanted: Mapping[Any, int], found: Sequence[Traced | None]) -> dict[Any, Any]:

@@ -272,18 +272,24 @@ def _at(tangent: Traced, gradient: Traced) -> Traced:
 
 def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:
     """Let ops that need no more of an argument than its rows read none that depends on these values."""
-    depending, first = set(seeds), dict[int, int]()
+    depending, first = set(seeds), dict[Any, int]()
     for index, var in enumerate(builder.vars):
-        first.setdefault(var.domain, index)
         source = var.source
         if not isinstance(source, Instruction) or depending.isdisjoint(source.args):
+            if index not in depending:
+                first.setdefault(_rows_like(var), index)
             continue
         read = source.args if source.op.like is None else source.args[: source.op.like]
         if not depending.isdisjoint(read):
             depending.add(index)
         else:
-            args = (first[builder.vars[arg].domain] if arg in depending else arg for arg in source.args)
+            args = (first.get(_rows_like(builder.vars[arg]), arg) if arg in depending else arg for arg in source.args)
             builder.vars[index] = replace(var, source=replace(source, args=tuple(args)))
+
+
+def _rows_like(var: Var) -> Any:
+    """Equal for values of the same rows: one per edge, or as many as the first axis of a value of a node is long."""
+    return var.domain if var.domain >= 0 else var.shape
 
 
 def _assemble(parts: list[Traced]) -> list[Traced]:

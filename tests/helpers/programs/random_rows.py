@@ -1,0 +1,45 @@
+"""What random programs over rows of any number are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+
+DIM = 2
+
+
+class Weights(ab.Module):
+    """What the programs multiply by."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.W, self.v = ab.Parameter(rng.standard_normal((DIM, DIM))), ab.Parameter(rng.standard_normal(DIM))
+        self.table = ab.Parameter(rng.standard_normal((5, DIM)))
+        self.astype("float64")
+
+
+Step = Callable[[Weights, Any], Any]
+STEPS: tuple[Step, ...] = (  # all of them take one row or more, and give as many, or more
+    lambda w, x: ab.tanh(x @ w.W),
+    lambda w, x: x * w.v + ab.sum(x, axis=1, keepdims=True),
+    lambda w, x: x[::-1] * x,
+    lambda w, x: ab.concat([x[1:], x[:1]], axis=0),
+    lambda w, x: ab.concat([x, x[::2]], axis=0),
+    lambda w, x: ab.concat([x[:, 1:], x[:, :1]], axis=1),
+    lambda w, x: x - ab.max(x, axis=0),
+    lambda w, x: x * ab.softmax(x @ w.v, axis=0)[:, None],
+    lambda w, x: ab.where(x > 0.0, x, 0.5 * x) + x[0] * x[-1],
+    lambda w, x: x + ab.attend(w.v, x, ab.tanh(x)),
+    lambda w, x: ab.layer_norm(x, w.v, w.v, eps=0.1),
+    lambda w, x: ab.concat([x[-1][None] * w.v, x], axis=0)[:-1],
+)
+ENDS: tuple[Step, ...] = (
+    lambda w, x: ab.sum(x * x),
+    lambda w, x: ab.sum(ab.max(x, axis=0)),
+    lambda w, x: ab.logsumexp(x),
+    lambda w, x: ab.sum(ab.mean(x, axis=0) * x[0]),
+)
