@@ -25,7 +25,7 @@ def _dropout(xp: Any, x: Array, draw: Array, out: Array, rate: float, site: int,
     if not random.training:
         out[...] = x
         return
-    kept = random.uniform(xp, draw, site, x.shape[1:]) >= int(rate * 2**BITS)
+    kept = random.uniform(xp, draw, site, out.shape[1:]) >= int(rate * 2**BITS)
     xp.multiply(x, kept, out=out)
     xp.multiply(out, 1 / (1 - rate), out=out)
 
