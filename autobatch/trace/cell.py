@@ -12,6 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial, update_wrapper
+from itertools import chain, repeat
 from types import FunctionType
 from typing import Any, ClassVar, Self, overload
 
@@ -75,9 +76,14 @@ class Cell:
         """Run the function on read-only arrays, which have the float type of the owner; parameters are values too."""
         module = owner if isinstance(owner, Module) else None
         dtype = None if module is None else shared_dtype(module)
-        read_only = partial(_read_only, dtype=dtype)
-        kinds = ARRAYS if self.static else (*ARRAYS, Parameter)
-        args, kwargs = _on_arrays(args, read_only, kinds), _on_arrays(kwargs, read_only, kinds)
+        names = list(self.signature.parameters)[owner is not None :] if self.static else []
+
+        def given(x: Any, name: str) -> Any:
+            kinds = ARRAYS if name in self.static else (*ARRAYS, Parameter)
+            return _on_arrays(x, partial(_read_only, dtype=dtype), kinds)
+
+        args = tuple(map(given, args, chain(names, repeat(names[-1] if names else ""))))
+        kwargs = {name: given(x, name) for name, x in kwargs.items()}
         with cell_call(None if module is None else module.training):
             return _on_arrays(self.of(owner)(*args, **kwargs), _result, (*ARRAYS, Parameter))
 

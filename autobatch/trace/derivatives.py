@@ -20,12 +20,12 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
-from autobatch.ir.program import Instruction
+from autobatch.ir.program import Attribute, Instruction
 from autobatch.ops.define import composite, shape_of
 from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.indexing import lookup, scatter
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
-from autobatch.ops.shaping import reshape
+from autobatch.ops.shaping import reshape, stack
 from autobatch.ops.taped import EagerTape, Taped, cast, value_on
 from autobatch.ops.variadic import sum_n
 from autobatch.params.parameter import Parameter
@@ -174,7 +174,7 @@ class Recorded:
         parameters = [x for x in self._variables if isinstance(x, Parameter)]
         values = [x for x in self._variables if isinstance(x, Value)]
         reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
-        seeds = [(x, self.given(g)) for x, g in zip(results, gradients, strict=True)]
+        seeds = [(x, self._as_rows_of(x, g)) for x, g in zip(results, gradients, strict=True)]
         tape = self._tape.gradients(seeds, [*values, *reads], parameters)
         return [self._gradient(x, tape) for x in self._variables]
 
@@ -183,15 +183,27 @@ class Recorded:
         seeds, parameters = list[tuple[Any, Any]](), list[tuple[Parameter, Any]]()
         for x, tangent in zip(self._variables, tangents, strict=True):
             if isinstance(x, Parameter):
-                parameters.append((x, tangent if isinstance(tangent, Parameter) else self.given(tangent)))
+                own = tangent if isinstance(tangent, Parameter) else self._as_rows_of(x, tangent)
+                parameters.append((x, own))
             elif isinstance(x, Value):
-                seeds.append((x, self.given(tangent)))
+                seeds.append((x, self._as_rows_of(x, tangent)))
             else:
                 tangent = self.given(tangent) if isinstance(tangent, Parameter) else tangent
                 tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
+                if isinstance(tangent, Rows) and x.rows() is None:
+                    tangent = self._as_rows_of(None, tangent)
                 seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
         found = self._tape.tangents(seeds, parameters)
         return [self._along(x, found) for x in results]
+
+    def _as_rows_of(self, x: Any, derivative: Any) -> Any:
+        """A derivative of a value, which has rows, each a value, if that has some; and else is one value."""
+        made = self.given(derivative)
+        if isinstance(x, Rows) and not isinstance(made, Rows):
+            return self._calls.handles.rows_of([made[row] for row in range(len(x))]) if len(x) else x
+        if isinstance(made, Rows) and not isinstance(x, Rows):
+            return stack(list(made)) if len(made) else self._calls.zeros(made.shape)
+        return made
 
     def _gradient(self, x: Any, found: Derivatives) -> Any:
         """The gradient of what has a stand-in."""
@@ -490,6 +502,8 @@ class Variables:
 def _is_variable(x: Any) -> bool:
     if isinstance(x, Value):
         return not x.key.below
+    if isinstance(x, Traced) and isinstance(x.var.source, Attribute):
+        return x.var.source.is_float
     return isinstance(x, (Traced, TracedList, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
 
 

@@ -25,7 +25,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 DIM = 2
 
 
-@pytest.mark.cases(2, 20)
+@pytest.mark.cases(3, 30)
 @pytest.mark.parametrize("start", range(0, N_PROGRAMS, PER_TEST))
 def test_programs_with_derivatives_are_right(start: int) -> None:
     for seed in range(start, start + PER_TEST):
@@ -80,6 +80,29 @@ class Model(ab.Module):
         """Gradients by one of two arguments, and by each element of a list, which may be one value."""
         gradients = ab.grad(lambda xs: ab.sum(xs[0] * xs[0] * xs[1]))(xs)
         return ab.grad(lambda x, y: ab.sum(x * x * y))(x, y) * gradients[0] + gradients[1]
+
+    @ab.cell(static=("power",))
+    def of_part(self, pair: Any, power: int) -> Any:
+        """By the part of an argument, which may be a parameter, in a cell that has a static argument."""
+        return ab.grad(lambda x: ab.sum(x**power * pair[1] * self.w))(pair[1])
+
+    @ab.cell
+    def beside_ints(self, x: Any, numbers: Any) -> Any:
+        """By all that an argument holds; ints have no derivative."""
+        tangents = {"x": x, "numbers": (None, None)}
+        _, found = ab.hvp(lambda given: ab.sum(given["x"] ** 3), ({"x": x, "numbers": numbers},), (tangents,))
+        return found[0]["x"] * numbers[0]
+
+    @ab.cell
+    def drops_constants(self, x: Any) -> Any:
+        """Dropout of a number that is known before."""
+        value, _ = ab.value_and_grad(lambda y: ab.sum(ab.tanh(y)))(np.full(DIM, 0.5))
+        return ab.dropout(value, 0.0) * x
+
+    @ab.cell(ragged=("x",))
+    def moves(self, x: Any) -> Any:
+        """Rows before others; the gradient reads no row of the result."""
+        return ab.concat([x[-1][None] * self.w, x], axis=0)
 
     @ab.cell
     def attends(self, keys: Any, values: Any) -> Any:
@@ -136,6 +159,25 @@ def conditions(model: Model, x: Any) -> Any:
     return ab.sum(ab.grad(lambda y: ab.sum(ab.where(~(1 * y > 0.1) | (y * 2.0 > 0.9), y * y, 0.5 * y)))(x))
 
 
+def of_arguments(model: Model, x: Any) -> Any:
+    """Gradients in cells by arguments: parameters, beside static arguments and ints; and of constants."""
+    parts = model.of_part((x, model.w), 2), model.beside_ints(x, (2, 3)), model.drops_constants(x)
+    return ab.sum(parts[0] * parts[1]) + ab.sum(parts[2])
+
+
+def of_rows(model: Model, x: Any) -> Any:
+    """Gradients by an array that is read by rows, as what another function returned; and by rows that a cell moves."""
+    rows = np.arange(4.0).reshape(2, DIM) / 4
+
+    def inner(rows: Any) -> Any:
+        return ab.grad(lambda rows: ab.sum(ab.sin(rows[0]) * rows[1] * x))(rows)
+
+    _, pull = ab.vjp(inner, rows)
+    (found,) = pull(rows + 1.0)
+    gradient = ab.grad(lambda rows: ab.sum(ab.tanh(model.moves(rows)) * x))(rows)
+    return sum(ab.sum(ab.sin(row)) for row in (*found, *gradient))
+
+
 def in_lists(model: Model, x: Any) -> Any:
     """Gradients in cells, by lists and by elements of lists."""
     lists = [[x, x * 2.0][:n] for n in range(3)]
@@ -166,7 +208,8 @@ def tables(model: Model, x: Any) -> Any:
 
 
 PROGRAMS = [
-    pull_in_another, identical, constants, scalars, conditions, in_lists, along_lists, as_tangents, tables,
+    pull_in_another, identical, constants, scalars, conditions, of_arguments, of_rows, in_lists, along_lists,
+    as_tangents, tables,
 ]  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from fuzzing.shrinking import shrink
 
 N_SHRUNK = 3  # failures of one signature that are made small; the others are counted
 
+REFUSED = ("n differs between nodes", "in cell 'einsum': a condition", "a stack of no matrices")
+"""What is said of gradients of arrays that were read row by row, which are rows, and of empty stacks."""
+
 
 @dataclass
 class Found:
@@ -119,6 +122,8 @@ def run_one(seed: int, backends: Sequence[str], shrink_seconds: float, derivativ
     failure = find_failure(program, way, backends)
     if failure is None:
         return None
+    if derivatives and any(text in failure.detail for text in REFUSED):
+        return Found(seed, failure.signature, failure.detail, is_set_apart=True)
     if not shrink_seconds:
         return Found(seed, failure.signature, failure.detail)
 
