@@ -450,12 +450,17 @@ def _module_of(function: Any) -> Module | None:
 
 
 def _modules_at(function: Any) -> list[Module]:
-    """The modules that a function is, is a method of, or has in attributes; a partial has its arguments too."""
+    """The modules that a function is, is a method of, or has in attributes, or that one has which it wraps.
+
+    A partial has its arguments too.
+    """
     if isinstance(function, Module):
         return [function]
     if isinstance(function, partial):
         given = *function.args, *function.keywords.values()
         return [*_modules_at(function.func), *(x for x in given if isinstance(x, Module))]
+    if not hasattr(function, "__self__") and hasattr(function, "__wrapped__"):
+        return _modules_at(function.__wrapped__)
     owner = getattr(function, "__self__", function)
     held = (owner,) if isinstance(owner, Module) else getattr(owner, "__dict__", {}).values()
     return [x for x in held if isinstance(x, Module)]

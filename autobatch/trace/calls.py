@@ -35,7 +35,7 @@ from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, Patches, invoke
 from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
 from autobatch.trace.generated import Namespace
-from autobatch.trace.handles import RECYCLE, Handles
+from autobatch.trace.handles import RECYCLE, Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
@@ -186,11 +186,21 @@ class Calls:
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes.
 
-        So is the number of a row of a parameter: rows are looked up.
+        So is the number of a row of a parameter: rows are looked up. An array beside a value of as many rows has rows,
+        too: `x - 0.1 * gradient`, where x was read row by row.
         """
+        if op.scalar is not None and (rows := next((x for x in args if isinstance(x, Rows)), None)) is not None:
+            args = tuple([self._beside_rows(x, rows) for x in args])
         if op is OPS["slice"] and isinstance(args[0], Parameter) and (row := _row(args[0], **static)) is not None:
             op, args, static = OPS["lookup"], (args[0], row), {}
         return self._entry_of_op(op, static).known.function(*args)
+
+    def _beside_rows(self, x: Any, rows: Rows) -> Any:
+        """An array with rows if it has as many as a value; anything else as it is."""
+        is_array = isinstance(x, FloatInput) or (isinstance(x, np.ndarray) and x.dtype.kind == "f")
+        if is_array and x.ndim == rows.ndim and x.shape[0] == len(rows):
+            return self.lifting.lift(x, is_ragged=True)
+        return x
 
     def _entry_of_op(self, op: Op, static: dict[str, Any]) -> Entry:
         key = (op, repr(static) if static else "")

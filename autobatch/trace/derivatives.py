@@ -170,7 +170,9 @@ class Recorded:
         return self._calls.lifting.lift(result)
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Record gradients."""
+        """Record gradients; GraphError if the program is over."""
+        if STAGE.current is not self._calls:
+            raise GraphError("the function that ab.vjp gave is called outside of its program; call it within.")
         parameters = [x for x in self._variables if isinstance(x, Parameter)]
         values = [x for x in self._variables if isinstance(x, Value)]
         reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
@@ -200,7 +202,7 @@ class Recorded:
         """A derivative of a value, which has rows, each a value, if that has some; and else is one value."""
         made = self.given(derivative)
         if isinstance(x, Rows) and not isinstance(made, Rows):
-            return self._calls.handles.rows_of([made[row] for row in range(len(x))]) if len(x) else x
+            return self._calls.handles.rows_of([made[row] for row in range(len(x))], x.row.shape)
         if isinstance(made, Rows) and not isinstance(x, Rows):
             return stack(list(made)) if len(made) else self._calls.zeros(made.shape)
         return made
@@ -220,7 +222,7 @@ class Recorded:
             ref = found.of_parameter(x)
             return zeros(x.shape) if ref is None else found.value(ref, x.shape)
         rows = x.rows()
-        if not rows:
+        if rows is None or not (x.reads or x.data.ndim > 1):
             pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
             gradients = [(at, found.total(ref, at.shape)) for at, ref in pairs]
             g = x.gradient([(at, found.value(ref, at.shape)) for at, ref in gradients if ref is not None])
@@ -231,20 +233,20 @@ class Recorded:
             for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
                 if (own := found.total(ref, shape)) is not None:
                     parts_of[place].append(found.value(own, shape))
-        return self._calls.handles.rows_of([_sum(own) if own else zeros(shape) for own in parts_of])
+        return self._calls.handles.rows_of([_sum(own) if own else zeros(shape) for own in parts_of], shape)
 
     def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
         """The tangent of a part of an array that was read."""
         positions, value = x.reads[number]
         if isinstance(tangent, Rows) and (rows := x.rows()) is not None:
             parts = [tangent[place] for place in rows[number]]
-            return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
+            return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
         if not isinstance(tangent, Value):
             part = tangent.reshape(-1)[positions]
             part = np.asarray(part) if isinstance(part, np.floating) else part
             return self._calls.lifting.lift(part, is_ragged=isinstance(value, Rows))
         parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
-        return self._calls.handles.rows_of(parts) if isinstance(value, Rows) else parts[0]
+        return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
 
     def _along(self, x: Any, found: Derivatives) -> Any:
         """The derivative of a value, or of each of its rows; zeros where there is none."""
@@ -253,7 +255,7 @@ class Recorded:
         values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
         if not isinstance(x, Rows):
             return values[0]
-        return self._calls.handles.rows_of(values) if values else x
+        return self._calls.handles.rows_of(values, shape)
 
 
 def _pairs(positions: Any, value: Any) -> Iterable[tuple[Any, int]]:
@@ -461,6 +463,11 @@ class Variables:
             raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
         if wrt is None and isinstance(args[0], float):
             args = (np.asarray(args[0]), *args[1:])
+        if wrt is not None and not callable(wrt):
+            raise GraphError(
+                f"wrt={wrt!r} is no function; give one of the same arguments that returns by what to differentiate, as "
+                f"in wrt=lambda x, y: y."
+            )
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
         is_whole = wrt is None or type(chosen) is tuple or isinstance(chosen, Outputs)
         self._chosen = Held(chosen if is_whole else (chosen,), _is_variable)
@@ -494,7 +501,8 @@ class Variables:
         if [shape_of(x) for x in found] != [shape_of(x) for x in self.values]:
             raise ShapeError(
                 f"{what} of shapes {[shape_of(x) for x in found]} are given for values of shapes "
-                f"{[shape_of(x) for x in self.values]}; give one for each, of its shape."
+                f"{[shape_of(x) for x in self.values]}; give one for each, of its shape. An array that arguments hold "
+                f"in several places is one value."
             )
         return found
 
@@ -591,10 +599,11 @@ class Differentiated:
     def gradient(self) -> Any:
         """The gradients of the value that the function returned; GraphError unless it is a scalar."""
         if self._shapes != [()] or is_structure(self.value):
-            what = (
-                f"values of shapes {self._shapes}" if len(self._shapes) != 1 else f"a value of shape {self._shapes[0]}"
+            what = {0: f"{self.value!r}", 1: f"a value of shape {self._shapes[0] if self._shapes else ()}"}.get(
+                len(self._shapes), f"{len(self._shapes)} values, of shapes {self._shapes}"
             )
-            raise GraphError(f"the gradient of a scalar is asked for, but the function returned {what}; sum it.")
+            advice = "return their sum; where it returns (scalar, aux), pass has_aux=True"
+            raise GraphError(f"the gradient of a scalar is asked for, but the function returned {what}; {advice}.")
         return self.gradients(np.ones((), getattr(self.value, "dtype", None)))
 
     def tangents(self, given: Any) -> Any:
@@ -725,6 +734,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     >>> ab.jvp(lambda x: x * x, (np.array([1.0, 2.0]),), (np.array([1.0, 0.0]),))
     (array([1., 4.]), array([2., 0.]))
     """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise GraphError("primals and tangents are tuples, one of the function's arguments and one of directions.")
     ran = Differentiated(_all if wrt is None else wrt, tuple(primals), {}, False)
     return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 

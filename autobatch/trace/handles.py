@@ -360,10 +360,10 @@ class Handles:
         found.kept = kept
         return found
 
-    def rows_of(self, values: Sequence[Value]) -> Rows:
-        """The value whose rows are these values of one shape, at least one."""
-        kind = self.class_of(Key("rows", None, (values[0].key,)))
-        found: Rows = kind(values[0].ref)
+    def rows_of(self, values: Sequence[Value], shape: Shape) -> Rows:
+        """The value whose rows are these values of one shape."""
+        kind = self.class_of(Key("rows", None, (Key("value", shape),)))
+        found: Rows = kind(values[0].ref if values else 0)
         found.refs, found.kept = [value.ref for value in values], values
         return found
 

@@ -18,6 +18,7 @@ from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.ops.operators import STAGE, stage
+from autobatch.ops.taped import EagerTape
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
@@ -348,6 +349,11 @@ def note_instance(error: Exception, number: int, after: str = "") -> None:
 
 def refuse_inside() -> None:
     """Raise a GraphError if this thread records or traces: a batched function cannot be called there."""
+    if isinstance(STAGE.current, EagerTape):
+        raise GraphError(
+            "a batched function was called inside a function that is differentiated; its value_and_grad gives the "
+            "gradients, and ab.batched(ab.grad(function)) those of each instance."
+        )
     if STAGE.current is not None:
         raise GraphError(
             "a batched function was called inside a function that is recorded or traced; call its cells instead."

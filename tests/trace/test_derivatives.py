@@ -401,6 +401,69 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
         ab.vjp(model.leaf, cloud.x[0])[1](np.ones(4))
     with pytest.raises(ab.GraphError, match="has_aux"):
         ab.grad(model.of_rows, wrt=lambda c: c.x, has_aux=True)(cloud)
+    with pytest.raises(ab.GraphError, match="pass has_aux=True"):
+        ab.grad(lambda c: (model.of_rows(c), c.word), wrt=lambda c: c.x)(cloud)
+    with pytest.raises(ab.GraphError, match="wrt=0 is no function"):
+        ab.grad(model.of_rows, wrt=0)(cloud)  # type: ignore[arg-type]
+    with pytest.raises(ab.GraphError, match="tuples"):
+        ab.hvp(model.flat, cloud.x, cloud.x)
+    with pytest.raises(ab.GraphError, match="inside a function that is differentiated"):
+        ab.grad(ab.batched(model.flat))([cloud.x])
+    kept = list[Any]()
+
+    def keeping(cloud: Cloud) -> Any:
+        value, pull = ab.vjp(model.flat, cloud.x)
+        kept.append(pull)
+        return value
+
+    ab.batched(keeping, module=model)([cloud])
+    with pytest.raises(ab.GraphError, match="outside of its program"):
+        kept[0](1.0)
     refused = ab.batched(lambda c: ab.sum(ab.grad(model.leaf)(c.x[0])), module=model)
     with pytest.raises(ab.GraphError, match="of a scalar is asked for"):
         refused([cloud])
+
+
+def test_instances_whose_loss_is_constant_have_gradients_of_zero() -> None:
+    """A molecule of one atom has no pairs; the rows of its gradient are those of all others."""
+    pair = ab.cell(lambda a, b: ab.sum((a - b) ** 2))
+
+    def energy(x: Any) -> Any:
+        return ab.sum_n([pair(x[i], x[j]) for i in range(len(x)) for j in range(i)], shape=())
+
+    instances = [np.ones((1, 3)), np.arange(6.0).reshape(2, 3), np.ones((0, 3))]
+    programs: list[Callable[[Any], list[Any]]] = [
+        lambda x: list(ab.grad(energy)(x)),
+        lambda x: list(ab.vjp(energy, x)[1](1.0)[0]),
+        lambda x: list(ab.hvp(energy, (x,), (x,))[1][0]),
+        lambda x: [ab.jvp(energy, (x,), (x,))[1]],
+        lambda x: [ab.grad(lambda x: 2.0)(x)],
+    ]
+    for program in programs:
+        found = ab.batched(program, backend="reference")(instances[:2] if program(instances[2]) else instances)
+        for values, x in zip(found, instances, strict=False):
+            assert np.allclose(values, program(x))
+
+
+def test_an_array_and_its_gradient_by_rows_are_combined() -> None:
+    model = Net()
+
+    def step(cloud: Cloud) -> Any:
+        (g,) = ab.grad(model.of_rows, wrt=lambda c: c.x)(cloud)
+        moved = Cloud(cloud.x - 0.1 * g, cloud.word)
+        (g2,) = ab.grad(model.of_rows, wrt=lambda c: c.x)(moved)
+        return squared(list(g2)) + ab.sum(cloud.x * g)
+
+    instances = clouds()
+    batched = ab.batched(step, module=model, backend="reference")
+    assert np.allclose(batched(instances), eagerly(step, instances), rtol=1e-9)
+    _, _, inputs = batched.value_and_grad(instances, reduce="sum", inputs=True)
+    total: Callable[[], float] = lambda: float(eagerly(step, instances).sum())  # noqa: E731
+    assert np.isclose(inputs[1].x[1, 0], slope(total, instances[1].x, (1, 0)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_derived_function_is_batched_with_the_module_of_what_it_derives() -> None:
+    model, instances = Net(), [cloud.x[0] for cloud in clouds()]
+    found = ab.batched(ab.grad(model.flat), backend="reference")(instances)
+    assert np.allclose(found, [3.0 * x * x for x in instances])
+    assert np.allclose(ab.batched(ab.grad(model.out), backend="reference")(instances), model.o.data)
