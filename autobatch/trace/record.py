@@ -349,14 +349,13 @@ def note_instance(error: Exception, number: int, after: str = "") -> None:
 
 def refuse_inside() -> None:
     """Raise a GraphError if this thread records or traces: a batched function cannot be called there."""
-    if isinstance(STAGE.current, EagerTape):
+    if STAGE.current is not None:
+        is_eager = isinstance(STAGE.current, EagerTape)
         raise GraphError(
             "a batched function was called inside a function that is differentiated; its value_and_grad gives the "
             "gradients, and ab.batched(ab.grad(function)) those of each instance."
-        )
-    if STAGE.current is not None:
-        raise GraphError(
-            "a batched function was called inside a function that is recorded or traced; call its cells instead."
+            if is_eager
+            else "a batched function was called inside a function that is recorded or traced; call its cells instead."
         )
 
 
