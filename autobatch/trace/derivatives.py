@@ -228,12 +228,13 @@ class Recorded:
             g = x.gradient([(at, found.value(ref, at.shape)) for at, ref in gradients if ref is not None])
             return zeros(x.data.shape) if g is None else g
         shape: tuple[int, ...] = x.data.shape[1:]
-        parts_of: list[list[Value]] = [[] for _ in x.data]
+        parts_of: list[list[int]] = [[] for _ in x.data]
         for (_, value), places in zip(x.reads, rows, strict=True):
             for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
                 if (own := found.total(ref, shape)) is not None:
-                    parts_of[place].append(found.value(own, shape))
-        return self._calls.handles.rows_of([_sum(own) if own else zeros(shape) for own in parts_of], shape)
+                    parts_of[place].append(own)
+        values = [found.value(found.add_up(own, shape), shape) if own else zeros(shape) for own in parts_of]
+        return self._calls.handles.rows_of(values, shape)
 
     def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
         """The tangent of a part of an array that was read."""
@@ -458,7 +459,6 @@ class Variables:
     """
 
     def __init__(self, by: Differentiation, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_tuple = wrt is not None
         if wrt is None and not args:
             raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
         if wrt is None and isinstance(args[0], float):
