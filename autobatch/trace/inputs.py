@@ -4,7 +4,7 @@ The function is given a copy of each instance in which every float array is a `F
 as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a source.
 For the gradients of a mini-batch (`Inputs`) it carries the number of the read as an attribute, and so keeps it when the
 graph is rewritten or split. The gradients of the sources, added up at the positions that were read, are those of the
-arrays. Derivatives inside a program (`autobatch.trace.derivatives`) replace arrays in the same way.
+arrays. Derivatives inside a program (`autobatch.trace.differentiation`) replace arrays in the same way.
 
 Only what holds a float array is copied. Gradients have the structure of the instance, with None for what holds none.
 """

@@ -11,8 +11,9 @@ All values are refs here, the ints that stand for them in the log (`autobatch.tr
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple, TypeAlias
 
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS
@@ -28,6 +29,11 @@ from autobatch.trace.traces import Family
 
 Refs: TypeAlias = int | Sequence[int]
 """A value, or one for each row."""
+Given: TypeAlias = Mapping[Any, Any]
+"""Derivatives that a call is given: of each result, leaf or parameter, values that add up to it, or one for each row.
+
+The tangent of a parameter may be a parameter.
+"""
 
 
 class Layout:
@@ -40,6 +46,7 @@ class Layout:
         offsets: of the items of a call, and its width; none if lists or rows have any number.
         places: of the items that have leaves which are values of floats, with these: for each part of the item.
         where: for each such leaf, its item, part, and the output behind the ref.
+        outputs: those that are floats, and ports: by leaf, both with their shape and variadic group.
     """
 
     def __init__(self, form: Form, family: Family) -> None:
@@ -59,11 +66,11 @@ class Layout:
         parts = ([[leaf for leaf in leaves if leaf in own] for leaves in item.leaves] for item in form.ints)
         self.places = [(place, leaves) for place, leaves in enumerate(parts) if any(leaves)]
         vars = self.program.vars
-        self.outputs = [
-            (k, vars[o].shape, vars[o].domain)
+        self.outputs = {
+            k: (vars[o].shape, vars[o].domain)
             for k, o in enumerate(self.program.outputs)
             if k in self.program.float_outputs
-        ]
+        }
         ports = [vars[i] for i in self.program.ports]
         self.ports = {v.source.leaf: (v.shape, v.domain) for v in ports if isinstance(v.source, Port)}
 
@@ -85,13 +92,6 @@ class Call(NamedTuple):
     lengths: Sequence[int]
 
 
-class Part(NamedTuple):
-    """The derivative of a value, before it is said whether as one value or as several that add up."""
-
-    ref: int
-    shape: Shape
-
-
 class Derivatives:
     """The parts of derivatives that have been recorded.
 
@@ -105,8 +105,8 @@ class Derivatives:
 
     def __init__(self, calls: Any) -> None:
         self._calls = calls
-        self.parts: dict[int, list[int]] = {}
-        self.of_parameters: dict[int, list[int]] = {}
+        self.parts: dict[int, list[int]] = defaultdict(list)
+        self.of_parameters: dict[int, list[int]] = defaultdict(list)
         self.kept: dict[int, Any] = {}
 
     def keep(self, x: Any) -> Refs:
@@ -117,33 +117,27 @@ class Derivatives:
 
     def total(self, ref: int, shape: Shape) -> int | None:
         """The derivative of a value; None if there is none."""
-        return self._sum(self.parts[ref], shape) if ref in self.parts else None
+        return self.whole(self.parts[ref], shape) if ref in self.parts else None
 
-    def terms(self, part: Part) -> list[int]:
+    def terms(self, parts: list[int], shape: Shape) -> list[int]:
         """Values that add up to a derivative, for a plain port, which adds up what it reads.
 
         A batch writes its outputs one after another. Values that nodes of one type made are therefore of one output;
         others are added up here.
         """
-        parts = self.parts[part.ref]
-        if len(parts) > 1:
+        if len({ref & OUTPUT for ref in parts}) > 1:
             output_of: dict[int, int] = {}
             forms, form_of = self._calls.forms, self._calls.handles.form_of
             for ref in parts:
-                made, output = forms[form_of[ref >> OUTPUT_BITS & ID]].code[0], ref & OUTPUT
+                made, output = forms[form_of[_number(ref)]].code[0], ref & OUTPUT
                 if output_of.setdefault(made, output) != output:
-                    return [self._sum(parts, part.shape)]
+                    return [self.whole(parts, shape)]
         return parts
 
     def of_parameter(self, parameter: Parameter) -> int | None:
         """The derivative of a parameter; None if there is none."""
         parts = self.of_parameters.get(id(parameter))
-        return None if parts is None else self._sum(parts, parameter.shape)
-
-    def whole(self, x: Any) -> Refs:
-        """A derivative as one value, or one for each row."""
-        refs: Refs = self._sum(self.parts[x.ref], x.shape) if isinstance(x, Part) else x
-        return refs
+        return None if parts is None else self.whole(parts, parameter.shape)
 
     def total_or_zeros(self, ref: int, shape: Shape) -> int:
         """The derivative of a value, or zeros."""
@@ -159,11 +153,8 @@ class Derivatives:
         found: Value = self._calls.handles.value(ref, shape, self.kept[_number(ref)])
         return found
 
-    def add_up(self, refs: list[int], shape: Shape) -> int:
-        """The sum of values."""
-        return self._sum([*refs], shape)
-
-    def _sum(self, parts: list[int], shape: Shape) -> int:
+    def whole(self, parts: list[int], shape: Shape) -> int:
+        """The sum of values, which takes their place."""
         if len(parts) > 1:
             made = self._calls.handles.take(self._calls.sum_form(shape))
             self._calls.log += (made.ref, len(parts), *parts)
@@ -176,33 +167,40 @@ class Step:
     """Records the calls of one derivative of the calls of one form.
 
     Args:
-        calls: of the recording; form: the number of the form.
-        given: the keys of the derivatives that calls are given, by name.
-        lengths: of the lists of a call.
+        calls: of the recording; call: the first call.
+        given: the derivatives that it is given.
 
     Attributes:
         results: what it gives derivatives of, by place.
     """
 
-    def __init__(
-        self, calls: Any, form: int, pattern: Pattern, given: Mapping[str, Key], lengths: Sequence[int]
-    ) -> None:
-        base, of = calls.families[form], calls.forms[form]
-        self._calls, self._rows_given = calls, [name for name, key in given.items() if key.kind == "rows"]
-        self.family = calls.family_of(calls.derived(base.entry, pattern), {**base.keys, **given}, lengths)
+    def __init__(self, calls: Any, call: Call, pattern: Pattern, given: Given) -> None:
+        base, layout = calls.families[call.form], call.layout
+        keys = {what: _key_of(layout, pattern, what, x) for what, x in given.items()}
+        name = {what: pattern.argument(base.entry.name, what) for what in given}
+        self._calls, self._rows_given = calls, [what for what, key in keys.items() if key.kind == "rows"]
+        self.family = calls.family_of(
+            calls.derived(base.entry, pattern),
+            {**base.keys, **{name[what]: key for what, key in keys.items()}},
+            (*call.lengths, *(len(given[what]) for what in self._rows_given)),
+        )
         self._type, self._program = self.family.number, self.family.node_type.program
         vars, outputs = self._program.vars, self._program.outputs
-        leaves = {v.source.name: v.source.leaf for v in vars if isinstance(v.source, Port)}
-        own = {name: Item(EACH, ((leaves[name],),)) for name in given if name in leaves}
-        needed = [[item for item in items if self._reads(item)] for items in (of.ints, of.floats)]
-        self._own = list(own)
-        self._ints = [place for place, item in enumerate(of.ints) if item in needed[0]]
-        self._floats = [(item, item in needed[1]) for item in of.floats] if needed[1] else []
-        self._form = calls.add_form(self.family, (*needed[0], *own.values()), needed[1])
+        leaf_of = {v.source.name: v.source.leaf for v in vars if isinstance(v.source, Port)}
+        read = [what for what in given if name[what] in leaf_of]
+        needed = [[item for item in items if self._reads(item)] for items in (layout.ints, layout.floats)]
+        self._ints = [place for place, item in enumerate(layout.ints) if item in needed[0]]
+        self._floats = [(item, item in needed[1]) for item in layout.floats] if needed[1] else []
+        own = [Item(EACH, ((leaf_of[name[what]],),)) for what in read]
+        self._form = calls.add_form(self.family, (*needed[0], *own), needed[1])
+        self._shapes = {what: None if what in self._rows_given else key.detail for what, key in keys.items()}
+        self._own = [(what, self._shapes[what]) for what in read]
         self.results = [what for what in self.family.node_type.structure.labels if what != NOTHING]
-        self._passed = [name if (name := passed_port(vars, index)) in given else "" for index in outputs]
-        self._is_needed = not all(self._passed[place] for place in range(len(self.results)))
-        self._rows = [(place, vars[index].domain) for place, index in enumerate(outputs) if vars[index].domain >= 0]
+        by_name = {passed: what for what, passed in name.items()}
+        passed = [by_name.get(passed_port(vars, index)) for index in outputs]
+        self._passed = [(place, what) for place, what in enumerate(passed) if what is not None]
+        self._made = [place for place, what in enumerate(passed[: len(self.results)]) if what is None]
+        self._rows = [(place, domain) for place in self._made if (domain := vars[outputs[place]].domain) >= 0]
 
     def _reads(self, item: Item) -> bool:
         """Whether the type reads an item, or must know its length, for derivatives of its own."""
@@ -213,49 +211,56 @@ class Step:
         known = self.family.lengths
         return self.family.number == self._type and (not known.walked or known.of(lengths) in known.found)
 
-    def record(self, tape: Tape, call: Call, given: Mapping[str, Any], found: Derivatives) -> list[Refs]:
+    def record(self, tape: Tape, call: Call, given: Given, found: Derivatives) -> list[Refs]:
         """Record a call; return its results. One that is a value is also what all rows have.
 
         Args:
-            given: derivatives by name.
             found: keeps the handle.
         """
-        results: list[Refs] = [found.whole(given[name]) if name else 0 for name in self._passed]
-        if not self._is_needed:
+        results: list[Refs] = [0] * len(self.results)
+        for place, what in self._passed:
+            shape, refs = self._shapes[what], given[what]
+            results[place] = refs if shape is None else found.whole(refs, shape)
+        if not self._made:
             return results
-        made, log = self._calls.handles.take(self._form), self._calls.log
+        made, at = self._calls.handles.take(self._form), call.at
         first = made[0].ref
         found.kept[first >> OUTPUT_BITS] = made
         words = [first]
         for place in self._ints:
-            words += tape.log[call.at[place] : call.at[place + 1]]
-        for name in self._own:
-            x = given[name]
-            refs = found.terms(x) if isinstance(x, Part) else [x] if isinstance(x, int) else x
-            words += (len(refs), *refs)
-        log += words
-        at = call.floats
+            words += tape.log[at[place] : at[place + 1]]
+        for what, shape in self._own:
+            refs = given[what]
+            if shape is not None and len(refs) > 1:
+                refs = found.terms(refs, shape)
+            words.append(len(refs))
+            words += refs
+        self._calls.log += words
+        begin = call.floats
         for item, is_needed in self._floats:
             size = _size(item, call.lengths)
             if is_needed:
-                self._calls.floats.extend(tape.floats[at : at + size])
-            at += size
-        counts = self._counts(call, given) if self._rows else {}
-        rows = dict(self._rows)
-        for place, name in enumerate(self._passed):
-            if not name:
-                results[place] = first + place
-                if place in rows:
-                    made[place].resize(counts[rows[place]])
-                    results[place] = made[place].refs
+                self._calls.floats.extend(tape.floats[begin : begin + size])
+            begin += size
+        for place in self._made:
+            results[place] = first + place
+        if self._rows:
+            counts = self._program.row_counts([*call.lengths, *(len(given[what]) for what in self._rows_given)])
+            for place, domain in self._rows:
+                made[place].resize(counts[domain])
+                results[place] = made[place].refs
         return results
 
-    def _counts(self, call: Call, given: Mapping[str, Any]) -> dict[int, int]:
-        """The number of rows of each variadic group."""
-        counts: dict[int, int] = self._program.row_counts(
-            [*call.lengths, *(len(given[name]) for name in self._rows_given)]
-        )
-        return counts
+
+def _key_of(layout: Layout, pattern: Pattern, what: Any, x: Any) -> Key:
+    """The key of a derivative that a call is given."""
+    if isinstance(x, Parameter):
+        return Key("static", Static(x))
+    if isinstance(what, str):
+        return Key("value", pattern.parameters[int(what.split()[-1])].shape)
+    shape, group = layout.outputs[what] if pattern.kind == GRADIENT else layout.ports[what]
+    value = Key("value", shape)
+    return value if group < 0 else Key("rows", None, (value,))
 
 
 class Tape:
@@ -285,12 +290,11 @@ class Tape:
         """Find the calls on the tape."""
         self.save()
         self._calls.open_tapes.remove(self)
-        at = n_floats = 0
+        at, n_floats, form_of, layouts = 0, 0, self._calls.handles.form_of, dict[int, Layout]()
         while at < len(self.log):
-            number = self.log[at] >> OUTPUT_BITS
-            form = self._calls.handles.form_of[number]
-            layout = self._calls.layout(form)
-            lengths: list[int] = []
+            number, lengths = self.log[at] >> OUTPUT_BITS, list[int]()
+            form = form_of[number]
+            layout = layouts.get(form) or layouts.setdefault(form, self._calls.layout(form))
             if layout.offsets:
                 places, size = [at + offset for offset in layout.offsets], layout.n_floats
             else:
@@ -311,7 +315,7 @@ class Tape:
         found, numbers = Derivatives(self._calls), {_number(ref) for x in wanted for ref in _refs(x)}
         for result, gradient in seeds:
             for ref, part in zip(_refs(result), _refs(gradient), strict=True):
-                found.parts.setdefault(ref, []).append(part)
+                found.parts[ref].append(part)
             found.keep(gradient)
         reading, read = [], {id(parameter) for parameter in parameters}
         for call in self._list:
@@ -321,7 +325,7 @@ class Tape:
                 numbers.add(call.number)
                 reading.append((call, leaves, own))
         for call, leaves, own in reversed(reading):
-            self._pull(call, leaves, own, numbers, found)
+            self._pull(call, leaves, own, found)
         return found
 
     def tangents(self, seeds: Iterable[tuple[Any, Any]], parameters: Sequence[tuple[Parameter, Any]]) -> Derivatives:
@@ -337,7 +341,7 @@ class Tape:
             found.keep(tangent)
         numbers = {_number(ref) for ref in found.parts}
         of_parameter = {
-            id(p): tangent if isinstance(tangent, Parameter) else found.keep(tangent) for p, tangent in parameters
+            id(p): tangent if isinstance(tangent, Parameter) else [found.keep(tangent)] for p, tangent in parameters
         }
         for call in self._list:
             leaves = self._leaves(call, numbers)
@@ -347,33 +351,27 @@ class Tape:
                 self._push(call, leaves, own, [of_parameter[id(p)] for p in own], found)
         return found
 
-    def _pull(
-        self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], numbers: set[int], found: Derivatives
-    ) -> None:
+    def _pull(self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], found: Derivatives) -> None:
         """Record the gradients of a call's arguments."""
-        given, parts = dict[Any, Any](), found.parts
-        for output, shape, group in call.layout.outputs:
-            ref = (call.number << OUTPUT_BITS) + output
+        given, parts, first = dict[Any, Any](), found.parts, call.number << OUTPUT_BITS
+        for output, (shape, group) in call.layout.outputs.items():
+            ref = first + output
             if group < 0:
                 if ref in parts:
-                    given[output] = Part(ref, shape)
+                    given[output] = parts[ref]
             elif not parts.keys().isdisjoint(refs := self._rows(call, ref, group)):
                 given[output] = [found.total_or_zeros(row, shape) for row in refs]
         if not given:
             return
-        for what, x in self._derive(call, Pattern(GRADIENT, tuple(given), leaves, own), given, found):
+        step = self._step(call, GRADIENT, tuple(given), leaves, own, given)
+        for what, x in zip(step.results, step.record(self, call, given, found), strict=True):
             if isinstance(what, str):
                 assert isinstance(x, int)
-                found.of_parameters.setdefault(id(own[int(what.split()[-1])]), []).append(x)
+                found.of_parameters[id(own[int(what.split()[-1])])].append(x)
                 continue
             refs = self._refs_of(call, what)
-            for ref, part in zip(refs, [x] * len(refs) if isinstance(x, int) else x, strict=True):
-                if ref >> OUTPUT_BITS & ID not in numbers:
-                    continue
-                if ref in parts:
-                    parts[ref].append(part)
-                else:
-                    parts[ref] = [part]
+            for ref, part in zip(refs, repeat(x, len(refs)) if isinstance(x, int) else x, strict=True):
+                parts[ref].append(part)
 
     def _push(
         self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], along: Sequence[Any], found: Derivatives
@@ -383,48 +381,26 @@ class Tape:
         for leaf in leaves:
             shape, group = call.layout.ports[leaf]
             refs = [found.total_or_zeros(ref, shape) for ref in self._refs_of(call, leaf)]
-            given[leaf] = found.add_up(refs, shape) if group < 0 else refs
-        outputs = {output: group for output, _, group in call.layout.outputs}
-        for output, x in self._derive(call, Pattern(TANGENT, tuple(outputs), leaves, own), given, found):
-            ref = (call.number << OUTPUT_BITS) + output
-            rows = [ref] if outputs[output] < 0 else self._rows(call, ref, outputs[output])
-            found.parts.update(
-                (row, [part]) for row, part in zip(rows, [x] * len(rows) if isinstance(x, int) else x, strict=True)
-            )
+            given[leaf] = refs if group >= 0 else [found.whole(refs, shape)]
+        outputs = call.layout.outputs
+        step = self._step(call, TANGENT, tuple(outputs), leaves, own, given)
+        for output, x in zip(step.results, step.record(self, call, given, found), strict=True):
+            ref, (_, group) = (call.number << OUTPUT_BITS) + output, outputs[output]
+            rows = [ref] if group < 0 else self._rows(call, ref, group)
+            for row, part in zip(rows, repeat(x, len(rows)) if isinstance(x, int) else x, strict=True):
+                found.parts[row] = [part]
 
-    def _derive(
-        self, call: Call, pattern: Pattern, given: Mapping[Any, Any], found: Derivatives
-    ) -> Iterable[tuple[Any, Refs]]:
-        """Record one call; its results with what they are derivatives of."""
-        cell = call.layout.family.entry.name
-        named = {pattern.argument(cell, what): x for what, x in given.items()}
-        shared = (
-            [id(x) for x in (*pattern.parameters, *given.values()) if isinstance(x, Parameter)]
-            if pattern.parameters
-            else ()
-        )
-        steps, key = self._calls.steps, (call.form, *pattern[:3], *shared)
-        step = steps.get(key)
+    def _step(
+        self, call: Call, kind: str, outputs: tuple[int, ...], leaves: tuple[int, ...], own: tuple[Parameter, ...],
+        given: Given,
+    ) -> Step:  # fmt: skip
+        """What records a derivative of a call."""
+        shared = [id(x) for x in (*own, *given.values()) if isinstance(x, Parameter)] if own else ()
+        steps, key = self._calls.steps, (call.form, kind, outputs, leaves, *shared)
+        step: Step | None = steps.get(key)
         if step is None or not step.serves(call.lengths):
-            keys = {pattern.argument(cell, what): self._key_of(call, pattern, what, x) for what, x in given.items()}
-            n_rows = [len(x) for name, x in named.items() if keys[name].kind == "rows"]
-            step = steps[key] = Step(self._calls, call.form, pattern, keys, (*call.lengths, *n_rows))
-        return zip(step.results, step.record(self, call, named, found), strict=False)
-
-    def _key_of(self, call: Call, pattern: Pattern, what: Any, x: Any) -> Key:
-        """The key of a derivative that a call is given."""
-        if isinstance(x, Parameter):
-            return Key("static", Static(x))
-        if isinstance(what, str):
-            return Key("value", pattern.parameters[int(what.split()[-1])].shape)
-        layout = call.layout
-        shapes = (
-            {k: shape for k, shape, _ in layout.outputs}
-            if pattern.kind == GRADIENT
-            else {k: s for k, (s, _) in layout.ports.items()}
-        )
-        value = Key("value", shapes[what])
-        return value if isinstance(x, (int, Part)) else Key("rows", None, (value,))
+            step = steps[key] = Step(self._calls, call, Pattern(kind, outputs, leaves, own), given)
+        return step
 
     def _read(self, layout: Layout, at: int) -> tuple[list[int], list[int]]:
         """Where the items of a call begin in the log, and the lengths of its lists."""
@@ -450,9 +426,8 @@ class Tape:
                 continue
             n = len(parts)
             for part, leaves in enumerate(parts):
-                if leaves and not numbers.isdisjoint(
-                    [ref >> OUTPUT_BITS & ID for ref in log[at + 1 + part : call.at[place + 1] : n]]
-                ):
+                refs = log[at + 1 + part : call.at[place + 1] : n] if leaves else ()
+                if not numbers.isdisjoint(ref >> OUTPUT_BITS & ID for ref in refs):
                     found += leaves
         return tuple(found)
 

@@ -1,0 +1,436 @@
+"""How a function is differentiated in each stage: in a recorded program, inside a cell, and in eager mode.
+
+In a program that is recorded, the calls of the function make a `Tape`. Inside a cell, the builder of its program
+continues. In eager mode, ops are put on an `EagerTape`. The function is given stand-ins for what it is differentiated
+by, and each stage gives gradients and tangents of what it returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
+from autobatch.ir.program import Instruction
+from autobatch.ops.define import composite, shape_of
+from autobatch.ops.eager import freeze, plain_array
+from autobatch.ops.indexing import lookup, scatter
+from autobatch.ops.operators import OPS, STAGE, Symbol, stage
+from autobatch.ops.shaping import reshape, stack
+from autobatch.ops.taped import EagerTape, Taped, cast, value_on
+from autobatch.ops.variadic import sum_n
+from autobatch.params.parameter import Parameter
+from autobatch.trace.calls import Calls
+from autobatch.trace.elements import Element, NeedsLength, TracedList, map_values, values_in
+from autobatch.trace.handles import Rows, Value
+from autobatch.trace.inputs import FloatInput
+from autobatch.trace.ragged import Ragged
+from autobatch.trace.tape import Derivatives, Tape
+
+
+class Differentiation(Protocol):
+    """A function that is being differentiated, in one of the stages."""
+
+    def stand_in(self, x: Any) -> Any:
+        """What takes the place of something that the function is differentiated by."""
+
+    def running(self) -> Any:
+        """The context in which the function runs."""
+
+    def result(self, x: Any) -> Any:
+        """What the function returns, as a value; asked for in its context."""
+
+    def given(self, result: Any) -> Any:
+        """A value that the function returned, as others see it."""
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The gradient of everything that has a stand-in, from those of results."""
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """The tangents of results, from those of everything that has a stand-in."""
+
+
+class ArrayReads:
+    """The parts of a float array that are read while a function is differentiated by it.
+
+    Args:
+        array: or a part of one that another function is differentiated by.
+        recording: the stage; make: makes a value that stands for a part, of any number of rows if asked for.
+    """
+
+    def __init__(self, array: Any, recording: Any, make: Callable[[Any, bool], Any]) -> None:
+        self.recording, self._make = recording, make
+        self.data = plain_array(getattr(array, "data", None) if isinstance(array, FloatInput) else array)
+        positions = np.arange(self.data.size).reshape(self.data.shape)
+        self.stand_in = FloatInput(self.data, positions, self, array)
+        self.reads: list[tuple[Any, Any]] = []
+
+    def read(self, x: FloatInput, is_ragged: bool) -> Any:
+        """The value of a part, which is noted."""
+        value = self._make(x.base, is_ragged)
+        self.reads.append((x.positions, value))
+        return value
+
+    def gradient(self, parts: Iterable[tuple[Any, Any]]) -> Any:
+        """The gradient of the array; None if there is none.
+
+        Args:
+            parts: positions that were read, each with the gradient of what was read.
+        """
+        shape, found = self.data.shape, list[Any]()
+        for positions, g in parts:
+            is_whole = np.array_equal(positions, np.arange(self.data.size).reshape(shape))
+            found.append(g if is_whole else _scattered(g, positions.ravel(), shape))
+        return _sum(found) if found else None
+
+    def rows(self) -> list[list[int]] | None:
+        """For each read the rows that it is, if each is one row or any number of them; else None."""
+        shape, size = self.data.shape[1:], int(np.prod(self.data.shape[1:]))
+        if not self.data.ndim or not size:
+            return None
+        found = []
+        for positions, value in self.reads:
+            listed = positions if isinstance(value, Rows) else positions[None]
+            first = listed.reshape(len(listed), -1)[:, :1]
+            if listed.shape[1:] != shape or (first % size).any():
+                return None
+            if not np.array_equal(listed.reshape(len(listed), -1), first + np.arange(size)):
+                return None
+            found.append((first // size).ravel().tolist())
+        return found
+
+
+@composite
+def _scattered(g: Any, ids: Any, shape: Any) -> Any:
+    """The gradient of an array, from that of a part of it."""
+    return reshape(scatter(reshape(g, (-1,)), ids, size=int(np.prod(shape))), shape)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else sum_n(values)
+
+
+class Recorded:
+    """A function that is differentiated while a program is recorded.
+
+    Args:
+        calls: of the recording.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._variables: list[Any] = []
+
+    def stand_in(self, x: Any) -> Any:
+        """An alias of a value; for an array, what makes one of each part that is read; a parameter itself."""
+        if isinstance(x, Parameter):
+            self._variables.append(x)
+            self._calls.lifting.forget(x)
+            return x
+        if isinstance(x, Value):
+            self._variables.append(self._calls.alias(x))
+            return self._variables[-1]
+        self._variables.append(reads := ArrayReads(x, self._calls, self._read))
+        return reads.stand_in
+
+    def _read(self, part: Any, is_ragged: bool) -> Any:
+        """A value of a part of an array, for the function alone."""
+        if isinstance(part, FloatInput):
+            return self._calls.alias(self._calls.lifting.lift(part, is_ragged=is_ragged))
+        return self._calls.record_source(part, is_ragged)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the context, the function runs; then its calls are on a tape."""
+        self._tape = Tape(self._calls)
+        try:
+            yield
+        finally:
+            self._tape.close()
+
+    def result(self, x: Any) -> Any:
+        """The value itself; a number, an array or a parameter as one."""
+        return self.given(x)
+
+    def given(self, result: Any) -> Any:
+        """The value itself; a number or an array as one."""
+        if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
+            result = np.asarray(float(result))
+        return self._calls.lifting.lift(result)
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Record gradients; GraphError if the program is over."""
+        if STAGE.current is not self._calls:
+            raise GraphError("the function that ab.vjp gave is called outside of its program; call it within.")
+        parameters = [x for x in self._variables if isinstance(x, Parameter)]
+        values = [x for x in self._variables if isinstance(x, Value)]
+        reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
+        seeds = [(x, self._as_rows_of(x, g)) for x, g in zip(results, gradients, strict=True)]
+        tape = self._tape.gradients(seeds, [*values, *reads], parameters)
+        return [self._gradient(x, tape) for x in self._variables]
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Record tangents."""
+        seeds, parameters = list[tuple[Any, Any]](), list[tuple[Parameter, Any]]()
+        for x, tangent in zip(self._variables, tangents, strict=True):
+            if isinstance(x, Parameter):
+                own = tangent if isinstance(tangent, Parameter) else self._as_rows_of(x, tangent)
+                parameters.append((x, own))
+            elif isinstance(x, Value):
+                seeds.append((x, self._as_rows_of(x, tangent)))
+            else:
+                tangent = self.given(tangent) if isinstance(tangent, Parameter) else tangent
+                tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
+                if isinstance(tangent, Rows) and x.rows() is None:
+                    tangent = self._as_rows_of(None, tangent)
+                seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
+        found = self._tape.tangents(seeds, parameters)
+        return [self._along(x, found) for x in results]
+
+    def _as_rows_of(self, x: Any, derivative: Any) -> Any:
+        """A derivative of a value, which has rows, each a value, if that has some; and else is one value."""
+        made = self.given(derivative)
+        if isinstance(x, Rows) and not isinstance(made, Rows):
+            return self._calls.handles.rows_of([made[row] for row in range(len(x))], x.row.shape)
+        if isinstance(made, Rows) and not isinstance(x, Rows):
+            return stack(list(made)) if len(made) else self._calls.zeros(made.shape)
+        return made
+
+    def _gradient(self, x: Any, found: Derivatives) -> Any:
+        """The gradient of what has a stand-in."""
+        if isinstance(x, Value):
+            return self._along(x, found)
+
+        def zeros(shape: tuple[int, ...]) -> Value:
+            """Zeros that are no other value, to be differentiated by."""
+            made: Value = self._calls.zeros(shape)
+            found.keep(made)
+            return found.value(made.ref, shape)
+
+        if isinstance(x, Parameter):
+            ref = found.of_parameter(x)
+            return zeros(x.shape) if ref is None else found.value(ref, x.shape)
+        rows = x.rows()
+        if rows is None or not (x.reads or x.data.ndim > 1):
+            pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
+            gradients = [(at, found.total(ref, at.shape)) for at, ref in pairs]
+            g = x.gradient([(at, found.value(ref, at.shape)) for at, ref in gradients if ref is not None])
+            return zeros(x.data.shape) if g is None else g
+        shape: tuple[int, ...] = x.data.shape[1:]
+        parts_of: list[list[int]] = [[] for _ in x.data]
+        for (_, value), places in zip(x.reads, rows, strict=True):
+            for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
+                if (own := found.total(ref, shape)) is not None:
+                    parts_of[place].append(own)
+        values = [found.value(found.whole(own, shape), shape) if own else zeros(shape) for own in parts_of]
+        return self._calls.handles.rows_of(values, shape)
+
+    def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
+        """The tangent of a part of an array that was read."""
+        positions, value = x.reads[number]
+        if isinstance(tangent, Rows) and (rows := x.rows()) is not None:
+            parts = [tangent[place] for place in rows[number]]
+            return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
+        if not isinstance(tangent, Value):
+            part = tangent.reshape(-1)[positions]
+            part = np.asarray(part) if isinstance(part, np.floating) else part
+            return self._calls.lifting.lift(part, is_ragged=isinstance(value, Rows))
+        parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
+        return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
+
+    def _along(self, x: Any, found: Derivatives) -> Any:
+        """The derivative of a value, or of each of its rows; zeros where there is none."""
+        shape = x.row.shape if isinstance(x, Rows) else x.shape
+        refs = x.refs if isinstance(x, Rows) else [x.ref]
+        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        if not isinstance(x, Rows):
+            return values[0]
+        return self._calls.handles.rows_of(values, shape)
+
+
+def _pairs(positions: Any, value: Any) -> Iterable[tuple[Any, int]]:
+    """The refs of a value, or of its rows, each with its positions."""
+    return zip(positions, value.refs, strict=True) if isinstance(value, Rows) else [(positions, value.ref)]
+
+
+@composite
+def _picked(x: Any, ids: Any, shape: Any) -> Any:
+    """Elements of a value, by their numbers."""
+    return reshape(lookup(reshape(x, (-1,)), ids), shape)
+
+
+class InCell:
+    """A function that is differentiated inside a cell, while its body is traced.
+
+    Args:
+        builder: of the program.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._variables: list[Any] = []
+        self._parameters: dict[int, int] = {}
+
+    def stand_in(self, x: Any) -> Any:
+        """A value of its own that is equal, or a list of such; a parameter itself."""
+        if isinstance(x, TracedList):
+            if x.element is None:
+                raise NeedsLength(x.group, "differentiates by it")
+            self._variables.append(x.like(map_values(self._equal, x.element)))
+            return self._variables[-1]
+        self._variables.append(self._equal(_whole(x)))
+        if isinstance(x, Parameter):
+            self._parameters[id(x)] = self._variables[-1].index
+            return x
+        return Ragged(self._builder, self._variables[-1].index) if isinstance(x, Ragged) else self._variables[-1]
+
+    def _equal(self, x: Any) -> Traced:
+        value = self._builder.wrap(x)
+        source = Instruction(OPS["expand"], (value.index,), {"shape": value.var.shape})
+        return self._builder.add(source, value.var.shape, value.var.domain)
+
+    def running(self) -> AbstractContextManager[None]:
+        """The context in which the function reads the values that stand in for parameters."""
+        return self._builder.replacing(self._parameters)
+
+    def result(self, x: Any) -> Any:
+        """The value itself; a number, an array or a parameter as one."""
+        return self._builder.wrap(_whole(x))
+
+    def given(self, result: Any) -> Any:
+        """The value itself; a number or an array as one."""
+        return self._builder.wrap(_whole(result))
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Append the ops of gradients."""
+        seeds = [(self.given(x).index, _row(self.given(g))) for x, g in zip(results, gradients, strict=True)]
+        flat = [part for x in self._variables for part in _parts(x)]
+        found = map(self._as_variable, flat, pull_back(self._builder, seeds, [x.index for x in flat]))
+        return [self._like(x, found) for x in self._variables]
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Append the ops of tangents."""
+        of_list = next((x for x in self._variables if isinstance(x, TracedList)), None)
+        if of_list is not None:
+            raise NeedsLength(of_list.group, "differentiates along it")
+        wrapped = [_row(self.given(x)) for x in results]
+        given = zip(self._variables, tangents, strict=True)
+        seeds = [(x.index, _row(self.given(tangent))) for x, tangent in given]
+        return list(map(self._as_variable, wrapped, push_forward(self._builder, seeds, [x.index for x in wrapped])))
+
+    def _like(self, x: Any, found: Iterator[Traced]) -> Any:
+        """Derivatives as what they are of: a list of any length, or a value."""
+        if isinstance(x, TracedList):
+            return x.like(map_values(lambda part: _row(next(found)), x.element))
+        return next(found)
+
+    def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
+        """The derivative of a value, with rows if that has any; zeros where there is none."""
+        if derivative is None:
+            derivative = x * 0.0
+        return Ragged(self._builder, derivative.index) if x.var.domain >= 0 else of_node(derivative)
+
+
+def _row(x: Traced) -> Traced:
+    return x.row if isinstance(x, Ragged) else x
+
+
+def _parts(x: Any) -> list[Traced]:
+    """The values of a list of any length, per edge, or the value itself."""
+    return list(values_in(x.element)) if isinstance(x, TracedList) else [x]
+
+
+def _whole(x: Any) -> Any:
+    """What is no part of a list; NeedsLength if it is one."""
+    if isinstance(x, Element):
+        raise NeedsLength(x.var.domain, "differentiates an element of it, or by one")
+    if isinstance(x, TracedList):
+        raise NeedsLength(x.group, "returns it from a function that is differentiated")
+    return x
+
+
+class Eager:
+    """A function that is differentiated in eager mode.
+
+    Args:
+        outer: the tape of another derivative around it, if there is one.
+    """
+
+    def __init__(self, outer: EagerTape | None) -> None:
+        self._tape = EagerTape(outer)
+        self._variables: list[Any] = []
+
+    def stand_in(self, x: Any) -> Any:
+        """A value on the tape; for an array, what makes one of each part that is read; a parameter itself."""
+        if isinstance(x, (Taped, Parameter)):
+            value = self._tape.leaf(self._tape.value_of(x))
+            self._variables.append(value)
+            if isinstance(x, Taped):
+                return value
+            self._tape.parameters[id(x)] = value
+            return x
+        reads = ArrayReads(x, self._tape, lambda part, is_ragged: self._tape.leaf(self._tape.value_of(part)))
+        self._variables.append(reads)
+        return reads.stand_in
+
+    def running(self) -> AbstractContextManager[None]:
+        """The context in which ops are put on the tape."""
+        return stage(self._tape)
+
+    def result(self, x: Any) -> Any:
+        """The value itself; a part of an array or a parameter that is differentiated by as one."""
+        return value_on(self._tape, x) if isinstance(x, (FloatInput, Parameter)) else x
+
+    def given(self, result: Any) -> Any:
+        """The value as others see it."""
+        return self._tape.strip(result)
+
+    def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Compute gradients."""
+        given = [value_on(STAGE.current, g) for g in gradients]  # maybe inside another derivative than the function
+        found = iter(self._tape.gradients(zip(results, given, strict=True), self._leaves()))
+        return [self._gradient(x, found) for x in self._variables]
+
+    def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Compute tangents, as the gradients of gradients; see `autobatch.ir.passes.autodiff.push_forward`."""
+        linear = EagerTape(self._tape.outer)
+        seeds = [linear.leaf(freeze(np.zeros(shape_of(x), x.dtype))) for x in results]
+        gradients = self._tape.gradients(zip(results, seeds, strict=True), self._leaves(), linear)
+        parts = list[Any]()
+        for x, given in zip(self._variables, tangents, strict=True):
+            tangent = value_on(STAGE.current, given)
+            flat = reshape(tangent, (-1,))
+            parts += (
+                [_picked(flat, at.ravel(), at.shape) for at, _ in x.reads] if isinstance(x, ArrayReads) else [tangent]
+            )
+        found = linear.gradients(zip(gradients, parts, strict=True), seeds)
+        return [freeze(np.zeros(x.shape, x.dtype)) if g is None else g for g, x in zip(found, seeds, strict=True)]
+
+    def _leaves(self) -> list[Taped]:
+        parts = ([value for _, value in x.reads] if isinstance(x, ArrayReads) else [x] for x in self._variables)
+        return [value for own in parts for value in own]
+
+    def _gradient(self, x: Any, found: Iterator[Any]) -> Any:
+        """The gradient of what has a stand-in; `found` gives those of values on the tape, in their order."""
+        own = x.data if isinstance(x, ArrayReads) else x
+        if isinstance(x, ArrayReads):
+            parts = [(at, next(found)) for at, _ in x.reads]
+            g = x.gradient([(at, part) for at, part in parts if part is not None])
+        else:
+            g = next(found)
+        return freeze(np.zeros(own.shape, own.dtype)) if g is None else cast(g, own.dtype)
+
+
+def differentiation() -> Differentiation:
+    """What differentiates a function that is called now."""
+    current = STAGE.current
+    if current is None or isinstance(current, EagerTape):
+        return Eager(current)
+    if isinstance(current, Builder):
+        return InCell(current)
+    return Recorded(current)
