@@ -6,16 +6,17 @@ of losses is therefore computed output by output, since a node may have one outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.ir.program import CellProgram, Instruction, Var, Weight
+from autobatch.ir.program import NODE, CellProgram, Instruction, Var, Weight
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.elementwise import stop_gradient
+from autobatch.ops.linear import affine, matmul
 
 Array = NDArray[Any]
 
@@ -67,6 +68,19 @@ def stop_outputs(program: CellProgram, outputs: tuple[int, ...]) -> CellProgram:
         numbers[output] = len(vars)
         vars.append(Var(Instruction(stop_gradient, (value,)), vars[value].shape, vars[value].domain))
     return replace(program, vars=tuple(vars), outputs=tuple(numbers))
+
+
+def products_of(vars: Sequence[Var], indices: Iterable[int]) -> list[int]:
+    """The values, among some, that are a node's products with matrices: of all values they cost the most to compute."""
+    sources = ((i, vars[i].source) for i in indices if vars[i].domain == NODE)
+    return [i for i, source in sources if isinstance(source, Instruction) and source.op in (matmul, affine)]
+
+
+def keep_products(program: CellProgram, numbers: Iterable[int]) -> CellProgram:
+    """The same program with some of its products, by their numbers, as outputs that only its derivatives read."""
+    products = products_of(program.vars, program.instructions)
+    kept = [products[number] for number in numbers if number < len(products)]
+    return replace(program, outputs=(*program.results, *kept), n_kept=len(kept))
 
 
 def _flows_of(program: CellProgram) -> Array:

@@ -118,6 +118,7 @@ class CellProgram:
         outputs: the values that other nodes may read, by output number.
         ties: pairs of variadic groups that must have equally many edges at a node.
         draws: whether the body draws random numbers; draws that no output needs are counted too.
+        n_kept: how many of the last outputs no call returns, as only derivatives of the cell read them.
     """
 
     name: str
@@ -125,6 +126,7 @@ class CellProgram:
     outputs: tuple[int, ...]
     ties: tuple[tuple[int, int], ...] = ()
     draws: bool = False
+    n_kept: int = 0
 
     @functools.cached_property
     def ports(self) -> tuple[int, ...]:
@@ -144,10 +146,15 @@ class CellProgram:
         sources = {i: self.vars[i].source for i in self.ports if is_float(self.vars, i)}
         return frozenset(source.leaf for source in sources.values() if isinstance(source, Port))
 
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The outputs that calls return."""
+        return self.outputs[: len(self.outputs) - self.n_kept]
+
     @functools.cached_property
-    def float_outputs(self) -> tuple[int, ...]:
-        """The numbers of the outputs that are floats."""
-        return tuple(number for number, index in enumerate(self.outputs) if is_float(self.vars, index))
+    def float_results(self) -> tuple[int, ...]:
+        """The numbers of the results that are floats."""
+        return tuple(number for number, index in enumerate(self.results) if is_float(self.vars, index))
 
     def row_counts(self, lengths: Sequence[int]) -> dict[int, int]:
         """The number of rows of each variadic group, of which the first have these."""

@@ -73,6 +73,7 @@ class Calls:
         methods: classes whose methods recorded values have, before their own.
         adopt: makes arrays, parameters or numbers of objects of another library; gives all else as it is, if given.
         carry: see `autobatch.ir.typetable.TypeTable`.
+        in_rounds: whether nodes run before all are recorded; they can keep nothing for derivatives recorded later.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Calls:
         methods: tuple[type, ...] = (),
         adopt: Callable[[Any], Any] | None = None,
         carry: Callable[[], Any] | None = None,
+        in_rounds: bool = False,
     ) -> None:
         self.log: list[int] = []
         self.floats = array("d")
@@ -94,7 +96,7 @@ class Calls:
         self._layouts: dict[int, Layout] = {}
         self._sums: dict[Shape, int] = {}
         self.patches = Patches()
-        self.adopt = adopt
+        self.adopt, self.in_rounds = adopt, in_rounds
         self._namespace = Namespace(
             {
                 "__stage": STAGE,

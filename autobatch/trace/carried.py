@@ -81,6 +81,7 @@ class CarriedCall(NamedTuple):
         keys: of the arguments, by name.
         example: the lengths of lists that the body was traced with.
         lengths: those for which the type is right, as `autobatch.trace.elements.Lengths` has them.
+        kept: the products that its nodes keep for derivatives.
         signature: what graphs of the type depend on.
     """
 
@@ -90,6 +91,7 @@ class CarriedCall(NamedTuple):
     keys: dict[str, Key]
     example: tuple[int, ...]
     lengths: Lengths
+    kept: list[int]
     signature: Any
 
 
@@ -159,6 +161,7 @@ class Carrier:
             for group, length in zip(walked, found, strict=True):
                 lengths[group] = length
             family = traces.family_of(entry, call.keys, tuple(lengths))
+        traces.keep_products(family, call.kept)
         assert family.current is not None
         if _plain(family.current.signature) != call.signature:
             raise GraphError(
@@ -233,7 +236,7 @@ def _describe(family: Family) -> CarriedCall:
             origin = "method", owner, path
     return CarriedCall(
         node_type.number, node_type.name, origin, family.keys, family.example, family.lengths,
-        _plain(family.current.signature),
+        family.kept, _plain(family.current.signature),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Types of derivatives: what is called for the gradients, or the tangents, of the calls of a cell.
 
 The body of such a type runs the body of the cell once more, and then the pullbacks of its ops, which are ops as well.
-So it is traced, guarded and traced again like any cell, and has derivatives itself.
+So it is traced, guarded and traced again like any cell, and has derivatives itself. In the finished program, products
+with matrices are not computed again: they are arguments, outputs that the node of the cell keeps.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 
 from autobatch.ir.arguments import Static
 from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.flows import products_of
 from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
-from autobatch.ir.program import Instruction, Port, Var
+from autobatch.ir.program import Instruction, Port, Var, cone
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.params.parameter import Parameter
 from autobatch.trace.entries import Entry
@@ -21,6 +23,8 @@ from autobatch.trace.tracer import collect_outputs
 
 GRADIENT, TANGENT = "gradient", "tangent"
 NOTHING = "nothing"
+PRODUCT = "product "
+"""Begins the names of the arguments that are products of a cell, which its derivatives do not compute again."""
 
 
 class Pattern(NamedTuple):
@@ -41,6 +45,11 @@ class Pattern(NamedTuple):
     def argument(self, cell: str, what: object) -> str:
         """The name of the argument that is the derivative of a result, a leaf or a parameter of a cell."""
         return f"{self.kind} of {what} of {cell}"
+
+
+def product(number: int, cell: str) -> str:
+    """The name of the argument that is a product of a cell."""
+    return f"{PRODUCT}{number} of {cell}"
 
 
 def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
@@ -79,6 +88,10 @@ def _again(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> tupl
     outputs = list[Any]()
     collect_outputs(entry.run(arguments), outputs)
     results = [builder.wrap(output).index for output in outputs]
+    for number, index in enumerate(products_of(builder.vars, sorted(cone(builder.vars, results)))):
+        known = arguments.get(product(number, entry.name))
+        if known is not None and known.shape == builder.vars[index].shape:
+            builder.same[index] = known.index
     ports = {v.source.leaf: i for i, v in enumerate(builder.vars) if isinstance(v.source, Port)}
     variables: dict[Any, int] = {leaf: ports[leaf] for leaf in pattern.leaves}
     variables |= {f"parameter {n}": builder.wrap(p).index for n, p in enumerate(pattern.parameters)}

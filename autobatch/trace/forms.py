@@ -372,7 +372,7 @@ def make_form(
         floats.append(Item(ROWS, row, n_floats := program.words(True, group)))
         log_floats += [LOG_FLOATS["floats"].format(text)] if n_floats else []
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
-    for place, index in enumerate(program.outputs):
+    for place, index in enumerate(program.results):
         if (group := program.vars[index].domain) >= 0:
             made = "__out" if outputs.kind == "rows" else f"__out[{place}]"
             body.append(f"{made}.resize({_length(reader, program, group)})")

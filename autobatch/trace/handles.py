@@ -323,12 +323,12 @@ class Handles:
             that is more than tuples of values.
         """
         program, structure = node_type.program, node_type.structure
-        if len(program.outputs) > MOST_OUTPUTS:
+        if len(program.results) > MOST_OUTPUTS:
             raise GraphError(
-                f"cell {node_type.name!r} returns {len(program.outputs)} values, but a node has {MOST_OUTPUTS} at "
+                f"cell {node_type.name!r} returns {len(program.results)} values, but a node has {MOST_OUTPUTS} at "
                 f"most; return fewer, such as one array to slice."
             )
-        keys = [_key_of(program.vars, output) for output in program.outputs]
+        keys = [_key_of(program.vars, output) for output in program.results]
         classes, plain = list(map(self.class_of, keys)), _plain_key(structure, keys)
         key = Key("tuple", None, tuple(keys)) if plain is None else plain
         whole = self.class_of(key)

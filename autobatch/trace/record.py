@@ -78,7 +78,7 @@ class Recorder:
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
-        self.calls = Calls(methods, adopts, lambda: self._carrier.write())
+        self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async)
         self.types = self.calls.types
         self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
         self.node_of = np.zeros(0, np.int64)

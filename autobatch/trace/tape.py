@@ -16,13 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple, TypeAlias
 
-from autobatch.graph.words import OUTPUT, OUTPUT_BITS
+from autobatch.graph.words import MOST_OUTPUTS, OUTPUT, OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
+from autobatch.ir.flows import products_of
 from autobatch.ir.program import Port
 from autobatch.ops.define import Shape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.decode import EACH, ID, ROWS, VALUE, WORDS
-from autobatch.trace.derived import GRADIENT, NOTHING, TANGENT, Pattern, passed_port
+from autobatch.trace.derived import GRADIENT, NOTHING, PRODUCT, TANGENT, Pattern, passed_port, product
 from autobatch.trace.forms import Form, Item
 from autobatch.trace.handles import ROW_BIT, Rows, Value
 from autobatch.trace.traces import Family
@@ -55,7 +56,9 @@ class Layout:
         widths = (_width(item, 1) for item in form.ints)
         self.offsets = [*accumulate(widths, initial=1)] if all(item.kind in (VALUE, WORDS) for item in items) else []
         self.n_floats = sum(item.size for item in form.floats)
-        own = self.program.float_leaves
+        own = self.program.float_leaves - {
+            v.source.leaf for v in self.program.vars if isinstance(v.source, Port) and v.source.name.startswith(PRODUCT)
+        }
         self.where = {
             leaf: (place, part, output)
             for place, item in enumerate(form.ints)
@@ -69,7 +72,7 @@ class Layout:
         self.outputs = {
             k: (vars[o].shape, vars[o].domain)
             for k, o in enumerate(self.program.outputs)
-            if k in self.program.float_outputs
+            if k in self.program.float_results
         }
         ports = [vars[i] for i in self.program.ports]
         self.ports = {v.source.leaf: (v.shape, v.domain) for v in ports if isinstance(v.source, Port)}
@@ -179,9 +182,10 @@ class Step:
         keys = {what: _key_of(layout, pattern, what, x) for what, x in given.items()}
         name = {what: pattern.argument(base.entry.name, what) for what in given}
         self._calls, self._rows_given = calls, [what for what, key in keys.items() if key.kind == "rows"]
+        products = _products(base) if not calls.in_rounds else {}
         self.family = calls.family_of(
             calls.derived(base.entry, pattern),
-            {**base.keys, **{name[what]: key for what, key in keys.items()}},
+            {**base.keys, **products, **{name[what]: key for what, key in keys.items()}},
             (*call.lengths, *(len(given[what]) for what in self._rows_given)),
         )
         self._type, self._program = self.family.number, self.family.node_type.program
@@ -191,7 +195,11 @@ class Step:
         needed = [[item for item in items if self._reads(item)] for items in (layout.ints, layout.floats)]
         self._ints = [place for place, item in enumerate(layout.ints) if item in needed[0]]
         self._floats = [(item, item in needed[1]) for item in layout.floats] if needed[1] else []
-        own = [Item(EACH, ((leaf_of[name[what]],),)) for what in read]
+        kept = {product: number for number, product in enumerate(products) if product in leaf_of}
+        output_of = calls.traces.keep_products(base, kept.values())
+        self._kept = [output_of[number] for number in kept.values()]
+        own = [Item(VALUE, ((leaf_of[product],),)) for product in kept]
+        own += [Item(EACH, ((leaf_of[name[what]],),)) for what in read]
         self._form = calls.add_form(self.family, (*needed[0], *own), needed[1])
         self._shapes = {what: None if what in self._rows_given else key.detail for what, key in keys.items()}
         self._own = [(what, self._shapes[what]) for what in read]
@@ -229,6 +237,7 @@ class Step:
         words = [first]
         for place in self._ints:
             words += tape.log[at[place] : at[place + 1]]
+        words += [(call.number << OUTPUT_BITS) + output for output in self._kept]
         for what, shape in self._own:
             refs = given[what]
             if shape is not None and len(refs) > 1:
@@ -250,6 +259,16 @@ class Step:
                 made[place].resize(counts[domain])
                 results[place] = made[place].refs
         return results
+
+
+def _products(base: Family) -> dict[str, Key]:
+    """The products of a cell, as arguments of its derivatives; those of a derivative are computed again."""
+    vars, name = base.node_type.program.vars, base.entry.name
+    found = products_of(vars, base.node_type.program.instructions)
+    n_outputs = len(base.node_type.program.results) + len(found)
+    if base.entry.origin[0] == "derivative" or n_outputs > MOST_OUTPUTS:
+        return {}
+    return {product(number, name): Key("value", vars[index].shape) for number, index in enumerate(found)}
 
 
 def _key_of(layout: Layout, pattern: Pattern, what: Any, x: Any) -> Key:

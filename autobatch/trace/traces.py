@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import Builder, NeedsNumber
+from autobatch.ir.flows import keep_products
 from autobatch.ir.program import Attribute, CellProgram, Port, dtype_of, int_limit, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
@@ -89,6 +90,7 @@ class Family:
         lengths: those for which the trace in force is right; forms read it, so it stays the same object.
         example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
+        kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
     """
 
     entry: Entry
@@ -98,6 +100,7 @@ class Family:
     lengths: Lengths = field(default_factory=Lengths)
     example: tuple[int, ...] = ()
     by_value: set[Hashable] = field(default_factory=set)
+    kept: list[int] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -192,6 +195,21 @@ class Traces:
         body = _join(current.body, self._trace(family, lengths)[1])
         with self.types.growing:
             self._put(family, current._replace(body=body))
+
+    def keep_products(self, family: Family, numbers: Iterable[int]) -> dict[int, int]:
+        """Let the nodes of a family keep some of their products; give the output number of each that they keep.
+
+        The type stays the same one, so graphs that are recorded already stay valid.
+        """
+        current, new = family.current, [number for number in numbers if number not in family.kept]
+        if new and current is not None:
+            family.kept += new
+            body = replace(current.body, program=keep_products(current.node_type.program, family.kept))
+            node_type = replace(current.node_type, program=body.program, trace=next(self._serial))
+            family.traces = []
+            with self.types.growing:
+                self._put(family, Trace(node_type, body, _signature(body)))
+        return {number: output for output, number in enumerate(family.kept, len(family.node_type.program.results))}
 
     @property
     def families(self) -> list[Family]:
@@ -303,6 +321,7 @@ class Traces:
                 if not needed:
                     walked = tuple(sorted(tracer.builder.walked))
                     known = Lengths(walked, {tuple(lengths[group] for group in walked)})
+                    program = keep_products(program, family.kept)
                     return tracer, Body(program, structure, tuple(tracker.guards.values()), known)
             family.by_value |= {tracker.offered[live] for live in needed}
 
