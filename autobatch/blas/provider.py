@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from autobatch.blas.calling import ONE_PAIR, repeat_product
 from autobatch.blas.product import Matrix, check_product, describe_product
@@ -85,11 +86,16 @@ class ByTorch(Provider):
         import torch
 
         check_product(a, b, out)
-        left, right, target = torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(out)
+        left, right, target = (torch.from_numpy(_forward(x)) for x in (a, b, out))
         if accumulate:
             torch.addmm(target, left, right, out=target)
         else:
             torch.mm(left, right, out=target)
+
+
+def _forward(x: Matrix) -> Matrix:
+    """The same matrix with no negative stride, which torch refuses; only an axis of length one has one."""
+    return x if min(x.strides) >= 0 else as_strided(x, strides=(abs(x.strides[0]), abs(x.strides[1])))
 
 
 class Absent(BackendError):

@@ -137,7 +137,6 @@ class Builder:
     Attributes:
         live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
         needed: the `id`s of those whose number the body itself needs.
-        same: values, by number, in the place of which the finished program reads others that are equal.
     """
 
     def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:
@@ -148,7 +147,6 @@ class Builder:
         self.n_sites = 0
         self.live: set[int] = set()
         self.needed: set[int] = set()
-        self.same: dict[int, int] = {}
         self._draw: Traced | None = None
         self._noted: list[int] = []
         self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
@@ -197,6 +195,13 @@ class Builder:
             yield
         finally:
             self._weights |= before
+
+    def replace(self, others: Mapping[int, int]) -> None:
+        """Let all instructions read others in the place of some values, by their numbers."""
+        for index, var in enumerate(self.vars):
+            if isinstance(var.source, Instruction) and not others.keys().isdisjoint(var.source.args):
+                args = tuple(others.get(arg, arg) for arg in var.source.args)
+                self.vars[index] = replace(var, source=replace(var.source, args=args))
 
     def next_draw(self) -> tuple[Traced, int]:
         """The attribute that numbers a node's draw, and the number of the next random op in the cell."""
@@ -274,23 +279,13 @@ class Builder:
 
     def finish(self, outputs: Sequence[Any], also: Sequence[int] = ()) -> CellProgram:
         """The program that computes `outputs`, without instructions that neither these need nor the values `also`."""
-        same = self.same
-        roots = [same.get(index, index) for index in (self.wrap(o).index for o in outputs)]
-        vars = [_reading(var, same) for var in self.vars] if same else self.vars
-        keep = sorted(cone(vars, [*roots, *also, *self._noted]))
+        roots = [self.wrap(o).index for o in outputs]
+        keep = sorted(cone(self.vars, [*roots, *also, *self._noted]))
         number = {old: new for new, old in enumerate(keep)}
         return CellProgram(
             self.name,
-            tuple(renumber(vars, keep, number)),
+            tuple(renumber(self.vars, keep, number)),
             tuple(number[r] for r in roots),
             tuple(sorted(self.ties)),
             draws=self.n_sites > 0,
         )
-
-
-def _reading(var: Var, same: Mapping[int, int]) -> Var:
-    """A value that is computed from others in the place of some."""
-    source = var.source
-    if not isinstance(source, Instruction) or same.keys().isdisjoint(source.args):
-        return var
-    return replace(var, source=replace(source, args=tuple(same.get(arg, arg) for arg in source.args)))

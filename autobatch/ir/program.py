@@ -152,9 +152,9 @@ class CellProgram:
         return self.outputs[: len(self.outputs) - self.n_kept]
 
     @functools.cached_property
-    def float_results(self) -> tuple[int, ...]:
-        """The numbers of the results that are floats."""
-        return tuple(number for number, index in enumerate(self.results) if is_float(self.vars, index))
+    def float_outputs(self) -> tuple[int, ...]:
+        """The numbers of the outputs that are floats."""
+        return tuple(number for number, index in enumerate(self.outputs) if is_float(self.vars, index))
 
     def row_counts(self, lengths: Sequence[int]) -> dict[int, int]:
         """The number of rows of each variadic group, of which the first have these."""

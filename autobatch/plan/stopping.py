@@ -48,7 +48,8 @@ class Stopping:
         for type_id in singular_types:
             singular = self._types[type_id].singular
             nodes = np.flatnonzero((graph.type_id == type_id) & self._marks.nodes)
-            unused = ~self._marks.outputs[nodes][:, singular]
+            used = self._marks.outputs[nodes]  # outputs that another thread has added meanwhile are unused
+            unused = np.stack([~used[:, o] if o < used.shape[1] else np.ones(nodes.size, bool) for o in singular], 1)
             with_unused = unused.any(1)
             nodes, unused = nodes[with_unused], unused[with_unused]
             for pattern in np.unique(unused, axis=0):

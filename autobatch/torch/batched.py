@@ -162,8 +162,9 @@ class TorchBatched(Batched):
         found = self._derivative
         if found is None or (found.planner, found.backend) != (self.planner, self.backend):
             function, module, *made, _ = self.__getstate__()["made"]
-            found = self._derivative = object.__new__(TorchBatched)
+            found = object.__new__(TorchBatched)
             found.__setstate__({"made": (Along(function), TangentModule(module), *made, 0), "step": 0})
+            self._derivative = found
         found.options = self.options
         return found
 

@@ -49,7 +49,7 @@ class Variables:
     def __init__(self, by: Differentiation, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if wrt is None and not args:
             raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
-        if wrt is None and isinstance(args[0], float):
+        if wrt is None and type(args[0]) is float:
             args = (np.asarray(args[0]), *args[1:])
         if wrt is not None and not callable(wrt):
             raise GraphError(

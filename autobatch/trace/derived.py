@@ -23,8 +23,6 @@ from autobatch.trace.tracer import collect_outputs
 
 GRADIENT, TANGENT = "gradient", "tangent"
 NOTHING = "nothing"
-PRODUCT = "product "
-"""Begins the names of the arguments that are products of a cell, which its derivatives do not compute again."""
 
 
 class Pattern(NamedTuple):
@@ -32,13 +30,14 @@ class Pattern(NamedTuple):
 
     Attributes:
         kind: "gradient" or "tangent".
-        outputs: the results of the cell, by number, that have gradients, or that shall have tangents.
+        outputs: the outputs of the cell that have gradients, or that shall have tangents: results by number, and
+            products that nodes keep, by name.
         leaves: those of the arguments that shall have gradients, or that have tangents.
         parameters: likewise, parameters that the cell reads.
     """
 
     kind: str
-    outputs: tuple[int, ...]
+    outputs: tuple[int | str, ...]
     leaves: tuple[int, ...]
     parameters: tuple[Parameter, ...]
 
@@ -47,9 +46,14 @@ class Pattern(NamedTuple):
         return f"{self.kind} of {what} of {cell}"
 
 
-def product(number: int, cell: str) -> str:
-    """The name of the argument that is a product of a cell."""
-    return f"{PRODUCT}{number} of {cell}"
+def product(number: int) -> str:
+    """The name of a product of a cell, by its number."""
+    return f"product {number}"
+
+
+def product_argument(number: int, cell: str) -> str:
+    """The name of the argument that is this product."""
+    return f"{product(number)} of {cell}"
 
 
 def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
@@ -65,37 +69,44 @@ def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
 
 def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
     """The gradients of a cell's arguments and parameters, by leaf or by the parameter's place, as far as they exist."""
-    builder, results, variables = _again(entry, pattern, arguments)
-    given = _given(builder, entry, pattern, {number: results[number] for number in pattern.outputs}, arguments)
-    return _give(builder, variables, pull_back(builder, given, list(variables.values())))
+    builder, outputs, variables, known = _again(entry, pattern, arguments)
+    given = _given(builder, entry, pattern, outputs, arguments)
+    found = pull_back(builder, given, list(variables.values()))
+    builder.replace(known)
+    return _give(builder, variables, found)
 
 
 def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
     """The tangents of a cell's results, by number, as far as they exist."""
-    builder, results, variables = _again(entry, pattern, arguments)
-    given = _given(builder, entry, pattern, variables, arguments)
-    wanted = {number: results[number] for number in pattern.outputs}
-    return _give(builder, wanted, push_forward(builder, given, list(wanted.values())))
+    builder, outputs, variables, known = _again(entry, pattern, arguments)
+    found = push_forward(builder, _given(builder, entry, pattern, variables, arguments), list(outputs.values()))
+    builder.replace(known)
+    return _give(builder, outputs, found)
 
 
-def _again(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> tuple[Builder, list[int], dict[Any, int]]:
+def _again(
+    entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]
+) -> tuple[Builder, dict[Any, int], dict[Any, int], dict[int, int]]:
     """Run the body of a cell once more.
 
     Returns:
-        The builder, the values of the results, and those of leaves and parameters that a pattern names.
+        The builder, the values of the outputs, and of the leaves and parameters, that a pattern names; and for each
+        product that is an argument what that is.
     """
     builder: Builder = STAGE.current
     outputs = list[Any]()
     collect_outputs(entry.run(arguments), outputs)
-    results = [builder.wrap(output).index for output in outputs]
-    for number, index in enumerate(products_of(builder.vars, sorted(cone(builder.vars, results)))):
-        known = arguments.get(product(number, entry.name))
-        if known is not None and known.shape == builder.vars[index].shape:
-            builder.same[index] = known.index
+    values: dict[Any, int] = {number: builder.wrap(output).index for number, output in enumerate(outputs)}
+    known = dict[int, int]()
+    for number, index in enumerate(products_of(builder.vars, sorted(cone(builder.vars, values.values())))):
+        values[product(number)] = index
+        given = arguments.get(product_argument(number, entry.name))
+        if given is not None and given.shape == builder.vars[index].shape:
+            known[index] = given.index
     ports = {v.source.leaf: i for i, v in enumerate(builder.vars) if isinstance(v.source, Port)}
     variables: dict[Any, int] = {leaf: ports[leaf] for leaf in pattern.leaves}
     variables |= {f"parameter {n}": builder.wrap(p).index for n, p in enumerate(pattern.parameters)}
-    return builder, results, variables
+    return builder, {what: values[what] for what in pattern.outputs}, variables, known
 
 
 def _given(

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 from autobatch.graph.words import MOST_OUTPUTS, OUTPUT, OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.flows import products_of
-from autobatch.ir.program import Port
+from autobatch.ir.program import NODE, Port
 from autobatch.ops.define import Shape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.decode import EACH, ID, ROWS, VALUE, WORDS
-from autobatch.trace.derived import GRADIENT, NOTHING, PRODUCT, TANGENT, Pattern, passed_port, product
+from autobatch.trace.derived import GRADIENT, NOTHING, TANGENT, Pattern, passed_port, product, product_argument
 from autobatch.trace.forms import Form, Item
 from autobatch.trace.handles import ROW_BIT, Rows, Value
 from autobatch.trace.traces import Family
@@ -47,7 +47,9 @@ class Layout:
         offsets: of the items of a call, and its width; none if lists or rows have any number.
         places: of the items that have leaves which are values of floats, with these: for each part of the item.
         where: for each such leaf, its item, part, and the output behind the ref.
-        outputs: those that are floats, and ports: by leaf, both with their shape and variadic group.
+        outputs: those that are floats, each with its number, shape and variadic group: results by number, and products
+            that nodes keep by name.
+        ports: by leaf, with the shape and variadic group.
     """
 
     def __init__(self, form: Form, family: Family) -> None:
@@ -56,9 +58,7 @@ class Layout:
         widths = (_width(item, 1) for item in form.ints)
         self.offsets = [*accumulate(widths, initial=1)] if all(item.kind in (VALUE, WORDS) for item in items) else []
         self.n_floats = sum(item.size for item in form.floats)
-        own = self.program.float_leaves - {
-            v.source.leaf for v in self.program.vars if isinstance(v.source, Port) and v.source.name.startswith(PRODUCT)
-        }
+        own = self.program.float_leaves
         self.where = {
             leaf: (place, part, output)
             for place, item in enumerate(form.ints)
@@ -69,10 +69,11 @@ class Layout:
         parts = ([[leaf for leaf in leaves if leaf in own] for leaves in item.leaves] for item in form.ints)
         self.places = [(place, leaves) for place, leaves in enumerate(parts) if any(leaves)]
         vars = self.program.vars
-        self.outputs = {
-            k: (vars[o].shape, vars[o].domain)
+        names = [*range(len(self.program.results)), *map(product, family.kept)]
+        self.outputs: dict[Any, tuple[int, Shape, int]] = {
+            names[k]: (k, vars[o].shape, vars[o].domain)
             for k, o in enumerate(self.program.outputs)
-            if k in self.program.float_results
+            if k in self.program.float_outputs
         }
         ports = [vars[i] for i in self.program.ports]
         self.ports = {v.source.leaf: (v.shape, v.domain) for v in ports if isinstance(v.source, Port)}
@@ -262,22 +263,24 @@ class Step:
 
 
 def _products(base: Family) -> dict[str, Key]:
-    """The products of a cell, as arguments of its derivatives; those of a derivative are computed again."""
+    """The products of a cell, as arguments of its derivatives."""
     vars, name = base.node_type.program.vars, base.entry.name
     found = products_of(vars, base.node_type.program.instructions)
-    n_outputs = len(base.node_type.program.results) + len(found)
-    if base.entry.origin[0] == "derivative" or n_outputs > MOST_OUTPUTS:
+    if len(base.node_type.program.results) + len(found) > MOST_OUTPUTS:
         return {}
-    return {product(number, name): Key("value", vars[index].shape) for number, index in enumerate(found)}
+    return {product_argument(number, name): Key("value", vars[index].shape) for number, index in enumerate(found)}
 
 
 def _key_of(layout: Layout, pattern: Pattern, what: Any, x: Any) -> Key:
     """The key of a derivative that a call is given."""
     if isinstance(x, Parameter):
         return Key("static", Static(x))
-    if isinstance(what, str):
-        return Key("value", pattern.parameters[int(what.split()[-1])].shape)
-    shape, group = layout.outputs[what] if pattern.kind == GRADIENT else layout.ports[what]
+    if pattern.kind == GRADIENT:
+        _, shape, group = layout.outputs[what]
+    elif isinstance(what, str):
+        shape, group = pattern.parameters[int(what.split()[-1])].shape, NODE
+    else:
+        shape, group = layout.ports[what]
     value = Key("value", shape)
     return value if group < 0 else Key("rows", None, (value,))
 
@@ -373,13 +376,13 @@ class Tape:
     def _pull(self, call: Call, leaves: tuple[int, ...], own: tuple[Parameter, ...], found: Derivatives) -> None:
         """Record the gradients of a call's arguments."""
         given, parts, first = dict[Any, Any](), found.parts, call.number << OUTPUT_BITS
-        for output, (shape, group) in call.layout.outputs.items():
+        for what, (output, shape, group) in call.layout.outputs.items():
             ref = first + output
             if group < 0:
                 if ref in parts:
-                    given[output] = parts[ref]
+                    given[what] = parts[ref]
             elif not parts.keys().isdisjoint(refs := self._rows(call, ref, group)):
-                given[output] = [found.total_or_zeros(row, shape) for row in refs]
+                given[what] = [found.total_or_zeros(row, shape) for row in refs]
         if not given:
             return
         step = self._step(call, GRADIENT, tuple(given), leaves, own, given)
@@ -403,14 +406,15 @@ class Tape:
             given[leaf] = refs if group >= 0 else [found.whole(refs, shape)]
         outputs = call.layout.outputs
         step = self._step(call, TANGENT, tuple(outputs), leaves, own, given)
-        for output, x in zip(step.results, step.record(self, call, given, found), strict=True):
-            ref, (_, group) = (call.number << OUTPUT_BITS) + output, outputs[output]
+        for what, x in zip(step.results, step.record(self, call, given, found), strict=True):
+            output, _, group = outputs[what]
+            ref = (call.number << OUTPUT_BITS) + output
             rows = [ref] if group < 0 else self._rows(call, ref, group)
             for row, part in zip(rows, repeat(x, len(rows)) if isinstance(x, int) else x, strict=True):
                 found.parts[row] = [part]
 
     def _step(
-        self, call: Call, kind: str, outputs: tuple[int, ...], leaves: tuple[int, ...], own: tuple[Parameter, ...],
+        self, call: Call, kind: str, outputs: tuple[Any, ...], leaves: tuple[int, ...], own: tuple[Parameter, ...],
         given: Given,
     ) -> Step:  # fmt: skip
         """What records a derivative of a call."""

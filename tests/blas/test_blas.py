@@ -87,6 +87,13 @@ def test_products_of_views_are_exact_and_stay_in_their_place(
         np.testing.assert_array_equal(around, before)
 
 
+def test_an_axis_of_length_one_may_be_turned_round(provider: Provider) -> None:
+    a, b = np.full((1, 3), 2.0, np.float32)[::-1], np.ones((3, 1), np.float32)[:, ::-1]
+    out = np.zeros((1, 1), np.float32)[::-1, ::-1]
+    provider.multiply(a, b, out)
+    assert out == 6.0
+
+
 @each("dtype", DTYPES)
 def test_products_called_from_compiled_code_are_those_of_python(provider: Provider, dtype: str) -> None:
     if dtype not in provider.addresses:

@@ -24,6 +24,11 @@ class Cloud:
     name: str = "cloud"
 
 
+def test_a_number_of_numpy_is_one_value_wherever_arguments_hold_it() -> None:
+    x = np.float64(2.0)
+    assert ab.grad(lambda x, pair: x * pair[0])(x, (x, 1.0)) == 4.0
+
+
 class Net(ab.Module):
     """Cells of several kinds over points (3,)."""
 

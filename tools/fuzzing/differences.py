@@ -113,7 +113,7 @@ class _Point:
 
     def __init__(self, function: Any, wrt: Any, args: Any, kwargs: Any, has_aux: bool = False) -> None:
         self._function, self._args, self._kwargs, self._has_aux = function, args, kwargs, has_aux
-        if wrt is None and isinstance(args[0], (float, np.floating)):
+        if wrt is None and type(args[0]) is float:
             self._args = (np.asarray(args[0]), *args[1:])
         chosen = self._args[0] if wrt is None else wrt(*args, **kwargs)
         self._chosen = Held((chosen,), lambda x: isinstance(x, (ab.Parameter, np.floating)) or is_float_array(x))
