@@ -26,6 +26,7 @@ from autobatch.trace.differentiation import Differentiation, differentiation
 from autobatch.trace.elements import NeedsLength, TracedList
 from autobatch.trace.handles import Outputs, Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
+from autobatch.trace.ragged import Ragged
 
 Wrt: TypeAlias = Callable[..., Any] | None
 
@@ -86,10 +87,10 @@ class Variables:
         for x in (*self.values, *found):
             if isinstance(x, TracedList):
                 raise NeedsLength(x.group, "differentiates along it")
-        if [shape_of(x) for x in found] != [shape_of(x) for x in self.values]:
+        if [*map(_shape, found)] != [*map(_shape, self.values)]:
             raise ShapeError(
-                f"{what} of shapes {[shape_of(x) for x in found]} are given for values of shapes "
-                f"{[shape_of(x) for x in self.values]}; give one for each, of its shape. An array that arguments hold "
+                f"{what} of shapes {[*map(_shape, found)]} are given for values of shapes "
+                f"{[*map(_shape, self.values)]}; give one for each, of its shape. An array that arguments hold "
                 f"in several places is one value."
             )
         return found
@@ -121,6 +122,11 @@ def _leaves(x: Any) -> list[Any]:
         if isinstance(x, (Operators, TracedList, np.ndarray, np.number, int, float)) and not isinstance(x, bool)
         else []
     )
+
+
+def _shape(x: Any) -> Any:
+    """The shape of a value, with n for any number of rows inside a cell."""
+    return ("n", *x.var.shape) if isinstance(x, Ragged) else shape_of(x)
 
 
 def _replace(x: Any, values: Iterator[Any]) -> Any:
@@ -171,16 +177,16 @@ class Differentiated:
                 raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
             result, aux = result
         self._results, others = ([self._by.result(x) for x in _leaves(part)] for part in (result, aux))
-        self._shapes = [shape_of(x) for x in self._results]
+        self._shapes = [*map(_shape, self._results)]
         self.value = _replace(result, map(self._by.given, self._results))
         self.aux = _replace(aux, map(self._by.given, others))
 
     def gradients(self, given: Any) -> Any:
         """The gradients of what the function is differentiated by, from those of what it returned."""
         found = _leaves(given)
-        if [shape_of(x) for x in found] != self._shapes:
+        if [*map(_shape, found)] != self._shapes:
             raise ShapeError(
-                f"gradients of shapes {[shape_of(x) for x in found]} are given for results of shapes {self._shapes}."
+                f"gradients of shapes {[*map(_shape, found)]} are given for results of shapes {self._shapes}."
             )
         return self.variables.like(self._by.pull(self._results, found))
 

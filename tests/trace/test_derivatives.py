@@ -24,6 +24,15 @@ class Cloud:
     name: str = "cloud"
 
 
+def test_rows_of_any_number_move_along_rows_inside_a_cell() -> None:
+    @ab.cell(ragged=("x",))
+    def moved(x: Any) -> Any:
+        return ab.jvp(lambda x: ab.sum(x * x), (x,), (x,))[1]
+
+    clouds = [np.full((n, 2), 2.0) for n in (1, 3)]
+    assert np.allclose(ab.batched(lambda x: moved(x), backend="reference")(clouds), [moved(x) for x in clouds])
+
+
 def test_a_number_of_numpy_is_one_value_wherever_arguments_hold_it() -> None:
     x = np.float64(2.0)
     assert ab.grad(lambda x, pair: x * pair[0])(x, (x, 1.0)) == 4.0
