@@ -103,28 +103,34 @@ __all__ = [
     "Embedding", "GRUCell", "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError",
     "Parameter", "PlanError", "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add",
     "affine", "argmax", "attend", "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy",
-    "distributed", "div", "dot", "dot_n", "dropout", "each", "eager", "einsum", "elu", "equal", "erf", "exp", "gather",
-    "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less", "less_equal", "log",
-    "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n", "min",
-    "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim", "outer", "policies", "pow",
-    "randomness", "relu", "reshape", "serve", "serving", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split",
-    "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose",
-    "value", "value_and_grad", "vjp", "where",
+    "distributed", "div", "dot", "dot_n", "dropout", "each", "eager", "einsum", "elu", "equal", "erf", "exp", "export",
+    "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less",
+    "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
+    "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
+    "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "serving", "sigmoid", "sin", "softmax",
+    "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh",
+    "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from autobatch import distributed, serving, testing
+    from autobatch.deploy.loading import load
+    from autobatch.deploy.writing import export
     from autobatch.serving.server import serve
     from autobatch.trace.derivatives import grad, hvp, jvp, value_and_grad, vjp
 else:
+    LAZY = {
+        **dict.fromkeys(("grad", "hvp", "jvp", "value_and_grad", "vjp"), "autobatch.trace.derivatives"),
+        "export": "autobatch.deploy.writing",
+        "load": "autobatch.deploy.loading",
+        "serve": "autobatch.serving.server",
+    }
 
     def __getattr__(name: str) -> Any:
         if name in ("distributed", "policies", "serving", "testing"):
             return import_module(f"autobatch.{name}")
-        if name in ("grad", "hvp", "jvp", "value_and_grad", "vjp"):
-            return getattr(import_module("autobatch.trace.derivatives"), name)
-        if name == "serve":
-            return import_module("autobatch.serving.server").serve
+        if name in LAZY:
+            return getattr(import_module(LAZY[name]), name)
         from autobatch.missing import advice
 
         raise AttributeError(f"module 'autobatch' has no attribute {name!r}{advice(name, __all__)}", name=name)

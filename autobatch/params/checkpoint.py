@@ -8,6 +8,7 @@ read files from untrusted sources. The JSON is in the header of the safetensors 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,10 @@ from autobatch.errors import CheckpointError
 from autobatch.system.files import write_whole
 
 FORMAT = "autobatch checkpoint"
-VERSION = 1
+VERSION = 2
+CHECKSUM = "checksum"
+UNCHECKED = {(FORMAT, "1")}
+"""Formats whose files had no checksum yet, each with the version."""
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _HEADER_LENGTH_BYTES = 8  # a safetensors file: the header's length, the header in JSON, the numbers
 
@@ -49,31 +53,21 @@ def save_checkpoint(
     Raises:
         CheckpointError: the state is not JSON, or the file cannot be written; what was at `path` is still there.
     """
-    import safetensors.numpy
-
+    doing = f"cannot save {os.fspath(path)!r}"
     try:
         described = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot save {os.fspath(path)!r}: its state is not JSON ({error}); give arrays among the arrays."
-        ) from error
-    metadata = {"format": FORMAT, "version": str(VERSION), "state": described}
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    try:
+        raise CheckpointError(f"{doing}: its state is not JSON ({error}); give arrays among the arrays.") from error
+    with contextlib.suppress(OSError):  # writing meets it, too
         _remove_unfinished(path)
-        write_whole(path, safetensors.numpy.save(contiguous, metadata))
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot save {os.fspath(path)!r}: {error.strerror}; "
-            "give a file in a folder that exists, can be written and has room."
-        ) from error
+    write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "state": described}, doing)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read what `save_checkpoint` wrote.
+    """Read what `save_checkpoint` wrote, in this version of autobatch or an earlier one.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, cut short, of another format or of a later version.
+        CheckpointError: the file is missing, unreadable, cut short, damaged, of another format or of a later version.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,23 +75,71 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ...     load_checkpoint(f"{folder}/last")
     Checkpoint(arrays={'weight': array([1., 1.])}, state={'epoch': 3})
     """
-    arrays, metadata = read_safetensors(path, "save_checkpoint")
-    doing = f"cannot load {os.fspath(path)!r}"
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{doing}: it holds arrays but is no checkpoint; give a file that save_checkpoint wrote.")
-    version = metadata.get("version", "")
-    if version != str(VERSION):
-        raise CheckpointError(
-            f"{doing}: its format has version {version!r} and this autobatch reads {VERSION}; "
-            "use the autobatch that wrote it, or a newer one."
-        )
+    arrays, metadata = read_arrays(path, "save_checkpoint", FORMAT, VERSION)
     try:
         state = json.loads(metadata["state"])
     except (KeyError, ValueError) as error:
         raise CheckpointError(
-            f"{doing}: its state is missing or is not JSON; give a file that save_checkpoint wrote."
+            f"cannot load {os.fspath(path)!r}: its state is missing or is not JSON; give a file that save_checkpoint "
+            f"wrote."
         ) from error
     return Checkpoint(arrays, state)
+
+
+def write_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], doing: str
+) -> None:
+    """Write a safetensors file with a checksum of its content among the metadata; see `save_checkpoint`.
+
+    Args:
+        doing: begins error messages.
+    """
+    import safetensors.numpy
+
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    checked = {**metadata, CHECKSUM: checksum_of(contiguous, metadata)}
+    try:
+        write_whole(path, safetensors.numpy.save(contiguous, checked))
+    except OSError as error:
+        raise CheckpointError(
+            f"{doing}: {error.strerror}; give a file in a folder that exists, can be written and has room."
+        ) from error
+
+
+def read_arrays(
+    path: str | os.PathLike[str], writer: str, kind: str, version: int
+) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
+    """Read what `write_arrays` wrote, if its metadata names a format, and this version or an earlier one.
+
+    Raises:
+        CheckpointError: as for `read_safetensors`; or it is of another format, or of a later version.
+    """
+    arrays, metadata = read_safetensors(path, writer)
+    doing = f"cannot load {os.fspath(path)!r}"
+    if metadata.get("format") != kind:
+        what = kind.removeprefix("autobatch ")
+        raise CheckpointError(f"{doing}: it holds arrays but is no {what}; give a file that {writer} wrote.")
+    found = metadata.get("version", "")
+    if found not in map(str, range(1, version + 1)):
+        raise CheckpointError(
+            f"{doing}: its format has version {found!r} and this autobatch reads {version}; "
+            "use the autobatch that wrote it, or a newer one."
+        )
+    if CHECKSUM not in metadata and (kind, found) not in UNCHECKED:
+        raise CheckpointError(f"{doing}: its checksum is missing, so it is damaged; give a file that {writer} wrote.")
+    return arrays, metadata
+
+
+def checksum_of(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> str:
+    """The SHA-256 of arrays, with their names, dtypes and shapes, and of all metadata but a checksum, in hex."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        found.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    for name, text in sorted(metadata.items()):
+        if name != CHECKSUM:
+            found.update(f"{name}\0{len(text)}\0{text}\0".encode())
+    return found.hexdigest()
 
 
 def read_safetensors(
@@ -106,7 +148,8 @@ def read_safetensors(
     """Read the arrays and the metadata of a safetensors file; messages say that `writer` writes such files.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, cut short, of another format, or of a dtype that NumPy lacks.
+        CheckpointError: the file is missing, unreadable, cut short, of another format, or of a dtype that NumPy lacks;
+            or it has a checksum, and another content.
     """
     import safetensors.numpy
 
@@ -126,8 +169,13 @@ def read_safetensors(
             f"{doing}: it holds numbers of type {error}, which NumPy lacks; store it as float32 or float64."
         ) from error
     header_end = _HEADER_LENGTH_BYTES + int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")
-    header = json.loads(content[_HEADER_LENGTH_BYTES:header_end])
-    return arrays, header.get("__metadata__") or {}
+    metadata = json.loads(content[_HEADER_LENGTH_BYTES:header_end]).get("__metadata__") or {}
+    if metadata.get(CHECKSUM, expected := checksum_of(arrays, metadata)) != expected:
+        raise CheckpointError(
+            f"{doing}: its content is not what was written, for its checksum is another; it is damaged, so give "
+            f"another copy."
+        )
+    return arrays, metadata
 
 
 def _remove_unfinished(path: str | os.PathLike[str]) -> None:

@@ -25,9 +25,8 @@ import numpy.typing as npt
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
-from autobatch.params.checkpoint import read_safetensors
+from autobatch.params.checkpoint import read_safetensors, write_arrays
 from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
-from autobatch.system.files import write_whole
 from autobatch.system.turns import run_lock
 
 NAMES_IN_A_MESSAGE = 5
@@ -117,6 +116,15 @@ class Module:
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
         """Find this module, the modules and the parameters under it, each once, under its first name."""
         return ((name, x) for name, x in _walk(self) if isinstance(x, (Module, Parameter)))
+
+    def _shared_parts(self) -> Iterator[tuple[str, str]]:
+        """Find further names of the modules and parameters under this module, each with the first."""
+        first = {id(x): name for name, x in _walk(self)}
+        for name, x in _walk(self):
+            for key, child in () if isinstance(x, Parameter) else _children(x):
+                other = f"{name}.{key}" if name else key
+                if isinstance(child, (Module, Parameter)) and first[id(child)] != other:
+                    yield other, first[id(child)]
 
     def __repr__(self) -> str:
         """A tree of what is under the module: modules, parameters with their shapes, and where something is shared."""
@@ -219,15 +227,8 @@ class Module:
         Raises:
             CheckpointError: the file cannot be written; what was at `path` is still there.
         """
-        import safetensors.numpy
-
-        try:
-            write_whole(path, safetensors.numpy.save(self.state_dict()))
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}: {error.strerror}; "
-                "give a file in a folder that exists, can be written and has room."
-            ) from error
+        doing = f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}"
+        write_arrays(path, self.state_dict(), {}, doing)
 
     def load(self, path: str | os.PathLike[str], strict: bool = True) -> LoadedNames:
         """Read a safetensors file into the parameters, as `load_state_dict` does.

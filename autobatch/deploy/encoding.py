@@ -1,0 +1,258 @@
+"""Cells as JSON: keys of arguments as text that is compared, and programs that are read again.
+
+A key is only compared, so modules, enums and dataclasses are in it by name. A program is read: its ops by their names,
+its parameters by theirs, its arrays by the names that they have beside the JSON.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, make_dataclass
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import Fixed, Key, Static
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Source, Var, Weight
+from autobatch.ops.define import Op
+from autobatch.ops.operators import OPS
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
+from autobatch.trace.live import Live
+
+Name = Callable[[Any], str | None]
+"""Gives the name of a module or a parameter; None if it has none."""
+
+
+def key_text(keys: Mapping[str, Key], name_of: Name) -> str:
+    """The keys of a call's arguments as text, which is equal for equal ones.
+
+    Raises:
+        GraphError: a static argument is nothing that a file can hold.
+    """
+    return json.dumps({name: _key(key, name, name_of) for name, key in keys.items()})
+
+
+def _key(key: Key, name: str, name_of: Name) -> Any:
+    match key.kind:
+        case "static":
+            return ["static", _static(key.detail.value, name, name_of)]
+        case "dict":
+            detail = _static(key.detail.value, name, name_of)
+        case "dataclass":
+            detail = [key.detail.__name__, *(f.name for f in fields(key.detail))]
+        case "tuple":
+            detail = None if key.detail is None else key.detail.__name__
+        case _:
+            detail = None if key.detail is None else list(key.detail)
+    found = [key.kind, detail, [_key(child, name, name_of) for child in key.children]]
+    return [*found, key.below, key.dtype] if key.below or key.dtype else found
+
+
+def _static(x: Any, name: str, name_of: Name) -> Any:
+    """A static argument, which is compared: by the names of what is no plain value."""
+    match x:
+        case bool() | None | str():
+            return x
+        case enum.Enum():
+            return ["enum", type(x).__name__, x.name]
+        case int():
+            return ["int", x]
+        case float():
+            return ["float", repr(x)]
+        case Fixed():
+            data = np.asarray(x.numbers)
+            return ["fixed", type(x.numbers).__name__, data.dtype.str, list(data.shape), data.ravel().tolist()]
+        case tuple():
+            return ["tuple", *(_static(part, name, name_of) for part in x)]
+        case frozenset():
+            return ["frozenset", *sorted(json.dumps(_static(part, name, name_of)) for part in x)]
+        case Module() | Parameter() if (found := name_of(x)) is not None:
+            return ["part", found]
+    if is_dataclass(x) and not isinstance(x, type):
+        return ["dataclass", type(x).__name__, *(_static(getattr(x, f.name), name, name_of) for f in fields(x))]
+    raise GraphError(
+        f"argument {name!r} is {x!r} ({type(x).__name__}), which no file can hold; give a text, a number, an enum, a "
+        f"module of the model, or a dataclass or tuple of these."
+    )
+
+
+class Encoder:
+    """Writes programs.
+
+    Args:
+        name_of: of parameters.
+
+    Attributes:
+        arrays: of constants, by name.
+    """
+
+    def __init__(self, name_of: Name) -> None:
+        self._name_of = name_of
+        self.arrays: dict[str, Any] = {}
+
+    def program(self, program: CellProgram) -> dict[str, Any]:
+        """A program, without what nodes keep for derivatives."""
+        return {
+            "vars": [[self._source(v.source), list(v.shape), v.domain] for v in program.vars],
+            "outputs": list(program.results),
+            "ties": [list(tie) for tie in program.ties],
+        }
+
+    def structure(self, x: Any) -> Any:
+        """The structure of what a cell returns, over output numbers."""
+        if isinstance(x, int):
+            return x
+        if isinstance(x, Static):
+            return ["static", self.value(x.value)]
+        if isinstance(x, tuple):
+            return ["tuple", None, [self.structure(part) for part in x]]
+        kind, children = x.kind, [self.structure(part) for part in x.children]
+        if kind == "dict":
+            return ["dict", self.value(x.detail.value), children]
+        if kind == "dataclass":
+            return ["dataclass", [x.detail.__name__, *(f.name for f in fields(x.detail))], children]
+        return [kind, None if x.detail is None else [x.detail.__name__, *x.detail._fields], children]
+
+    def _source(self, source: Source) -> Any:
+        match source:
+            case Port(name, leaf, number, below, dtype):
+                return ["port", name, leaf, number, below, dtype]
+            case Attribute(name, leaf, is_float, column, dtype):
+                return ["data", name, leaf, is_float, column, dtype]
+            case Weight(parameter) if isinstance(parameter, Live):
+                return ["constant", self.value(np.array(parameter.data))]
+            case Weight(parameter):
+                found = self._name_of(parameter)
+                if found is None:
+                    raise GraphError(f"a cell reads {parameter!r}, which is no parameter of the model.")
+                return ["weight", found]
+            case Constant(data):
+                return ["constant", self.value(data)]
+            case Instruction(op, args, static):
+                if OPS.get(op.name) is not op:
+                    raise GraphError(f"a cell applies {op.name!r}, which is no op that another process finds by name.")
+                return ["op", op.name, list(args), {name: self.value(x) for name, x in static.items()}]
+        raise AssertionError(source)
+
+    def value(self, x: Any) -> Any:
+        """An option of an op, or a constant."""
+        match x:
+            case bool() | None | str():
+                return x
+            case int():
+                return ["int", x]
+            case float():
+                return ["float", repr(x)]
+            case tuple():
+                return ["tuple", *map(self.value, x)]
+            case list():
+                return ["list", *map(self.value, x)]
+            case slice():
+                return ["slice", *map(self.value, (x.start, x.stop, x.step))]
+            case np.dtype():
+                return ["dtype", x.str]
+            case np.ndarray() | np.generic():
+                name = f"constant.{len(self.arrays)}"
+                self.arrays[name] = np.array(x)
+                return ["array" if isinstance(x, np.ndarray) else "number", name]
+        if x is Ellipsis:
+            return ["ellipsis"]
+        raise GraphError(f"an op has the option {x!r} ({type(x).__name__}), which no file can hold.")
+
+
+class Decoder:
+    """Reads what an `Encoder` wrote.
+
+    Args:
+        parameters: by name; arrays: of constants, by name.
+
+    Attributes:
+        classes: the dataclasses and named tuples that cells return, made anew, by name.
+
+    Raises:
+        KeyError, TypeError, ValueError, IndexError: the JSON is not that of a program; KeyError names an op that is
+            unknown here.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter], arrays: Mapping[str, Any]) -> None:
+        self._parameters, self._arrays = parameters, arrays
+        self.classes: dict[str, type] = {}
+
+    def program(self, name: str, x: Mapping[str, Any]) -> CellProgram:
+        """The program of a cell of this name."""
+        vars = tuple(Var(self._source(source), tuple(shape), domain) for source, shape, domain in x["vars"])
+        ties = tuple((first, second) for first, second in x["ties"])
+        return CellProgram(name, vars, tuple(x["outputs"]), ties)
+
+    def structure(self, x: Any) -> Any:
+        """The structure of what a cell returns, as a type has it."""
+        if isinstance(x, int):
+            return x
+        if x[0] == "static":
+            return Static(self.value(x[1]))
+        kind, detail, parts = x
+        children = tuple(map(self.structure, parts))
+        if kind == "dict":
+            return Key("dict", Static(self.value(detail)), children)
+        if kind == "list":
+            return Key("list", None, children)
+        if detail is None:
+            return children
+        return Key(kind, self._class(kind, *detail), children)
+
+    def _class(self, kind: str, name: str, *names: str) -> type:
+        """A class of results, the same for the same name."""
+        if name not in self.classes:
+            if kind == "dataclass":
+                self.classes[name] = make_dataclass(name, names)
+            else:
+                self.classes[name] = namedtuple(name, names)
+        return self.classes[name]
+
+    def _source(self, x: Any) -> Source:
+        kind, *content = x
+        match kind:
+            case "port":
+                return Port(*content)
+            case "data":
+                return Attribute(*content)
+            case "weight":
+                return Weight(self._parameters[content[0]], content[0])
+            case "constant":
+                return Constant(self.value(content[0]))
+            case "op":
+                name, args, static = content
+                op: Op = OPS[name]
+                return Instruction(op, tuple(args), {option: self.value(value) for option, value in static.items()})
+        raise ValueError(f"a value is {kind!r}")
+
+    def value(self, x: Any) -> Any:
+        """An option of an op, or a constant."""
+        if not isinstance(x, list):
+            return x
+        kind, *content = x
+        match kind:
+            case "int":
+                return int(content[0])
+            case "float":
+                return float(content[0])
+            case "tuple":
+                return tuple(map(self.value, content))
+            case "list":
+                return list(map(self.value, content))
+            case "slice":
+                return slice(*map(self.value, content))
+            case "dtype":
+                return np.dtype(content[0])
+            case "array":
+                return self._arrays[content[0]]
+            case "number":
+                return self._arrays[content[0]][()]
+            case "ellipsis":
+                return Ellipsis
+        raise ValueError(f"a constant is {kind!r}")

@@ -1,0 +1,280 @@
+"""Cells of a file: a cell that has programs in the place of a body.
+
+Where such a cell is traced, the program for the keys of its arguments is appended to that of the trace; so it is
+batched, differentiated and compiled like the cell that it was. In eager mode a call is a mini-batch of one call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autobatch.api import batched
+from autobatch.deploy.encoding import Name, key_text
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.builder import NeedsData, Traced
+from autobatch.ir.program import (
+    DRAW,
+    NODE,
+    SHARED,
+    Attribute,
+    CellProgram,
+    Constant,
+    Instruction,
+    Port,
+    Weight,
+    dtype_of,
+    first_leaf,
+    int_limit,
+)
+from autobatch.ops.operators import STAGE
+from autobatch.ops.taped import EagerTape, Taped
+from autobatch.params.module import Module
+from autobatch.trace.cell import Cell
+from autobatch.trace.elements import Lengths, ListBuilder, NeedsLength, TracedList
+from autobatch.trace.ragged import Ragged
+
+
+class Variant(NamedTuple):
+    """What a cell computes for arguments of one key.
+
+    Attributes:
+        program: of a node; structure: of its outputs.
+        lengths: those of lists for which it is right.
+    """
+
+    program: CellProgram
+    structure: Any
+    lengths: Lengths
+
+
+class LoadedCell(Cell):
+    """A cell that a file holds.
+
+    Args:
+        name: of the cell; signature: of its arguments.
+        variants: by the text of the keys.
+        name_of: names the modules and parameters among arguments.
+        static, ragged: as for `autobatch.cell`.
+    """
+
+    def __init__(
+        self, name: str, signature: inspect.Signature, variants: Mapping[str, Variant], name_of: Name,
+        static: tuple[str, ...], ragged: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        def body(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return self._append(bound.arguments)
+
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        body.__name__ = body.__qualname__ = name
+        body.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
+        super().__init__(body, static, ragged)
+        self._variants, self._name_of = variants, name_of
+        self._engines: dict[int, Any] = {}
+
+    def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a mini-batch of this call alone; GraphError while something is differentiated in eager mode."""
+        if isinstance(STAGE.current, EagerTape) or any(isinstance(x, Taped) for x in _leaves((args, kwargs))):
+            raise GraphError(
+                f"cell {self.name!r} comes from a file and is differentiated in eager mode; differentiate it in a "
+                f"function that is batched."
+            )
+        assert isinstance(owner, Module)
+        if id(owner) not in self._engines:
+            call = partial(_call, self.__get__(owner))
+            self._engines[id(owner)] = batched(call, module=owner, policy="agenda", backend="reference")
+        return _only(self._engines[id(owner)]([(args, kwargs)]))
+
+    def _append(self, arguments: Mapping[str, Any]) -> Any:
+        """Append the program for these arguments to the trace."""
+        values = _Values(arguments, self.static)
+        if any(x.element is None for x in values.lists if isinstance(x, TracedList)):
+            self._make_elements(values)
+            values = _Values(arguments, self.static)
+        variant = self._find(values)
+        lists = values.lists
+        for group in variant.lengths.walked:
+            lists[group].builder.length(lists[group].group)
+        if variant.lengths.walked and variant.lengths.of([len(x) for x in lists]) not in variant.lengths.found:
+            raise self._refuse(f"lists of {', '.join(str(len(x)) for x in lists)} elements")
+        outputs = _append(values.builder, variant.program, values)
+        return _build(variant.structure, outputs)
+
+    def _make_elements(self, values: _Values) -> None:
+        """Give empty lists elements, of the shapes that those of a variant for otherwise equal arguments have."""
+        given = json.loads(key_text(values.keys, self._name_of))
+        for text in self._variants:
+            elements = list[Any]()
+            if _differs_in_elements(given, json.loads(text), elements):
+                for x, element in zip(values.lists, elements, strict=True):
+                    if element is not None and isinstance(x, TracedList):
+                        x.values(_shapes(element))
+                return
+
+    def _find(self, values: _Values) -> Variant:
+        text = key_text(values.keys, self._name_of)
+        if text in self._variants:
+            return self._variants[text]
+        if '"fixed"' in "".join(self._variants) and '"fixed"' not in text:
+            raise NeedsData(f"cell {self.name!r} needs numbers of its data.", values.data)
+        if values.lists and any('["list", ' in known for known in self._variants):
+            raise NeedsLength(values.lists[0].group, "was written so")
+        raise self._refuse(", ".join(f"{name}: {key}" for name, key in values.keys.items()))
+
+    def _refuse(self, what: str) -> GraphError:
+        return GraphError(
+            f"cell {self.name!r} of a file is called with {what}, and no call was so when the model was exported; "
+            f"export it with an example that calls the cell so."
+        )
+
+
+class _Values:
+    """The arguments of a call inside a trace.
+
+    Attributes:
+        keys: by name; builder: of the trace.
+        lists: those of any length, in order; data: the leaves of ints.
+        of_leaf: the value of each leaf; group_of: of each variadic group of the call that of the trace.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], static: Collection[str]) -> None:
+        self.builder: Any = STAGE.current
+        assert isinstance(self.builder, ListBuilder)
+        self.lists = list[Any]()
+        self.data, self.of_leaf, self.group_of = set[int](), dict[int, int](), {NODE: NODE, SHARED: SHARED}
+        self._next: dict[int, int] = {}
+        self.keys = {
+            name: Key("static", Static(x)) if name in static else self._read(x, NODE) for name, x in arguments.items()
+        }
+
+    def _read(self, x: Any, domain: int) -> Key:
+        """The key of an argument, or of a part of one, in a group."""
+        if isinstance(x, TracedList):
+            group = self._group(x.group)
+            self.lists.append(x)
+            return Key("each", None, () if x.element is None else (self._read(x.element, group),))
+        if isinstance(x, Ragged):
+            group = self._group(x.var.domain)
+            self.lists.append(x)
+            return Key("rows", None, (self._read(x.row, group),))
+        if isinstance(x, Traced):
+            return self._read_value(x, domain)
+        if is_structure(x):
+            return Key.of_structure(x, [self._read(part, domain) for part in parts_of(x)])
+        if type(x) in (int, float) or isinstance(x, np.ndarray):
+            return self._read_value(self.builder.wrap(np.asarray(x)), domain, type(x))
+        return Key("static", Static(x))
+
+    def _read_value(self, x: Traced, domain: int, kind: type = Traced) -> Key:
+        leaf = first_leaf(domain) + self._next.setdefault(domain, 0)
+        self._next[domain] += 1
+        self.of_leaf[leaf] = x.index
+        source, vars = x.var.source, self.builder.vars
+        if isinstance(source, Attribute) or kind in (int, float):
+            is_float = source.is_float if isinstance(source, Attribute) else kind is float
+            if not is_float:
+                self.data.add(leaf)
+            dtype = source.dtype if isinstance(source, Attribute) else ""
+            return Key("float" if is_float else "int", x.shape, dtype=dtype)
+        return Key("value", x.shape, below=int_limit(vars, x.index), dtype=dtype_of(vars, x.index))
+
+    def _group(self, number: int) -> int:
+        """The group of the call that a group of the trace is."""
+        found = len(self.lists)
+        self.group_of[found] = number
+        return found
+
+
+def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
+    """Whether two keys, as JSON, are equal but for elements that lists of the first lack.
+
+    Args:
+        elements: for each list of any length the key of its elements in the second is appended, None if it is no list.
+    """
+    if isinstance(given, list) and given and given[0] in ("each", "rows"):
+        if not isinstance(known, list) or known[:2] != given[:2]:
+            return False
+        elements.append(known[2][0] if known[2] else None)
+        return not given[2] or given[2] == known[2]
+    if isinstance(given, dict) and isinstance(known, dict):
+        return _differs_in_elements([*given.items()], [*known.items()], elements)
+    if isinstance(given, list | tuple) and isinstance(known, list | tuple):
+        return len(given) == len(known) and all(map(_differs_in_elements, given, known, repeat(elements)))
+    return bool(given == known)
+
+
+def _shapes(key: Any) -> Any:
+    """The shape of an element, or of each part of it."""
+    kind, detail, children = key[:3]
+    return tuple(detail) if kind == "value" else tuple(map(_shapes, children))
+
+
+def _append(builder: Any, program: CellProgram, values: _Values) -> list[Any]:
+    """Append a program; its outputs."""
+    number, group_of = dict[int, int](), dict(values.group_of)
+    for group in program.derived:
+        group_of[group] = builder.add_group(f"rows of {program.name}")
+    for index, var in enumerate(program.vars):
+        match var.source:
+            case Attribute(leaf=leaf) if leaf == DRAW:
+                continue
+            case Port(leaf=leaf) | Attribute(leaf=leaf):
+                number[index] = values.of_leaf[leaf]
+            case Weight(parameter):
+                number[index] = builder.wrap(parameter).index
+            case Constant(data):
+                number[index] = builder.add(Constant(data), var.shape, SHARED).index
+            case Instruction(op, args, static):
+                if op.random:
+                    draw, site = builder.next_draw()
+                    static = {**static, "site": site}
+                    number |= {arg: draw.index for arg in args if arg not in number}
+                if "group" in static:
+                    static = {**static, "group": group_of[static["group"]]}
+                number[index] = builder.append(op, [builder.value(number[arg]) for arg in args], static).index
+    builder.ties.update((group_of[first], group_of[second]) for first, second in program.ties)
+    domains = [program.vars[output].domain for output in program.outputs]
+    indices = [number[output] for output in program.outputs]
+    return [Ragged(builder, i) if domain >= 0 else builder.value(i) for i, domain in zip(indices, domains, strict=True)]
+
+
+def _build(structure: Any, outputs: Sequence[Any]) -> Any:
+    """What a cell returns, of its outputs."""
+    if isinstance(structure, int):
+        return outputs[structure]
+    if isinstance(structure, tuple):
+        return tuple(_build(part, outputs) for part in structure)
+    if isinstance(structure, Key):
+        return structure.build([_build(part, outputs) for part in structure.children])
+    return structure.value
+
+
+def _call(cell: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    args, kwargs = call
+    return cell(*args, **kwargs)
+
+
+def _only(x: Any) -> Any:
+    """What a mini-batch of one gave for that."""
+    if isinstance(x, (np.ndarray, list)):
+        return x[0]
+    if not is_structure(x):
+        return x
+    return Key.of_structure(x, ()).build([_only(part) for part in parts_of(x)])
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if is_structure(x):
+        for part in parts_of(x):
+            yield from _leaves(part)
+    else:
+        yield x

@@ -1,0 +1,121 @@
+"""Read a file that `autobatch.export` wrote: a module whose cells are those of the file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from autobatch import policies
+from autobatch.deploy.encoding import Decoder
+from autobatch.deploy.loaded import LoadedCell, Variant
+from autobatch.deploy.writing import FORMAT, PARAMETER, VERSION
+from autobatch.errors import AutobatchError, CheckpointError
+from autobatch.params.checkpoint import read_arrays
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
+from autobatch.policies.files import from_text
+from autobatch.trace.elements import Lengths
+
+EMPTY = inspect.Parameter.empty
+ADVICE = "give a file that ab.export wrote"
+
+
+class Loaded(Module):
+    """A model of a file, or a part of one; the cells of the file are its methods."""
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a model that `autobatch.export` wrote; the classes that it was of are not needed.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        A module, in evaluation mode, with the parameters, modules and cells of the exported one under their names:
+        `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that are functions are under its name, too. Its
+        `options` are the policy and the precision: `ab.batched(function, module=model, **model.options)`.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
+            unknown here.
+    """
+    arrays, metadata = read_arrays(path, "ab.export", FORMAT, VERSION)
+    doing = f"cannot load {os.fspath(path)!r}"
+    try:
+        return _make(arrays, json.loads(metadata["content"]), doing)
+    except AutobatchError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CheckpointError(f"{doing}: its content makes no model ({error!r}); {ADVICE}.") from error
+
+
+def _make(arrays: Mapping[str, Any], content: Mapping[str, Any], doing: str) -> Any:
+    trainable = {name: x for name, x in content["parts"].items() if isinstance(x, bool)}
+    parameters = {name: _parameter(arrays[PARAMETER + name], x) for name, x in trainable.items()}
+    names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
+    decoder = Decoder(parameters, arrays)
+    kinds = {name: kind for name, kind in content["parts"].items() if name not in trainable}
+    cells: dict[str, dict[str, LoadedCell]] = {name: {} for name in kinds}
+    for cell in content["cells"]:
+        cells[cell["module"]][cell["name"]] = _cell(cell, decoder, names)
+    modules: dict[str, Any] = {name: type(kind, (Loaded,), dict(cells[name]))() for name, kind in kinds.items()}
+    names |= {id(module): name for name, module in modules.items()}
+    root = modules[""]
+    parts = {name: (parameters if name in trainable else modules)[name] for name in content["parts"] if name}
+    parts |= {name: parts[first] for name, first in content["shared"].items()}
+    _place(modules, parts)
+    given = content["policy"]
+    policy = from_text(given["text"], policies.KINDS, doing) if "text" in given else given["name"]
+    root.options = {"policy": policy, "precision": content["precision"]}
+    return root.eval()
+
+
+def _parameter(array: Any, trainable: bool) -> Parameter:
+    parameter = Parameter(array, trainable=trainable)
+    parameter.astype(array.dtype)
+    return parameter
+
+
+def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]) -> LoadedCell:
+    parameters = [
+        inspect.Parameter(name, inspect._ParameterKind[kind], default=decoder.value(default[0]) if default else EMPTY)
+        for name, kind, *default in content["parameters"]
+    ]
+    variants = {
+        variant["key"]: Variant(
+            decoder.program(content["name"], variant["program"]),
+            decoder.structure(variant["structure"]),
+            Lengths(tuple(variant["walked"]), set(map(tuple, variant["lengths"]))),
+        )
+        for variant in content["variants"]
+    }
+    signature = inspect.Signature(parameters)
+    return LoadedCell(
+        content["name"], signature, variants, lambda x: names.get(id(x)), tuple(content["static"]),
+        tuple(content["ragged"]),
+    )  # fmt: skip
+
+
+def _place(modules: Mapping[str, Module], parts: Mapping[str, Any]) -> None:
+    """Put modules and parameters where their names say; in between are lists, or dicts."""
+    children: dict[str, dict[str, Any]] = {}
+    for name in parts:
+        while name:
+            above, _, key = name.rpartition(".")
+            children.setdefault(above, {})[key] = name
+            name = above
+
+    def part(name: str) -> Any:
+        if name in parts:
+            return parts[name]
+        own = {key: part(below) for key, below in children[name].items()}
+        if [*own] == [str(place) for place in range(len(own))]:
+            return list(own.values())
+        return {int(key) if key.isdigit() else key: child for key, child in own.items()}
+
+    for name, module in modules.items():
+        for key, below in children.get(name, {}).items():
+            setattr(module, key, part(below))

@@ -1,0 +1,144 @@
+"""Write a trained model to one file: its parameters, and the programs of the cells that a function calls."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from autobatch.api import Batched, batched
+from autobatch.deploy.encoding import Encoder, key_text
+from autobatch.errors import GraphError
+from autobatch.params.checkpoint import write_arrays
+from autobatch.params.module import Module, modules_in
+from autobatch.policies import KINDS
+from autobatch.policies.files import to_text
+from autobatch.policies.rules.directed import Directed
+from autobatch.trace.calls import Calls
+from autobatch.trace.elements import NeedsLength
+from autobatch.trace.traces import Family
+
+FORMAT, VERSION = "autobatch model", 1
+PARAMETER = "parameter."
+LONGEST = 64
+
+
+def export(
+    function: Callable[[Any], Any] | Batched,
+    path: str | os.PathLike[str],
+    *,
+    examples: Iterable[Any],
+    module: Module | None = None,
+    longest: int = LONGEST,
+) -> None:
+    """Write what a function needs of a model to one file, which `autobatch.load` reads without the model's classes.
+
+    The file holds all parameters, and the programs of the cells that the function calls for the examples, as they are
+    after `module.eval()`; of a batched function its policy and precision, too. It holds no code: numbers in
+    safetensors, and JSON. The function itself, that is the recursion, is not in it.
+
+    Args:
+        function: over one instance, as `autobatch.batched` takes it, or a batched one.
+        path: of the file; one that exists is replaced once all is written.
+        examples: instances that call all cells in all ways that are needed.
+        module: the owner of the parameters, as for `autobatch.batched`.
+        longest: cells that walk through a list are written for lists of up to so many elements.
+
+    Raises:
+        GraphError: the model is in training mode, there is none, or a cell depends on something that no file can hold.
+        CheckpointError: the file cannot be written; what was at `path` is still there.
+
+    >>> import tempfile
+    >>> import autobatch as ab
+    >>> layer = ab.LSTMCell(2, 3, rng=np.random.default_rng(0))
+    >>> layer.eval()
+    LSTMCell(weight_ih=(12, 2), weight_hh=(12, 3), bias_ih=(12,), bias_hh=(12,), input_size=2, hidden_size=3)
+    """
+    given = function if isinstance(function, Batched) else None
+    function = given.recorder.function if given is not None else function
+    module = given.recorder.module if given is not None else module
+    fresh = batched(function, module=module, policy="agenda", backend="reference")
+    module = fresh.recorder.module
+    if module is None:
+        raise GraphError("a function without a module is exported; pass module=, the owner of its parameters.")
+    if any(part.training for part in modules_in(module)):
+        raise GraphError(f"{type(module).__name__} is exported in training mode; call eval() on it first.")
+    fresh(list(examples))
+    names = {id(x): name for name, x in module._named_parts()}
+    encoder = Encoder(lambda x: names.get(id(x)))
+    content = {
+        "parts": {n: type(x).__name__ if isinstance(x, Module) else x.trainable for n, x in module._named_parts()},
+        "shared": dict(module._shared_parts()),
+        "cells": _cells(fresh.recorder.calls, names, encoder, longest),
+        "policy": _policy(given),
+        "precision": "float32" if given is None else given.options.precision,
+    }
+    arrays = {PARAMETER + name: array for name, array in module.state_dict().items()} | encoder.arrays
+    metadata = {"format": FORMAT, "version": str(VERSION), "content": json.dumps(content)}
+    write_arrays(path, arrays, metadata, f"cannot export {type(module).__name__} to {os.fspath(path)!r}")
+
+
+def _policy(given: Batched | None) -> Any:
+    """The text of a learned policy, or the name of a rule."""
+    policy = None if given is None else given.policy
+    if isinstance(policy, Directed) and policy.rule in KINDS:
+        return {"text": to_text(policy, "cannot export the policy")}
+    return {"name": "auto" if policy is None else policy.name}
+
+
+def _cells(calls: Calls, names: dict[int, str], encoder: Encoder, longest: int) -> list[dict[str, Any]]:
+    """The cells that were called, each with its variants."""
+    families: dict[tuple[str, str], list[Family]] = defaultdict(list)
+    for family in calls.traces.families:
+        if family.number >= 0 and family.entry.origin[0] == "cell":
+            _, cell, owner = family.entry.origin
+            if owner is not None and id(owner) not in names:
+                raise GraphError(f"cell {cell.name!r} is of a {type(owner).__name__} that is no part of the model.")
+            families[names.get(id(owner), ""), cell.name].append(family)
+    return [_cell(path, found, calls, names, encoder, longest) for (path, _), found in families.items()]
+
+
+def _cell(
+    path: str, families: list[Family], calls: Calls, names: dict[int, str], encoder: Encoder, longest: int
+) -> dict[str, Any]:
+    _, cell, owner = families[0].entry.origin
+    if len({id(family.entry) for family in families}) > 1:
+        raise GraphError(f"two cells of {path or 'the model'} are called {cell.name!r}; rename one.")
+    variants = []
+    for family in families:
+        _walk(family, calls, longest)
+        try:
+            variants.append(
+                {
+                    "key": key_text(family.keys, lambda x: names.get(id(x))),
+                    "program": encoder.program(family.node_type.program),
+                    "structure": encoder.structure(family.node_type.structure),
+                    "walked": list(family.lengths.walked),
+                    "lengths": sorted(map(list, family.lengths.found)),
+                }
+            )
+        except GraphError as error:
+            raise GraphError(f"cannot export cell {cell.name!r}: {error}") from error
+    parameters = [
+        [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.value(p.default)])]
+        for p in families[0].entry.signature.parameters.values()
+    ]
+    about = {"module": path, "name": cell.name, "is_function": owner is None, "parameters": parameters}
+    return {**about, "static": list(cell.static), "ragged": list(cell.ragged), "variants": variants}
+
+
+def _walk(family: Family, calls: Calls, longest: int) -> None:
+    """Trace a cell that walks through lists for all lengths up to the longest, where they give one program."""
+    walked = family.lengths.walked
+    if not walked:
+        return
+    for length in range(1, longest + 1):
+        lengths = [*family.example]
+        for group in walked:
+            lengths[group] = length
+        try:
+            calls.traces.family_of(family.entry, family.keys, tuple(lengths))
+        except NeedsLength:
+            return

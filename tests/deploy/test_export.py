@@ -1,0 +1,295 @@
+"""A trained model in a file: what it computes without the classes that it was of, and what is refused."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.cli.workload import load_workload
+from autobatch.models import MODELS
+
+
+def graft(loaded: Any, model: ab.Module) -> None:
+    """Give the parts of a loaded model all that those of the model have and no file holds: functions and numbers."""
+    parts = dict(loaded._named_parts())
+    for name, part in model._named_parts():
+        if not isinstance(part, ab.Module):
+            continue
+        for base in type(part).__mro__:
+            for key, x in vars(base).items():
+                if isinstance(x, types.FunctionType) and not hasattr(parts[name], key):
+                    setattr(type(parts[name]), key, x)
+        for key, x in vars(part).items():
+            if not hasattr(parts[name], key):
+                setattr(parts[name], key, x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_files_compute_what_the_models_do(name: str, tmp_path: Path) -> None:
+    workload = load_workload(name, None, 8, 0)
+    model, instances = workload.model.eval().astype("float64"), workload.first(5)
+    loss = workload.batched("loss", "agenda", "reference")
+    value, grads = loss.value_and_grad(instances)
+    ab.export(loss, tmp_path / "model.ab", examples=instances)
+    loaded = ab.load(tmp_path / "model.ab")
+    graft(loaded, model)
+    again = ab.batched(types.MethodType(type(model).loss, loaded), module=loaded, backend="reference", **loaded.options)
+    found, found_grads = again.value_and_grad(instances)
+    assert np.isclose(found, value, rtol=1e-12)
+    assert found_grads.keys() == grads.keys()
+    for key, g in grads.items():
+        assert np.allclose(np.asarray(found_grads[key]), np.asarray(g), rtol=1e-9, atol=1e-12), key
+
+
+class Kind(enum.Enum):
+    """Of nodes."""
+
+    PLAIN, BENT = 1, 2
+
+
+@dataclass
+class State:
+    """Of a node."""
+
+    h: Any
+    c: Any
+
+
+class Pair(NamedTuple):
+    """Two values."""
+
+    first: Any
+    second: Any
+
+
+@ab.cell
+def double(x: Any) -> Any:
+    return 2.0 * x
+
+
+class Part(ab.Module):
+    """One of several modules of a class, which cells get as arguments."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.weight = ab.Parameter(rng.standard_normal((3, 3)))
+
+
+class Net(ab.Module):
+    """Cells with all kinds of arguments and results."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.parts = [Part(rng), Part(rng)]
+        self.named = {"bias": ab.Parameter(rng.standard_normal(3), trainable=False)}
+        self.table = ab.Embedding(5, 3, rng=rng)
+        self.drop = ab.Dropout(0.5)
+        self.scale = 1.5
+        self.astype("float64").eval()
+
+    @ab.cell
+    def leaf(self, word: int, weight: float = 0.5) -> Any:
+        return State(self.table(word) * weight, self.named["bias"])
+
+    @ab.cell
+    def bend(self, part: Part, state: State, kind: Kind) -> Any:
+        h = ab.tanh(part.weight @ self.drop(state.h))
+        return Pair(h if kind is Kind.PLAIN else ab.sin(h), {"c": state.c * self.scale, "name": "bent"})
+
+    @ab.cell
+    def total(self, xs: list[Any]) -> Any:
+        return ab.sum_n([ab.tanh(x) for x in xs], shape=(3,))
+
+    @ab.cell(static=("times",))
+    def repeat(self, x: Any, *, times: int) -> Any:
+        return ab.concat([x] * times)
+
+    @ab.cell(ragged=("points",))
+    def rows(self, points: Any) -> Any:
+        return ab.max(ab.tanh(points @ self.parts[0].weight), axis=0) + points[1:][0]
+
+    @ab.cell
+    def noisy(self, x: Any) -> Any:
+        return x + ab.normal(3) * ab.normal(3)
+
+    def predict(self, words: list[int]) -> Any:
+        states = [self.leaf(word, 0.25) for word in words] + [self.leaf(word=1)]
+        bent = [self.bend(self.parts[k % 2], state, kind) for k, state in enumerate(states) for kind in Kind]
+        total = self.total([pair.first for pair in bent] + [pair.second["c"] for pair in bent])
+        points = np.arange(3.0 * (2 + len(words))).reshape(-1, 3) / 10
+        total = total + self.noisy(double(total)) + self.rows(points) + self.total([])
+        return self.repeat(total, times=2)
+
+
+WORDS = [[0, 1], [2], [3, 4, 0]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.ab"
+
+
+@pytest.fixture
+def loaded(path: Path) -> Any:
+    net = Net()
+    ab.export(net.predict, path, examples=WORDS)
+    return ab.load(path)
+
+
+def predict(net: Any, words: list[int], function: Callable[[Any], Any]) -> Any:
+    """The recursion of `Net.predict`, written for a model of a file."""
+    state = State
+    states = [net.leaf(word, 0.25) for word in words] + [net.leaf(word=1)]
+    assert all(type(x).__name__ == state.__name__ for x in states)
+    bent = [net.bend(net.parts[k % 2], x, kind) for k, x in enumerate(states) for kind in Kind]
+    total = net.total([pair.first for pair in bent] + [pair.second["c"] for pair in bent])
+    points = np.arange(3.0 * (2 + len(words))).reshape(-1, 3) / 10
+    total = total + net.noisy(function(total)) + net.rows(points) + net.total([])
+    return net.repeat(total, times=2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_all_kinds_of_arguments_and_results(backend: str, loaded: Any) -> None:
+    expected = ab.batched(Net().predict, backend="reference", seed=3)(WORDS)
+    batched = ab.batched(lambda words: predict(loaded, words, loaded.double), module=loaded, backend=backend, seed=3)
+    assert np.allclose(batched(WORDS), expected, rtol=1e-12)
+    mixed = ab.batched(lambda words: predict(loaded, words, double), module=loaded, backend=backend, seed=3)
+    assert np.allclose(mixed(WORDS), expected, rtol=1e-12)
+
+
+def test_parameters_keep_names_and_kinds(loaded: Any) -> None:
+    net = Net()
+    assert loaded.parameters().keys() == net.parameters().keys()
+    assert {k for k, p in loaded.parameters().items() if not p.trainable} == {"named.bias"}
+    assert all(np.array_equal(loaded.state_dict()[k], x) for k, x in net.state_dict().items())
+    assert loaded.dtype == net.dtype
+    assert not loaded.training
+    assert type(loaded).__name__ == "Net"
+
+
+def test_cells_of_files_run_eagerly(loaded: Any) -> None:
+    net = Net()
+    ours, theirs = loaded.leaf(3), net.leaf(3)
+    assert np.allclose(ours.h, theirs.h)
+    pair, expected = (x.bend(x.parts[1], state, Kind.BENT) for x, state in ((loaded, ours), (net, theirs)))
+    assert np.allclose(pair.first, expected.first)
+    assert np.allclose(pair.second["c"], expected.second["c"])
+    assert pair.second["name"] == "bent"
+    assert np.allclose(loaded.total([ours.h, ours.c, ours.h]), net.total([theirs.h, theirs.c, theirs.h]))
+    assert loaded.repeat(ours.h, times=2).shape == (6,)
+
+
+def test_cells_of_files_are_called_inside_other_cells(loaded: Any) -> None:
+    net = Net()
+
+    def of(model: Any) -> Any:
+        @ab.cell(ragged=("points",))
+        def both(xs: list[Any], points: Any) -> Any:
+            return model.total(xs) + model.rows(points) + model.leaf(2).h
+
+        points = [np.arange(3.0 * n).reshape(n, 3) for n in (2, 4)]
+        return ab.batched(lambda p: both([double(row) for row in p], p), module=model, backend="reference")(points)
+
+    assert np.allclose(of(loaded), of(net), rtol=1e-12)
+
+
+def test_calls_that_no_example_had_are_refused(loaded: Any) -> None:
+    with pytest.raises(ab.GraphError, match=r"'repeat' of a file is called with x: value.3., times: 3, and no call"):
+        ab.batched(lambda w: loaded.repeat(loaded.leaf(w).h, times=3), module=loaded, backend="reference")([1])
+
+
+def test_lists_are_as_long_as_the_file_was_written_for(path: Path) -> None:
+    net = Net()
+    ab.export(net.predict, path, examples=WORDS, longest=4)
+    loaded = ab.load(path)
+    function = ab.batched(lambda n: loaded.total([loaded.leaf(1).h] * n), module=loaded, backend="reference")
+    assert function([1, 4]).shape == (2, 3)
+    with pytest.raises(ab.GraphError, match="'total' of a file is called with lists of 30 elements"):
+        function([30])
+
+
+def test_a_batched_function_keeps_its_policy_and_precision(path: Path) -> None:
+    workload = load_workload("tree-lstm", None, 8, 0)
+    workload.model.eval()
+    loss = ab.batched(workload.model.loss, policy="sufficient", precision="bf16", backend="reference")
+    ab.export(loss, path, examples=workload.first(3))
+    assert ab.load(path).options == {"policy": "sufficient", "precision": "bf16"}
+    policy = loss.learn_policy([workload.first(4)], encoding="sort", seed=0)
+    ab.export(loss, path, examples=workload.first(3))
+    loaded = ab.load(path)
+    assert loaded.options["policy"].describe() == policy.describe()
+    graft(loaded, workload.model)
+    function = types.MethodType(type(workload.model).loss, loaded)
+    again = ab.batched(function, module=loaded, backend="reference", **loaded.options)
+    assert np.allclose(again(workload.first(4)), loss(workload.first(4)), rtol=1e-5)
+
+
+def test_async_functions_are_exported(path: Path) -> None:
+    workload = load_workload("seq2seq", None, 8, 0)
+    model, instances = workload.model.eval(), [x.source for x in workload.first(4)]
+    ab.export(model.translate, path, examples=instances)
+    loaded = ab.load(path)
+    graft(loaded, model)
+    function = types.MethodType(type(model).translate, loaded)
+    found = ab.batched(function, module=loaded, backend="reference")(instances)
+    assert found == ab.batched(model.translate, backend="reference")(instances)
+
+
+SCRIPT = """
+import sys
+import autobatch as ab
+
+model = ab.load(sys.argv[1])
+
+def visit(tree):
+    return model.leaf(tree) if isinstance(tree, int) else model.merge(visit(tree[0]), visit(tree[1]))
+
+print(ab.batched(lambda tree: visit(tree)[0], module=model, backend="reference")([(1, (2, 3)), 4]).tolist())
+"""
+
+
+def test_another_process_needs_nothing_but_the_file(path: Path) -> None:
+    workload = load_workload("tree-lstm", None, 4, 0)
+    model = workload.model.eval()
+
+    def visit(tree: Any) -> Any:
+        return model.leaf(tree) if isinstance(tree, int) else model.merge(visit(tree[0]), visit(tree[1]))
+
+    trees: list[Any] = [(1, (2, 3)), 4]
+    batched = ab.batched(lambda tree: visit(tree)[0], module=model, backend="reference")
+    ab.export(batched, path, examples=trees)
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, check=True)
+    assert np.allclose(eval(ran.stdout), batched(trees), rtol=1e-6)
+
+
+def test_what_no_file_can_hold_is_refused(path: Path) -> None:
+    net = Net()
+    with pytest.raises(ab.GraphError, match=r"Net is exported in training mode; call eval"):
+        ab.export(net.train().predict, path, examples=WORDS)
+    with pytest.raises(ab.GraphError, match="without a module"):
+        ab.export(lambda x: double(double(x)), path, examples=[np.ones(2)])
+    net.eval()
+
+    @ab.cell
+    def odd(x: Any, what: Any) -> Any:
+        return x * float(what is not None)
+
+    with pytest.raises(ab.GraphError, match=r"cannot export cell 'odd': argument 'what' is .*, which no file can hold"):
+        ab.export(lambda x: odd(x, np.sin), path, examples=[np.ones(2)], module=net)
+    assert not path.exists()
+    with pytest.raises(ab.CheckpointError, match=r"cannot export Net to .*No such file"):
+        ab.export(net.predict, path.parent / "none" / "model.ab", examples=WORDS)
+
+
+def test_eager_derivatives_of_cells_of_files_are_refused(loaded: Any) -> None:
+    with pytest.raises(ab.GraphError, match="'total' comes from a file and is differentiated in eager mode"):
+        ab.grad(lambda x: ab.sum(loaded.total([x])))(np.ones(3))
