@@ -18,7 +18,7 @@ from autobatch.cli.measuring.bench import bench
 from autobatch.cli.measuring.doctor import doctor
 from autobatch.cli.policies.policy import policy
 from autobatch.cli.serving.serve import serve
-from autobatch.cli.training.evaluate import evaluate, predict
+from autobatch.cli.training.evaluate import evaluate, export, predict
 from autobatch.cli.training.train import train
 from autobatch.cli.warming import warm
 from autobatch.jit.later import NOW, VARIABLE
@@ -51,7 +51,21 @@ def commands() -> None:
     """
 
 
-for command in (train, evaluate, predict, serve, bench, explain, policy, experiment, models, data, doctor, warm):
+for command in (
+    train,
+    evaluate,
+    predict,
+    export,
+    serve,
+    bench,
+    explain,
+    policy,
+    experiment,
+    models,
+    data,
+    doctor,
+    warm,
+):
     commands.add_command(command)
 
 

@@ -36,7 +36,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Returns:
         A module, in evaluation mode, with the parameters, modules and cells of the exported one under their names:
         `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that are functions are under its name, too. Its
-        `options` are the policy and the precision: `ab.batched(function, module=model, **model.options)`.
+        `options` are the policy and the precision: `ab.batched(function, module=model, **model.options)`. Its `about`
+        is what `export` was given.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
@@ -69,6 +70,7 @@ def _make(arrays: Mapping[str, Any], content: Mapping[str, Any], doing: str) -> 
     _place(modules, parts)
     given = content["policy"]
     policy = from_text(given["text"], policies.KINDS, doing) if "text" in given else given["name"]
+    root.about = content["about"]
     root.options = {"policy": policy, "precision": content["precision"]}
     return root.eval()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from autobatch.api import Batched, batched
 from autobatch.deploy.encoding import Encoder, key_text
-from autobatch.errors import GraphError
+from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.policies import KINDS
@@ -32,6 +32,7 @@ def export(
     examples: Iterable[Any],
     module: Module | None = None,
     longest: int = LONGEST,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write what a function needs of a model to one file, which `autobatch.load` reads without the model's classes.
 
@@ -45,16 +46,31 @@ def export(
         examples: instances that call all cells in all ways that are needed.
         module: the owner of the parameters, as for `autobatch.batched`.
         longest: cells that walk through a list are written for lists of up to so many elements.
+        about: JSON values that whoever loads the model finds as its `about`.
 
     Raises:
         GraphError: the model is in training mode, there is none, or a cell depends on something that no file can hold.
-        CheckpointError: the file cannot be written; what was at `path` is still there.
+        CheckpointError: `about` is not JSON, or the file cannot be written; what was at `path` is still there.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> import autobatch as ab
-    >>> layer = ab.LSTMCell(2, 3, rng=np.random.default_rng(0))
-    >>> layer.eval()
-    LSTMCell(weight_ih=(12, 2), weight_hh=(12, 3), bias_ih=(12,), bias_hh=(12,), input_size=2, hidden_size=3)
+    >>> class Sum(ab.Module):
+    ...     def __init__(self):
+    ...         self.weight = ab.Parameter(np.full(2, 3.0))
+    ...     @ab.cell
+    ...     def add(self, x, y):
+    ...         return x + self.weight * y
+    ...     def of(self, rows):
+    ...         total = np.zeros(2)
+    ...         for row in rows:
+    ...             total = self.add(total, row)
+    ...         return total
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ab.export(Sum().eval().of, f"{folder}/sum.ab", examples=[np.ones((3, 2))])
+    ...     model = ab.load(f"{folder}/sum.ab")
+    >>> model.add(np.ones(2), np.ones(2))
+    array([4., 4.], dtype=float32)
     """
     given = function if isinstance(function, Batched) else None
     function = given.recorder.function if given is not None else function
@@ -72,12 +88,17 @@ def export(
         "parts": {n: type(x).__name__ if isinstance(x, Module) else x.trainable for n, x in module._named_parts()},
         "shared": dict(module._shared_parts()),
         "cells": _cells(fresh.recorder.calls, names, encoder, longest),
+        "about": dict(about or {}),
         "policy": _policy(given),
         "precision": "float32" if given is None else given.options.precision,
     }
     arrays = {PARAMETER + name: array for name, array in module.state_dict().items()} | encoder.arrays
-    metadata = {"format": FORMAT, "version": str(VERSION), "content": json.dumps(content)}
-    write_arrays(path, arrays, metadata, f"cannot export {type(module).__name__} to {os.fspath(path)!r}")
+    doing = f"cannot export {type(module).__name__} to {os.fspath(path)!r}"
+    try:
+        text = json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{doing}: its about is not JSON ({error}).") from error
+    write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
 
 
 def _policy(given: Batched | None) -> Any:

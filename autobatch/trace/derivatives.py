@@ -87,10 +87,12 @@ class Variables:
         for x in (*self.values, *found):
             if isinstance(x, TracedList):
                 raise NeedsLength(x.group, "differentiates along it")
-        if [*map(_shape, found)] != [*map(_shape, self.values)]:
+        own = [*map(_shape, self.values)]
+        if [*map(_shape, found)] != own:
+            differs = ", where n differs between nodes" if any("n" in shape for shape in own) else ""
             raise ShapeError(
                 f"{what} of shapes {[*map(_shape, found)]} are given for values of shapes "
-                f"{[*map(_shape, self.values)]}; give one for each, of its shape. An array that arguments hold "
+                f"{own}{differs}; give one for each, of its shape. An array that arguments hold "
                 f"in several places is one value."
             )
         return found

@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import autobatch as ab
 from helpers.runs.commands import Command
 from helpers.twins.cases import AWAITING, MORE
 
@@ -32,6 +34,22 @@ def test_a_model_is_trained_measured_and_asked(
     status, out, err = command("predict", model, "--checkpoint", tmp_path / "run")
     assert (status, err) == (0, "")
     assert len([json.loads(line) for line in out.splitlines()]) == 10
+    status, told_of, err = command("export", model, "--checkpoint", tmp_path / "run", "--out", tmp_path / "model.ab")
+    assert (status, err) == (0, "")
+    assert re.fullmatch(rf"{re.escape(str(tmp_path / 'model.ab'))}: {model}, \d+ kB\n", told_of)
+    assert command("predict", "--model", tmp_path / "model.ab") == (0, out, "")
+
+
+def test_what_a_file_lacks_is_told(command: Command, tmp_path: Path) -> None:
+    status, _, err = command("predict")
+    assert status == 2
+    assert "give MODEL and --checkpoint DIR, or --model FILE alone" in err
+    cell = ab.LSTMCell(2, 3, rng=np.random.default_rng(0))
+    cell.eval()
+    ab.export(lambda x: cell(x, (np.zeros(3), np.zeros(3))), tmp_path / "cell.ab", examples=[np.ones(2)], module=cell)
+    status, _, err = command("predict", "--model", tmp_path / "cell.ab")
+    assert status == 2
+    assert "holds the cells of a model, and not by which name the command knows the model" in err
 
 
 def test_measuring_needs_the_library_of_the_metric(

@@ -102,11 +102,12 @@ FOREIGN = {
     "other": (stored_as(format="pt"), "it holds arrays but is no checkpoint"),
     "newer": (
         stored_as(format=FORMAT, version=str(VERSION + 1), state="{}"),
-        r"its format has version '2' and this autobatch reads 1; use the autobatch that wrote it, or a newer one\.",
+        r"its format has version '3' and this autobatch reads 2; use the autobatch that wrote it, or a newer one\.",
     ),
     "no version": (stored_as(format=FORMAT, state="{}"), "its format has version ''"),
-    "no state": (stored_as(format=FORMAT, version=str(VERSION)), "its state is missing or is not JSON"),
-    "no JSON": (stored_as(format=FORMAT, version=str(VERSION), state="{"), "its state is missing or is not JSON"),
+    "no checksum": (stored_as(format=FORMAT, version=str(VERSION), state="{}"), "its checksum is missing"),
+    "no state": (stored_as(format=FORMAT, version="1"), "its state is missing or is not JSON"),
+    "no JSON": (stored_as(format=FORMAT, version="1", state="{"), "its state is missing or is not JSON"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`autobatch eval` and `autobatch predict`: the metrics and the predictions of a trained model."""
+"""`autobatch eval`, `autobatch predict` and `autobatch export`: what a trained model is used for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from autobatch.cli import options
+import autobatch as ab
+from autobatch.cli import completion, options
 from autobatch.cli.completion import complete_data
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.scoring import Scorer, say_missing_metrics
-from autobatch.cli.training.stored import StoredRun, read_trained
+from autobatch.cli.training.stored import StoredModel, describe, read_exported, read_trained
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 
@@ -75,8 +76,17 @@ def evaluate(
 
 
 @click.command()
-@options.model_argument
-@checkpoint_option
+@click.argument("name", metavar="[MODEL]", required=False, shell_complete=completion.complete_model)
+@options.checkpoint_option(
+    "The folder that `autobatch train --checkpoint` wrote, for the best checkpoint in it; or one of its files."
+)
+@click.option(
+    "--model",
+    "exported",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file that `autobatch export` wrote, instead of MODEL and --checkpoint.",
+)
 @data_option
 @click.option(
     "--out",
@@ -88,8 +98,9 @@ def evaluate(
 @options.max_bytes_option
 @options.threads_option
 def predict(
-    model: str,
-    checkpoint: Path,
+    name: str | None,
+    checkpoint: Path | None,
+    exported: Path | None,
     data: str | None,
     out: Path | None,
     backend: str | None,
@@ -104,12 +115,21 @@ def predict(
     \b
     Examples:
       autobatch predict bilstm-tagger --checkpoint runs/tags --data path/to/test.txt --out tags.jsonl
+      autobatch predict --model tagger.ab --data path/to/test.txt
     """
     use_threads(threads)
-    stored = read_trained(checkpoint, model)
+    stored: StoredModel
+    if exported is not None and name is None and checkpoint is None:
+        stored = read_exported(exported)
+    elif exported is None and name is not None and checkpoint is not None:
+        stored = read_trained(checkpoint, name)
+    else:
+        raise click.UsageError("give MODEL and --checkpoint DIR, or --model FILE alone.")
     workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.predict is None:
-        raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
+        raise DataError(
+            f"cannot predict with {stored.settings.model}: it has no scores; give the model a method scores(instance)."
+        )
     backend = backend or stored.settings.backend
     scorer = make_scorer(workload, select_instances(workload, data), stored, backend, max_bytes)
     with open_json(out) as results:
@@ -118,8 +138,41 @@ def predict(
             lines.write(prediction)
 
 
+@click.command()
+@options.model_argument
+@checkpoint_option
+@click.option(
+    "--out",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file, which is replaced.",
+)
+@options.count_option("--examples", 64, "Instances of the data, which call the cells that the file shall hold.")
+def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
+    """Write a trained MODEL to one file, for `autobatch predict --model` and `ab.load`.
+
+    MODEL is the name that it was trained by. The file holds parameters, vocabularies, the policy and the programs of
+    the cells, and no code.
+
+    \b
+    Examples:
+      autobatch export bilstm-tagger --checkpoint runs/tags --out tagger.ab
+    """
+    stored = read_trained(checkpoint, model)
+    workload = stored.load_workload()
+    spec = workload.spec
+    method = "loss" if spec.predict is None else spec.predictor
+    function = workload.batched(method, stored.policy, "reference")
+    workload.model.eval()
+    instances = workload.up_to(examples)
+    given = [spec.given(instance) for instance in instances] if spec.predict is not None else instances
+    ab.export(function, out, examples=given, about=describe(stored.settings, workload))
+    click.echo(f"{out}: {model}, {out.stat().st_size / 1e3:,.0f} kB")
+
+
 def make_scorer(
-    workload: Workload, instances: Sequence[Any], stored: StoredRun, backend: str, max_bytes: int | None
+    workload: Workload, instances: Sequence[Any], stored: StoredModel, backend: str, max_bytes: int | None
 ) -> Scorer:
     """Record instances, to be run as training ran them, but by a backend and within a limit of their own."""
     return Scorer(workload, instances, stored.policy, backend, stored.settings.batch_size, max_bytes)

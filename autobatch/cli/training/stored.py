@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from autobatch.cli.results import Tally
 from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, load_workload
+from autobatch.deploy.loading import load
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
@@ -41,23 +43,15 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class StoredRun:
-    """What a checkpoint of a run holds."""
+class StoredModel:
+    """What a file holds of a trained model: a checkpoint, or one that was exported."""
 
     path: Path
     settings: Settings
     encoding: Encoding
-    n_train: int
-    """Training instances."""
-    position: Position
-    best: float | None
-    """The best that the first metric was after an epoch; None if there is none."""
-    draws: dict[str, int]
-    """Seed and step that random numbers of the loss depend on."""
     learned: Directed | None
     """The policy of the loss, if it was learned or was read from a file."""
     parameters: dict[str, Any]
-    optimizer: dict[str, Any]
 
     @property
     def policy(self) -> str | Policy:
@@ -71,6 +65,36 @@ class StoredRun:
                 f"cannot use {str(self.path)!r} for {model}: a {self.settings.model} was trained there; name that "
                 f"model, or another folder."
             )
+
+    def load_workload(self, data: str | None = None) -> Workload:
+        """Load the stored model, with the data that it was trained on or with other data.
+
+        Raises:
+            DataError: there is no such data, or it is malformed.
+            CheckpointError: the model is not what it was.
+        """
+        settings, encoding = self.settings, self.encoding
+        if data not in (None, settings.data):
+            encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
+        workload = load_workload(
+            settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision
+        )
+        workload.model.load_state_dict(self.parameters)
+        return workload
+
+
+@dataclass(frozen=True)
+class StoredRun(StoredModel):
+    """What a checkpoint of a run holds."""
+
+    n_train: int
+    """Training instances."""
+    position: Position
+    best: float | None
+    """The best that the first metric was after an epoch; None if there is none."""
+    draws: dict[str, int]
+    """Seed and step that random numbers of the loss depend on."""
+    optimizer: dict[str, Any]
 
     def settle(self, given: dict[str, Any]) -> Settings:
         """Take the stored settings, but the epochs, the memory and the backend that are given.
@@ -91,22 +115,6 @@ class StoredRun:
                     f"{stored[name]} and {value} was asked for; leave that out, or name another folder."
                 )
         return replace(self.settings, **{name: given[name] for name in FREE if given.get(name, "auto") != "auto"})
-
-    def load_workload(self, data: str | None = None) -> Workload:
-        """Load the stored model, with the data that it was trained on or with other data.
-
-        Raises:
-            DataError: there is no such data, or it is malformed.
-            CheckpointError: the model is not what it was.
-        """
-        settings, encoding = self.settings, self.encoding
-        if data not in (None, settings.data):
-            encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
-        workload = load_workload(
-            settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision
-        )
-        workload.model.load_state_dict(self.parameters)
-        return workload
 
     def restore(self, fitting: Fitting, n_train: int) -> None:
         """Put training where it was; `n_train` instances are there now.
@@ -136,12 +144,9 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     optimizer: dict[str, Any] = dict(fitting.optimizer.state_dict())
     arrays = {PARAMETER + name: array for name, array in workload.model.state_dict().items()}
     arrays |= {OPTIMIZER + name: array for name, array in optimizer.pop("arrays").items()}
-    dataset = workload.dataset
     state = {
-        "settings": asdict(settings),
-        "sizes": dict(dataset.sizes),
-        "vocabularies": {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()},
-        "n_train": len(dataset.train),
+        **describe(settings, workload),
+        "n_train": len(workload.dataset.train),
         "position": asdict(fitting.position),
         "best": best,
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
@@ -149,6 +154,13 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         "optimizer": optimizer,
     }
     save_checkpoint(path, arrays, state)
+
+
+def describe(settings: Settings, workload: Workload) -> dict[str, Any]:
+    """What a model is made of again, with its parameters, as JSON values."""
+    dataset = workload.dataset
+    vocabularies = {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()}
+    return {"settings": asdict(settings), "sizes": dict(dataset.sizes), "vocabularies": vocabularies}
 
 
 def policy_text(policy: Policy) -> str | None:
@@ -177,10 +189,7 @@ def read_run(path: Path) -> StoredRun:
         position = {**state["position"], "tally": Tally(**state["position"]["tally"])}
         return StoredRun(
             path=path,
-            settings=Settings(**state["settings"]),
-            encoding=Encoding(
-                {name: Vocabulary(words) for name, words in state["vocabularies"].items()}, dict(state["sizes"])
-            ),
+            **_made_of(state),
             n_train=state["n_train"],
             position=Position(**position),
             best=state["best"],
@@ -194,6 +203,31 @@ def read_run(path: Path) -> StoredRun:
             f"cannot load {str(path)!r}: it is a checkpoint, but not of autobatch train; give a folder that "
             f"autobatch train --checkpoint wrote."
         ) from error
+
+
+def _made_of(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What `describe` described."""
+    vocabularies = {name: Vocabulary(words) for name, words in described["vocabularies"].items()}
+    return {"settings": Settings(**described["settings"]), "encoding": Encoding(vocabularies, dict(described["sizes"]))}
+
+
+def read_exported(path: Path) -> StoredModel:
+    """Read what `autobatch export` wrote.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or `ab.export` wrote it, of a model that has no name here.
+    """
+    model = load(path)
+    policy = model.options["policy"]
+    try:
+        made_of = _made_of(model.about)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot use {str(path)!r}: it holds the cells of a model, and not by which name the command knows the "
+            f"model; call them after ab.load, or export a checkpoint by autobatch export."
+        ) from error
+    learned = policy if isinstance(policy, Directed) else None
+    return StoredModel(path=path, **made_of, learned=learned, parameters=model.state_dict())
 
 
 def read_trained(checkpoint: Path, model: str) -> StoredRun:
