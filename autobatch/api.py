@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, t
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
+from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import check_max_bytes
@@ -42,6 +43,9 @@ from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
 
 Array = NDArray[Any]
+Number: TypeAlias = np.floating[Any]
+Grads: TypeAlias = dict[str, Any]
+"""Gradients by parameter: arrays, or `autobatch.Rows` of a table."""
 
 
 class Batched(Engine):
@@ -86,6 +90,84 @@ class Batched(Engine):
         """
         return list_results(structures, self._typed(columns))
 
+    @overload
+    def value_and_grad(  # type: ignore[overload-overlap]  # a literal comes before other texts
+        self,
+        instances: Iterable[Any],
+        reduce: Literal["none"],
+        has_aux: Literal[False] = False,
+        out: None = None,
+        inputs: Literal[False] = False,
+        *,
+        only: Collection[str] | None = None,
+        clip: None = None,
+        max_norm: float = 1.0,
+    ) -> tuple[Array, dict[str, Array]]: ...
+    @overload
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        has_aux: Literal[False] = False,
+        out: dict[str, Gradient] | None = None,
+        inputs: Literal[False] = False,
+        *,
+        only: Collection[str] | None = None,
+        clip: Literal["per-instance"],
+        max_norm: float = 1.0,
+    ) -> tuple[Number, Gradients]: ...
+    @overload
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        has_aux: Literal[False] = False,
+        out: dict[str, Gradient] | None = None,
+        inputs: Literal[False] = False,
+        *,
+        only: Collection[str] | None = None,
+        clip: str | None = None,
+        max_norm: float = 1.0,
+    ) -> tuple[Number, Grads]: ...
+    @overload
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        *,
+        has_aux: Literal[True],
+        out: dict[str, Gradient] | None = None,
+        inputs: Literal[False] = False,
+        only: Collection[str] | None = None,
+        clip: str | None = None,
+        max_norm: float = 1.0,
+    ) -> tuple[tuple[Number, Any], Grads]: ...
+    @overload
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        *,
+        has_aux: Literal[False] = False,
+        out: dict[str, Gradient] | None = None,
+        inputs: Literal[True],
+        only: Collection[str] | None = None,
+        clip: str | None = None,
+        max_norm: float = 1.0,
+    ) -> tuple[Number, Grads, list[Any]]: ...
+    @overload
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        has_aux: bool = False,
+        out: dict[str, Gradient] | None = None,
+        inputs: bool = False,
+        *,
+        only: Collection[str] | None = None,
+        clip: str | None = None,
+        max_norm: float = 1.0,
+    ) -> Any: ...
     def value_and_grad(
         self,
         instances: Iterable[Any],

@@ -204,7 +204,7 @@ def our_ways(model: Any, batch: Sequence[Any], config: Config, backend: str) -> 
     return {
         "sum": partial(loss.value_and_grad, graphs, reduce="sum"),
         "each": partial(loss.value_and_grad, graphs, reduce="none"),
-        "clipped": partial(loss.value_and_grad, graphs, reduce="sum", **options),  # type: ignore[arg-type]
+        "clipped": partial(loss.value_and_grad, graphs, reduce="sum", **options),
     }
 
 

@@ -71,9 +71,11 @@ class BiLSTMTagger(ab.Module):
         """Read words, or the states of the layer below, one after the other: the state after each."""
         states, state = [], (self.zeros, self.zeros)
         for read in inputs:
-            state = (
-                self.read_states(lstm, *read, state) if isinstance(read, tuple) else self.read_word(lstm, read, state)
-            )
+            if isinstance(read, tuple):
+                right, left = read
+                state = self.read_states(lstm, right, left, state)
+            else:
+                state = self.read_word(lstm, read, state)
             states.append(state)
         return states
 

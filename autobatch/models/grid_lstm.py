@@ -84,7 +84,8 @@ class GridLSTM(ab.Module):
 
     def loss(self, pair: Comparison[int]) -> Any:
         """Compute the cross-entropy of the label of a pair: a scalar."""
-        return self.label_loss(*self.corner(pair), pair.label)
+        row, column = self.corner(pair)
+        return self.label_loss(row, column, pair.label)
 
     def scores(self, pair: Comparison[int]) -> Any:
         """Score the labels of a pair: logits (C,)."""

@@ -15,8 +15,8 @@ from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import make_gradients
 
 
-class Gradients(dict[str, Gradient]):
-    """Gradients by the names of parameters.
+class Gradients(dict[str, Any]):
+    """Gradients by the names of parameters: arrays, or `Rows`.
 
     Attributes:
         finite: on a device, an array of one bool: whether all losses, and their gradients where these were clipped, are

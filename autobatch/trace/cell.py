@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial, update_wrapper
 from itertools import chain, repeat
 from types import FunctionType
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 
@@ -172,10 +172,16 @@ class BoundCell:
         return f"<cell {self.cell.name} of {type(self.owner).__name__}>"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
 @overload
-def cell(function: Callable[..., Any]) -> Any: ...
+def cell(function: Callable[P, R]) -> Callable[P, R]: ...
 @overload
-def cell(*, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]: ...
+def cell(
+    *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()) -> Any:
     """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
 

@@ -144,8 +144,8 @@ def check_both(function: Any, batch: Sequence[Any], wanted: Any = None, **option
     np.testing.assert_allclose(value, losses, rtol=1e-10, atol=1e-12)
     check_equal(found, grads)
     weights, max_norm = np.linspace(-1.0, 2.0, len(batch)), float(np.median(norms_of(grads))) or 1.0
-    value, sums = run.value_and_grad(batch, weights, clip="per-instance", max_norm=max_norm)
-    np.testing.assert_allclose(value, weights @ losses, rtol=1e-9, atol=1e-12)
+    weighted, sums = run.value_and_grad(batch, weights, clip="per-instance", max_norm=max_norm)
+    np.testing.assert_allclose(weighted, weights @ losses, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(sums.norms, norms_of(grads), rtol=1e-8, atol=1e-12)
     check_equal(sums, clipped(grads, weights, max_norm))
     return run
@@ -255,6 +255,7 @@ def test_gradients_of_inputs_are_those_of_the_own_loss() -> None:
         return model.choose(model.several(states), 1)
 
     run = ab.batched(loss, module=model)
+    value: Any
     value, grads, inputs = run.value_and_grad(batch, reduce="none", inputs=True)
     _, summed, wanted = run.value_and_grad(batch, reduce="sum", inputs=True)
     assert value.shape == (3,)

@@ -65,7 +65,7 @@ def draw_batches(n: int, seed: int = 0) -> list[list[Any]]:
     return [[draw_tree(rng) for _ in range(rng.integers(1, 4))] for _ in range(n)]
 
 
-def in_threads(*works: Callable[[], None], patience: float = 60.0) -> None:
+def in_threads(*works: Callable[[], object], patience: float = 60.0) -> None:
     """Run each in a thread of its own, begun together; raise what the first of them that failed raised."""
     start, errors = threading.Barrier(len(works)), list[BaseException]()
 

@@ -254,8 +254,8 @@ def test_models_move_no_more_and_launch_less(case: Case) -> None:
         placed = place_batch(model.loss, instances, planner=MemoryPlanner(sums=sums))
         copies = [m for m in movements(*placed) if m.how == "copy"]
         assert len(copies) == COPIES.get(case.name, 0)
-    (value, gradients, launches, moved), (other, others, fewer, less) = found
-    assert value == pytest.approx(other, rel=TOLERANCE)
+    (first, gradients, launches, moved), (other, others, fewer, less) = found
+    assert first == pytest.approx(other, rel=TOLERANCE)
     check_equal(list(gradients.values()), list(others.values()))
     before, after = MODELS[case.name]
     assert (fewer < launches) == (after < before)

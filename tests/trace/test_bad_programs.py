@@ -292,7 +292,11 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         ab.GraphError,
         ("lookup takes ids that are int arguments of the cell", "pass it to the cell"),
     ),
-    "float as id": (lambda m, w: m.leaf(1.0), ab.GraphError, ("lookup takes ids that are int arguments of the cell",)),
+    "float as id": (
+        lambda m, w: m.leaf(1.0),  # type: ignore[arg-type]
+        ab.GraphError,
+        ("lookup takes ids that are int arguments of the cell",),
+    ),
     "constant id": (
         lambda m, w: m.body(m.leaf(w), lambda x: x + ab.lookup(m.table, 9)),
         ab.DataError,
@@ -423,6 +427,6 @@ def test_the_users_own_errors_pass_unchanged(model: Model, place: str) -> None:
 
 def test_wrong_arguments_are_pythons_own_errors(model: Model) -> None:
     with refused(TypeError, "leaf() got an unexpected keyword argument 'text'"):
-        ab.batched(lambda word: model.leaf(text=word), module=model)([1])
+        ab.batched(lambda word: model.leaf(text=word), module=model)([1])  # type: ignore[call-arg]
     with refused(TypeError, "choose() missing 1 required positional argument: 'label'"):
-        ab.batched(lambda word: model.choose(model.leaf(word)), module=model)([1])
+        ab.batched(lambda word: model.choose(model.leaf(word)), module=model)([1])  # type: ignore[call-arg]

@@ -177,7 +177,8 @@ def test_what_does_not_is_a_type_for_each_length(name: str, body: Callable[..., 
 
 def test_explain_says_which_cell_has_a_type_for_each_length_and_why() -> None:
     weights = Weights()
-    call = ab.cell(lambda xs: ab.sum(xs[0] - xs[-1]))
+    function: Callable[[Any], Any] = lambda xs: ab.sum(xs[0] - xs[-1])  # noqa: E731
+    call: Any = ab.cell(function)
     call.name = "ends"
     batched = ab.batched(lambda xs: call([weights.feed(x) for x in xs]), module=weights)
     told = str(batched.explain([nodes[0] for nodes in draw(([2], [3]))]))

@@ -132,7 +132,7 @@ def test_the_carrier_of_a_cell_is_its_function_under_another_name() -> None:
         return by * x + shift
 
     scaled.mark = "kept"  # type: ignore[attr-defined]
-    cell = ab.cell(scaled)
+    cell: Any = ab.cell(scaled)
     assert cell.carrier(np.ones(2)).tolist() == [4.0, 4.0]
     assert (cell.carrier.__doc__, cell.carrier.mark, cell.carrier.__name__) == ("Scale.", "kept", "scaled")
     assert cell.carrier.__qualname__ == f"{scaled.__qualname__}.carrier"

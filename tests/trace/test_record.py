@@ -358,7 +358,7 @@ def test_cells_of_subclasses_and_of_modules_elsewhere() -> None:
 
 def test_an_attribute_in_the_place_of_a_cell_is_left_alone() -> None:
     model = Scale(2.0)
-    model.scale = lambda x: free(x)
+    model.scale = lambda x: free(x)  # type: ignore[method-assign]
     mine = model.scale
     np.testing.assert_allclose(ab.batched(lambda x: model.scale(np.array(x)), module=model)([0.5]), [np.tanh(0.5)])
     assert model.scale is mine

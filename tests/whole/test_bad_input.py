@@ -146,7 +146,7 @@ def test_no_function_no_instances(model: Model) -> None:
     loss = ab.batched(model.loss)
     for run in (loss, loss.value_and_grad, loss.record_all, loss.explain):
         with refused(ab.DataError, "a mini-batch is a list of instances, not 3; for one instance, give [instance]"):
-            run(3)  # type: ignore[arg-type]
+            run(3)  # type: ignore[arg-type, call-overload]
 
 
 def test_graphs_that_do_not_belong(model: Model) -> None:

@@ -168,5 +168,5 @@ def test_copies_and_pickles_of_a_cell_are_the_cell() -> None:
         assert copy.deepcopy(cell) is pickle.loads(pickle.dumps(cell)) is cell
     model = Energy()
     twin = copy.deepcopy(model.energy)
-    assert twin.__self__ is not model
+    assert twin.__self__ is not model  # type: ignore[attr-defined]
     assert float(twin(np.ones(3))) == float(model.energy(np.ones(3)))

@@ -322,7 +322,8 @@ def test_profiles_of_batches_with_rows_that_the_loss_does_not_depend_on() -> Non
         ab.batched(model.everything, backend=backend) for backend in (Cuda(device=HostDevice()), Reference())
     )
     with loss.profile() as profile:
-        assert_equal(*(run.value_and_grad(instances, has_aux=True) for run in (loss, wanted)))
+        found: list[Any] = [run.value_and_grad(instances, has_aux=True) for run in (loss, wanted)]
+    assert_equal(*found)
     (call,) = profile.calls
     (part,) = loss.prepare(instances, training=True, has_aux=True).parts
     assert min(span.ms for span in call.batches) >= 0

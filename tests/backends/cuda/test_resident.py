@@ -76,7 +76,8 @@ def test_a_training_step_waits_for_nothing() -> None:
     loss = ab.batched(model.to(device).loss, backend=Cuda(device=device))
     graphs = loss.record_all(instances)
     loss.value_and_grad(graphs)
-    loss.value_and_grad(graphs)[0].get()
+    late: Any = loss.value_and_grad(graphs)[0]
+    late.get()
     before = copy.copy(device.traffic)
     value, _ = loss.value_and_grad(graphs)
     assert isinstance(value, Late)
@@ -96,6 +97,8 @@ def test_a_loss_that_is_not_finite_is_told_when_it_is_read_or_by_the_next_call()
     loss = ab.batched(Scale().to(device).loss, backend=Cuda(device=device))
     good, bad = [np.ones(2)], [np.ones(2), np.zeros(2)]
     with np.errstate(divide="ignore", invalid="ignore"):
+        value: Any
+        grads: Any
         value, grads = loss.value_and_grad(bad)
         for same in (grads, grads.copy(), grads | {"w": grads["w"]}):
             assert not device.get(same.finite).any()

@@ -201,5 +201,5 @@ def slope_cell(
         return differentiated(values, g, ints)
 
     if isinstance(case, RowsCase):
-        return lambda instance: of_rows(*instance[0], instance[1])
+        return lambda instance: of_rows(instance[0][0], instance[0][1], instance[1])
     return lambda instance: of_values(*instance)
