@@ -87,6 +87,21 @@ def tabulate_ragged(records: Records) -> Table:
     return Table("", ("", "width", *RAGGED.values()), rows)
 
 
+def tabulate_molecules(records: Records) -> Table:
+    """Show milliseconds of a step of training on forces, and how many times as fast as the expert."""
+    (found,) = (record.figures["ms"] for record in records.values())
+    expert = found["PyTorch, batched by an expert"]
+    return Table("", ("", "ms", "times"), [(way, f"{ms:.1f}", f"{expert / ms:.2f}") for way, ms in found.items()])
+
+
+def tabulate_ways(records: Records) -> Table:
+    """Show milliseconds, with a row for each way and a column for each width or case."""
+    figures = records[""].figures
+    ways = dict.fromkeys(way for found in figures.values() for way in found)
+    rows = [(way, *(f"{found[way]:.1f}" if way in found else "" for found in figures.values())) for way in ways]
+    return Table("", ("", *(f"{what}, ms" for what in figures)), rows)
+
+
 def tabulate_modules(records: Records) -> Table:
     """Show trees per second, by width."""
     rates = {f"width {found.figures['dim']}": found.figures["trees per second"] for found in records.values()}
@@ -152,6 +167,9 @@ TABLES = {
     "latency": Source("latency", ("",), tabulate_latency),
     "ragged": Source("ragged", ("",), tabulate_ragged),
     "decoding": Source("decoding", ("",), tabulate_decoding),
+    "molecules": Source("molecules", ("dim-64",), tabulate_molecules),
+    "hessian": Source("hessian", ("",), tabulate_ways),
+    "per-instance": Source("per_instance", ("",), tabulate_ways),
     "serving": Source("serving", serving.PARTS, serving.tabulate_some),
     "modules": Source("modules_of_torch", ("dim-64", "dim-256"), tabulate_modules),
     "data-parallel": Source("data_parallel", (*data_parallel.TRAINED, data_parallel.TORCH), tabulate_parallel),
