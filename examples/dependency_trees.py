@@ -5,8 +5,8 @@
 It prints the loss, the share of new sentences that it judges rightly, and in how few batches their words ran:
 
     epoch 6: loss 0.01
-    new sentences judged rightly: 96.0%
-    726 nodes ran in 5 batches
+    new sentences judged rightly: 98.5%
+    655 nodes ran in 5 batches
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def main() -> None:
     graphs = loss.record_all(sentences)
     for epoch in range(1, 7):
         for batch in ab.minibatches(graphs, 50, rng):
-            value, grads = loss.value_and_grad(batch)
-            optimizer.step(grads)
-        print(f"epoch {epoch}: loss {value:.2f}")
+            optimizer.step(loss.value_and_grad(batch)[1])
+        print(f"epoch {epoch}: loss {np.mean(loss(graphs)):.2f}")
     scores = ab.batched(model.scores)
     right = np.mean(scores(new).argmax(axis=1) == [sentence.truth for sentence in new])
     print(f"new sentences judged rightly: {right:.1%}")

@@ -4,9 +4,9 @@
 
 It prints the loss, how many of the names in new texts it finds, and tags: B and I for a name, O for what is none:
 
-    epoch 8: loss 0.31
-    new texts: 304 of 316 names are found, 17 times something else
-    cabfabadace -> OOOBIIOOOOO
+    epoch 6: loss 0.71
+    new texts: 306 of 317 names are found, 15 times something else
+    fadeacecebdacecebbbee -> OOOOOOOBIIBIIIBIIOOOO
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 It prints the loss, how many nodes of new trees get the right label, and in how few batches they ran:
 
-    epoch 5: loss 0.04
+    epoch 5: loss 0.06
     right labels of new data: 100.0% of nodes
     1962 nodes ran in 11 batches
 """
@@ -87,9 +87,8 @@ def main() -> None:
     graphs = loss.record_all(trees[:1000])
     for epoch in range(1, 6):
         for batch in ab.minibatches(graphs, 50, rng):
-            value, grads = loss.value_and_grad(batch)
-            optimizer.step(grads)
-        print(f"epoch {epoch}: loss {value:.2f}")
+            optimizer.step(loss.value_and_grad(batch)[1])
+        print(f"epoch {epoch}: loss {np.mean(loss(graphs)):.2f}")
     predict, meant = ab.batched(model.labels), [node.label for tree in new for node in tree.postorder()]
     nodes = np.mean(np.concatenate(predict(new)) == meant)
     print(f"right labels of new data: {nodes:.1%} of nodes")

@@ -4,9 +4,9 @@
 
 It prints the loss, and how many new words come out right with a beam of one and of four:
 
-    epoch 6: loss 0.31
-    beam of 1: 190 of 200 words are right
-    beam of 4: 193 of 200 words are right
+    epoch 6: loss 0.22
+    beam of 1: 179 of 200 words are right
+    beam of 4: 182 of 200 words are right
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def test_labels_of_all_nodes_are_learned(cache: Path) -> None:
     assert numbers(r"new data: (\S+)%", text)[0] > 95
 
 
+@pytest.mark.slow
 def test_names_in_lattices_are_found(cache: Path) -> None:
     found, meant, wrong = numbers(r"(\d+) of (\d+) names are found, (\d+)", told("ner_lattice", cache))
     assert found > 0.9 * meant
@@ -93,6 +94,7 @@ def test_words_are_written_backwards(cache: Path) -> None:
     assert four > 150
 
 
+@pytest.mark.slow
 def test_questions_are_answered_by_modules(cache: Path) -> None:
     pytest.importorskip("torch", reason="its modules are those of PyTorch")
     right, base = numbers(r"questions: (\S+)% right; (\S+)%", told("module_network", cache))
