@@ -1,0 +1,83 @@
+"""An agent that learns in the Gymnasium environment which nodes to run together, and is then used as a policy.
+
+    python examples/gym_agent.py        # needs the extra rl
+
+The agent scores each type that is ready by a weighted sum of its features, and learns the weights by REINFORCE. It
+prints what it needs above the lower bound while it learns, and then its mean batches beside those of others:
+
+    step 1: 17.8 batches above the lower bound
+    ...
+      agenda       33.8
+      trained      22.8
+      lower bound  20.1
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models import find_model
+
+try:
+    import gymnasium
+
+    import autobatch.policies.env as rl
+except (ImportError, ab.PolicyError):
+    sys.exit("examples/gym_agent.py needs Gymnasium: pip install '.[rl]' in a checkout brings it.")
+
+
+class LinearAgent:
+    """Chooses a type by the softmax of its scores; the form is that of agents of Stable-Baselines3."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], rng: np.random.Generator) -> None:
+        space: Any = env.observation_space
+        self.observation_space, self.weights, self.rng = space, np.zeros(space["types"].shape[1]), rng
+
+    def chances(self, observation: dict[str, Any]) -> Any:
+        """How likely each type is chosen: 0 for one that is not ready."""
+        scores = np.where(observation["mask"], observation["types"] @ self.weights, -np.inf)
+        exps = np.exp(scores - scores.max())
+        return exps / exps.sum()
+
+    def predict(self, observation: Any, *, deterministic: bool, action_masks: Any) -> tuple[int, None]:
+        chances = self.chances(observation)
+        return int(chances.argmax() if deterministic else self.rng.choice(len(chances), p=chances)), None
+
+    def play(self, env: gymnasium.Env[Any, Any]) -> tuple[float, Any]:
+        """Play an episode: what it gained, and the gradient of the logarithm of its probability."""
+        (seen, _), gained, gradient, done = env.reset(), 0.0, np.zeros_like(self.weights), False
+        while not done:
+            action, _ = self.predict(seen, deterministic=False, action_masks=seen["mask"])
+            gradient += seen["types"][action] - self.chances(seen) @ seen["types"]
+            seen, reward, done, _, _ = env.step(action)
+            gained += float(reward)
+        return gained, gradient
+
+
+def main() -> None:
+    """Train an agent on mini-batches of expressions, and count the batches of others."""
+    rng, spec = np.random.default_rng(0), find_model("tree-lstm-2type")
+    data = spec.load(spec.default_data, rng)
+    model: Any = spec.build(data, dim=4, rng=rng)
+    loss = ab.batched(model.loss)
+    seen, new = ([data.train[i : i + 8] for i in range(first, first + 160, 8)] for first in (0, 160))
+    env = gymnasium.make(rl.ID, dags=rl.episodes(loss, seen))
+    env.reset(seed=0)
+    agent, untrained = LinearAgent(env, rng), LinearAgent(env, rng)
+    for step in range(1, 13):
+        gains, gradients = zip(*(agent.play(env) for _ in range(20)), strict=True)
+        agent.weights += 0.05 * np.mean((np.array(gains) - np.mean(gains))[:, None] * gradients, axis=0)
+        print(f"step {step}: {-np.mean(gains):.1f} batches above the lower bound")
+    print("batches of new mini-batches:")
+    policies: list[ab.policies.Policy] = [rl.Agent(untrained, "untrained"), ab.policies.get("depth")]
+    for loss.policy in [*policies, ab.policies.get("agenda"), rl.Agent(agent, "trained")]:
+        print(f"  {loss.policy.name:<12} {np.mean([loss.explain(minibatch).batches for minibatch in new]):.1f}")
+    print(f"  {'lower bound':<12} {np.mean([loss.explain(minibatch).lower_bound for minibatch in new]):.1f}")
+
+
+if __name__ == "__main__":
+    main()
