@@ -23,7 +23,7 @@ from autobatch.ops.operators import Operators
 from autobatch.ops.taped import Taped
 from autobatch.params.parameter import Parameter
 from autobatch.trace.differentiation import Differentiation, differentiation
-from autobatch.trace.elements import NeedsLength, TracedList
+from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.handles import Outputs, Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
 from autobatch.trace.ragged import Ragged
@@ -69,6 +69,8 @@ class Variables:
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)
         missing = [x for x in self.values if not isinstance(x, Parameter) and all(x is not y for y in held.arrays)]
+        if missing and isinstance(missing[0], Element):
+            raise NeedsLength(missing[0].var.domain, "differentiates by an element of it")
         if missing:
             raise GraphError(
                 f"{_what(wrt)} gives {missing[0]!r}, which the arguments of the function do not hold; pass it as an "

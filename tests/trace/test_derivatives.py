@@ -33,6 +33,15 @@ def test_rows_of_any_number_move_along_rows_inside_a_cell() -> None:
     assert np.allclose(ab.batched(lambda x: moved(x), backend="reference")(clouds), [moved(x) for x in clouds])
 
 
+def test_a_cell_differentiates_by_elements_of_its_list() -> None:
+    @ab.cell
+    def slope(xs: list[Any]) -> Any:
+        return ab.grad(lambda xs: ab.sum(xs[0] * xs[1]), wrt=lambda xs: xs[1])(xs)[0]
+
+    points = np.array([[1.0, 2.0], [3.0, 4.0]])
+    assert np.allclose(ab.batched(lambda x: slope([*x]), backend="reference")([points, 2 * points]), [[1, 2], [2, 4]])
+
+
 def test_a_number_of_numpy_is_one_value_wherever_arguments_hold_it() -> None:
     x = np.float64(2.0)
     assert ab.grad(lambda x, pair: x * pair[0])(x, (x, 1.0)) == 4.0
