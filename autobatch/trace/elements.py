@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import Traced, TracedCondition
-from autobatch.ir.program import SHARED, source_key
+from autobatch.ir.program import SHARED, Constant, source_key
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS, is_zero
@@ -164,7 +164,7 @@ class ListBuilder(RowBuilder):
         if isinstance(x, (int, float)):
             return self._once(("number", type(x), repr(x)), lambda: super(ListBuilder, self).wrap(x))
         new = super().wrap(x)
-        return self._once(source_key(new.var.source), lambda: new)
+        return self._once(source_key(new.var.source), lambda: new) if isinstance(new.var.source, Constant) else new
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; of elements, it is an element, or the sum of all."""

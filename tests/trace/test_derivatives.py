@@ -42,6 +42,25 @@ def test_a_cell_differentiates_by_elements_of_its_list() -> None:
     assert np.allclose(ab.batched(lambda x: slope([*x]), backend="reference")([points, 2 * points]), [[1, 2], [2, 4]])
 
 
+def test_derivatives_by_one_parameter_are_apart_where_a_list_is_walked() -> None:
+    weight = ab.Parameter(np.full(2, 0.5))
+
+    class Held(ab.Module):
+        def __init__(self) -> None:
+            self.weight = weight
+
+        @ab.cell
+        def both(self, xs: list[Any]) -> Any:
+            total = sum(xs)
+            (first,) = ab.grad(lambda x: ab.sum(weight * x), wrt=lambda x: weight)(total)
+            (second,) = ab.grad(lambda x: ab.sum(weight * weight * x), wrt=lambda x: weight)(total)
+            return first + second
+
+    held, rows = Held(), np.array([[1.0, 2.0], [3.0, 4.0]])
+    batched = ab.batched(lambda x: held.both([*x]), module=held, backend="reference")
+    assert np.allclose(batched([rows]), held.both([*rows]))
+
+
 def test_a_number_of_numpy_is_one_value_wherever_arguments_hold_it() -> None:
     x = np.float64(2.0)
     assert ab.grad(lambda x, pair: x * pair[0])(x, (x, 1.0)) == 4.0
