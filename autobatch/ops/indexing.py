@@ -41,7 +41,8 @@ def _lookup_shape(table: Shape, ids: Shape) -> Shape:
 
 def _scatter(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
     out[...] = 0
-    ids, shape = to_ids(ids), g.shape[: ids.ndim]
+    ids, g = to_ids(ids), xp.broadcast_to(g, (len(out), *g.shape[1:]))  # all nodes may share the values
+    shape = g.shape[: ids.ndim]
     rows = xp.broadcast_to(xp.arange(shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1)), shape).reshape(-1)
     flat = xp.broadcast_to(ids, shape).reshape(-1)
     first, sums = _sum_by_id(xp, rows * size + flat, g.reshape((flat.size, *out.shape[2:])))
@@ -50,6 +51,7 @@ def _scatter(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
 
 def _scatter_row_sum(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
     """Add row k of g to row ids[k] of the table, once per distinct id."""
+    g = xp.broadcast_to(g, (max(len(g), len(ids)), *g.shape[1:]))
     flat = xp.broadcast_to(to_ids(ids), g.shape[: ids.ndim]).reshape(-1)
     first, sums = _sum_by_id(xp, flat, g.reshape((flat.size, *out.shape[2:])))
     out[0][flat[first]] += sums

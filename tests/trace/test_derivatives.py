@@ -61,6 +61,21 @@ def test_derivatives_by_one_parameter_are_apart_where_a_list_is_walked() -> None
     assert np.allclose(batched([rows]), held.both([*rows]))
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_rows_that_are_looked_up_have_one_gradient_in_all_nodes(backend: str) -> None:
+    class Table(ab.Module):
+        def __init__(self) -> None:
+            self.table = ab.Parameter(np.arange(6.0).reshape(3, 2))
+
+        @ab.cell
+        def slope(self, row: int) -> Any:
+            return ab.grad(lambda row: ab.mean(ab.lookup(self.table, row)), wrt=lambda row: self.table)(row)[0]
+
+    table = Table()
+    batched = ab.batched(table.slope, module=table, backend=backend)
+    assert np.allclose(batched([0, 2, 1]), [table.slope(row) for row in (0, 2, 1)])
+
+
 def test_a_number_of_numpy_is_one_value_wherever_arguments_hold_it() -> None:
     x = np.float64(2.0)
     assert ab.grad(lambda x, pair: x * pair[0])(x, (x, 1.0)) == 4.0
