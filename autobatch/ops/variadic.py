@@ -17,7 +17,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.ports import VariadicPort, as_port, no_elements
@@ -146,7 +146,7 @@ def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
     if is_list and not values:
         return _zeros(element_shape(shape))
     element = values[0] if is_list else values.values(element_shape(shape))
-    if shape is not None and (found := _map(shape_of, element)) != element_shape(shape):
+    if shape is not None and (found := _map(_known_shape, element)) != element_shape(shape):
         raise ShapeError(f"shape={shape!r} is that of one element, and the elements have shape {found}.")
     return over(values) if is_list else _map(variadic, element)
 
@@ -181,12 +181,23 @@ def _map(function: Any, tree: Any) -> Any:
 
 
 def check_equal_shapes(values: Sequence[Any]) -> None:
-    """Refuse elements of different shapes in one list."""
-    shapes = {shape_of(v) for v in values if not isinstance(v, tuple)}
+    """Refuse elements of different shapes in one list, and of n rows, where n differs between nodes."""
+    shapes = {_known_shape(v) for v in values if not isinstance(v, tuple)}
     if len(shapes) > 1:
         raise ShapeError(
             f"the elements of a list are values of one shape, not {' and '.join(map(str, sorted(shapes)))}."
         )
+
+
+def _known_shape(x: Any) -> Shape:
+    """The shape of an element; ShapeError if a cell knows it only when it runs."""
+    shape = shape_of(x)
+    if not all(map(_is_size, shape)):
+        raise ShapeError(
+            "the elements of a list are values of one shape, and this one has n rows, where n differs between nodes; "
+            "add such values with +, or join their rows with ab.concat."
+        )
+    return shape
 
 
 def _stack(values: list[Any]) -> Any:

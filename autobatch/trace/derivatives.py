@@ -128,6 +128,11 @@ def _leaves(x: Any) -> list[Any]:
     )
 
 
+def _as_array(x: Any) -> Any:
+    """A number of Python as an array of its own, and all else as it is: equal numbers may be one object."""
+    return np.asarray(float(x)) if type(x) in (int, float) else x
+
+
 def _shape(x: Any) -> Any:
     """The shape of a value, with n for any number of rows inside a cell."""
     return ("n", *x.var.shape) if isinstance(x, Ragged) else shape_of(x)
@@ -180,10 +185,12 @@ class Differentiated:
             if type(result) is not tuple or len(result) != 2:
                 raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
             result, aux = result
-        self._results, others = ([self._by.result(x) for x in _leaves(part)] for part in (result, aux))
+        returned, others = ([*map(_as_array, _leaves(part))] for part in (result, aux))
+        made = {id(x): self._by.result(x) for x in (*returned, *others)}
+        self._results = [made[id(x)] for x in returned]
         self._shapes = [*map(_shape, self._results)]
         self.value = _replace(result, map(self._by.given, self._results))
-        self.aux = _replace(aux, map(self._by.given, others))
+        self.aux = _replace(aux, (self._by.given(made[id(x)]) for x in others))
 
     def gradients(self, given: Any) -> Any:
         """The gradients of what the function is differentiated by, from those of what it returned."""

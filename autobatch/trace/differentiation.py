@@ -43,7 +43,7 @@ class Differentiation(Protocol):
         """The context in which the function runs."""
 
     def result(self, x: Any) -> Any:
-        """What the function returns, as a value; asked for in its context."""
+        """What the function returns, as a value; asked for in its context, once for each object."""
 
     def given(self, result: Any) -> Any:
         """A value that the function returned, as others see it."""
@@ -154,8 +154,8 @@ class Recorded:
             self._tape.close()
 
     def result(self, x: Any) -> Any:
-        """The value itself; a number, an array or a parameter as one."""
-        return self.given(x)
+        """The value itself; an array or a parameter as one that is no other value, though lifting shares equal ones."""
+        return x if isinstance(x, Value) else self._calls.alias(self.given(x))
 
     def given(self, result: Any) -> Any:
         """The value itself; a number or an array as one."""
@@ -299,7 +299,7 @@ class InCell:
         return self._builder.replacing(self._parameters)
 
     def result(self, x: Any) -> Any:
-        """The value itself; a number, an array or a parameter as one."""
+        """The value itself; an array or a parameter as one."""
         return self._builder.wrap(_whole(x))
 
     def given(self, result: Any) -> Any:

@@ -524,3 +524,57 @@ def test_a_derived_function_is_batched_with_the_module_of_what_it_derives() -> N
     found = ab.batched(ab.grad(model.flat), backend="reference")(instances)
     assert np.allclose(found, [3.0 * x * x for x in instances])
     assert np.allclose(ab.batched(ab.grad(model.out), backend="reference")(instances), model.o.data)
+
+
+def through(value: Any) -> Any:
+    """A number that depends differently on the parts of a structure, and the gradients by all arrays in it."""
+    return ab.grad(lambda parts: parts[0] * parts[0] * parts[1])(value)
+
+
+CONSTANT = np.asarray(3.0)
+RETURNED: dict[str, Callable[[Any], Any]] = {
+    "an argument twice": lambda x: (x, x),
+    "two reads of an argument": lambda x: (x[()], x[()]),
+    "a constant twice": lambda x: (CONSTANT, CONSTANT, x),
+    "two equal constants": lambda x: (np.asarray(3.0), np.asarray(3.0), x),
+    "equal numbers": lambda x: (3.0, 3.0, x),
+    "a computed value twice": lambda x: (x * 1.0,) * 2,
+    "two computed values": lambda x: (x * 1.0, x * 1.0),
+}
+TAKEN: dict[str, Callable[[Any, Any], Any]] = {
+    "vjp": lambda f, x: ab.vjp(f, x)[0],
+    "jvp": lambda f, x: ab.jvp(f, (x,), (x,))[0],
+    "tangents": lambda f, x: ab.jvp(f, (x,), (x,))[1],
+    "aux": lambda f, x: ab.value_and_grad(lambda x: (x * x, f(x)), has_aux=True)(x)[0][1],
+    "value and aux": lambda f, x: ab.value_and_grad(lambda x: (lambda y: (y, y))(f(x)[0] * 1.0), has_aux=True)(x)[0],
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+@pytest.mark.parametrize("returned", RETURNED)
+def test_what_is_returned_several_times_is_one_value_in_every_stage(returned: str, taken: str) -> None:
+    """Between cells and inside one, batched and eager, the gradients by what a derivative gave are the same."""
+
+    def program(x: Any) -> Any:
+        return through(TAKEN[taken](RETURNED[returned], x))
+
+    cell, x = ab.cell(program), np.asarray(2.0)
+    eager = program(x)
+    for other in (ab.batched(program, backend="reference")([x]), cell(x), ab.batched(cell, backend="reference")([x])):
+        assert np.allclose(np.ravel(other), np.ravel(eager))
+
+
+@pytest.mark.parametrize(("returned", "gradient"), [("an argument twice", 12.0), ("two reads of an argument", 8.0)])
+def test_a_value_has_one_gradient_wherever_it_is_held(returned: str, gradient: float) -> None:
+    assert np.array_equal(through(ab.vjp(RETURNED[returned], np.asarray(2.0))[0])[0], gradient)
+
+
+def test_a_list_of_rows_of_any_number_is_refused() -> None:
+    @ab.cell(ragged=("x",))
+    def added(x: Any) -> Any:
+        return ab.sum(ab.sum_n([x, x], shape=(3, 2)))
+
+    with pytest.raises(
+        ab.ShapeError, match=r"this one has n rows, where n differs between nodes; add such values with \+"
+    ):
+        ab.batched(added, backend="reference")([np.ones((3, 2))])
