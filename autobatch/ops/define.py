@@ -220,6 +220,17 @@ def shape_of(x: Any) -> Shape:
     return x.shape if hasattr(x, "shape") else np.shape(x)
 
 
+def known_shape(x: Any, what: str) -> Shape:
+    """The shape of a value; ShapeError, which names `what` is applied, if a cell knows it only when it runs."""
+    shape = shape_of(x)
+    if not all(isinstance(size, (int, np.integer)) for size in shape):
+        raise ShapeError(
+            f"{what} takes values whose sizes are known, and this one has n rows, where n differs between nodes; apply "
+            f"it to each row, or between cells."
+        )
+    return shape
+
+
 def align(array: Array, ndim: int) -> Array:
     """`array` (rows, *shape) with axes of length one behind its rows, up to `ndim` axes; Python numbers unchanged."""
     missing = ndim - getattr(array, "ndim", ndim)

@@ -8,7 +8,7 @@ from typing import Any
 
 from autobatch.errors import ShapeError
 from autobatch.ops import linear, reduction
-from autobatch.ops.define import Shape, broadcast, composite, shape_of
+from autobatch.ops.define import Shape, broadcast, composite, known_shape, shape_of
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
 
@@ -37,7 +37,7 @@ def matmul(x: Any, y: Any) -> Any:
 @composite
 def _stacked(x: Any, y: Any) -> Any:
     """A matrix product with stacks; one product of matrices if only one argument is a stack."""
-    left, right = shape_of(x), shape_of(y)
+    left, right = known_shape(x, "matmul of stacks"), known_shape(y, "matmul of stacks")
     if not left or not right or left[-1] != right[-2:][0]:
         raise ShapeError(f"matmul of shapes {left} and {right}: the sizes that are summed over differ.")
     if len(right) <= 2:
@@ -90,7 +90,7 @@ def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
     array([3., 3., 3., 3.])
     """
     values = [x] if y is None else [x, y]
-    given, out, sizes = _parse(subscripts, [shape_of(value) for value in values])
+    given, out, sizes = _parse(subscripts, [known_shape(value, "einsum") for value in values])
     for number, letters in enumerate(given):
         others = {*out, *(letter for other in given[:number] + given[number + 1 :] for letter in other)}
         alone = tuple(axis for axis, letter in enumerate(letters) if letter not in others)

@@ -17,7 +17,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, known_shape, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.ports import VariadicPort, as_port, no_elements
@@ -190,14 +190,7 @@ def check_equal_shapes(values: Sequence[Any]) -> None:
 
 
 def _known_shape(x: Any) -> Shape:
-    """The shape of an element; ShapeError if a cell knows it only when it runs."""
-    shape = shape_of(x)
-    if not all(map(_is_size, shape)):
-        raise ShapeError(
-            "the elements of a list are values of one shape, and this one has n rows, where n differs between nodes; "
-            "add such values with +, or join their rows with ab.concat."
-        )
-    return shape
+    return known_shape(x, "a reduction of a list")
 
 
 def _stack(values: list[Any]) -> Any:

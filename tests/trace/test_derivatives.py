@@ -569,12 +569,16 @@ def test_a_value_has_one_gradient_wherever_it_is_held(returned: str, gradient: f
     assert np.array_equal(through(ab.vjp(RETURNED[returned], np.asarray(2.0))[0])[0], gradient)
 
 
-def test_a_list_of_rows_of_any_number_is_refused() -> None:
-    @ab.cell(ragged=("x",))
-    def added(x: Any) -> Any:
-        return ab.sum(ab.sum_n([x, x], shape=(3, 2)))
-
-    with pytest.raises(
-        ab.ShapeError, match=r"this one has n rows, where n differs between nodes; add such values with \+"
-    ):
-        ab.batched(added, backend="reference")([np.ones((3, 2))])
+@pytest.mark.parametrize(
+    ("what", "function"),
+    [
+        ("a reduction of a list", lambda x: ab.sum(ab.sum_n([x, x], shape=(3, 2)))),
+        ("a reduction of a list", lambda x: ab.sum(ab.max_n([x, x]))),
+        ("einsum", lambda x: ab.einsum("ij,ij->", x, x)),
+        ("matmul of stacks", lambda x: ab.sum(np.ones((2, 2, 3)) @ x)),
+    ],
+)
+def test_rows_of_any_number_are_refused_where_sizes_are_needed(what: str, function: Callable[[Any], Any]) -> None:
+    cell = ab.cell(ragged=("x",))(lambda x: function(x))
+    with pytest.raises(ab.ShapeError, match=f"{what} takes values whose sizes are known, and this one has n rows"):
+        ab.batched(cell, backend="reference")([np.ones((3, 2))])
