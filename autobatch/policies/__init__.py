@@ -21,12 +21,14 @@ from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
 from autobatch.policies.rules.network import Deep
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
+from autobatch.policies.search.recurring import Recurring
 from autobatch.policies.search.search import Search
 from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
     "AUTO", "PUBLISHED", "Agenda", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
-    "Policy", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names", "to_dag",
+    "Policy", "Recurring", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names",
+    "to_dag",
 ]  # fmt: skip
 
 _DIRECTED: dict[str, type[Directed]] = {
@@ -34,7 +36,7 @@ _DIRECTED: dict[str, type[Directed]] = {
 }
 AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score+both+compact"})
 """What "auto" stands for, by backend: a GPU runs while the processor plans, so that planning may take longer there."""
-KINDS: Mapping[str, Callable[..., Directed]] = {policy.rule: policy.rebuild for policy in (Fsm, Score, Deep)}
+KINDS: Mapping[str, Callable[..., Directed]] = {policy.rule: policy.rebuild for policy in (Fsm, Score, Deep, Recurring)}
 """The policies that files hold."""
 _COMPACT = "compact"
 _OR = " or "
