@@ -9,13 +9,13 @@ from __future__ import annotations
 import enum
 import json
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, make_dataclass
 from typing import Any
 
 import numpy as np
 
-from autobatch.errors import GraphError
+from autobatch.errors import CheckpointError, GraphError
 from autobatch.ir.arguments import Fixed, Key, Static
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Source, Var, Weight
 from autobatch.ops.define import Op
@@ -24,6 +24,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.live import Live
 
+FIXED = "fixed"
 Name = Callable[[Any], str | None]
 """Gives the name of a module or a parameter; None if it has none."""
 
@@ -35,6 +36,12 @@ def key_text(keys: Mapping[str, Key], name_of: Name) -> str:
         GraphError: a static argument is nothing that a file can hold.
     """
     return json.dumps({name: _key(key, name, name_of) for name, key in keys.items()})
+
+
+def kinds_of(keys: Collection[Key]) -> frozenset[str]:
+    """The kinds of keys, and of all below them; `FIXED` for numbers of data that a program was made for."""
+    own = {FIXED if key.kind == "static" and isinstance(key.detail.value, Fixed) else key.kind for key in keys}
+    return frozenset(own).union(*(kinds_of(key.children) for key in keys))
 
 
 def _key(key: Key, name: str, name_of: Name) -> Any:
@@ -66,7 +73,7 @@ def _static(x: Any, name: str, name_of: Name) -> Any:
             return ["float", repr(x)]
         case Fixed():
             data = np.asarray(x.numbers)
-            return ["fixed", type(x.numbers).__name__, data.dtype.str, list(data.shape), data.ravel().tolist()]
+            return [FIXED, type(x.numbers).__name__, data.dtype.str, list(data.shape), data.ravel().tolist()]
         case tuple():
             return ["tuple", *(_static(part, name, name_of) for part in x)]
         case frozenset():
@@ -175,8 +182,8 @@ class Decoder:
         classes: the dataclasses and named tuples that cells return, made anew, by name.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError: the JSON is not that of a program; KeyError names an op that is
-            unknown here.
+        CheckpointError: an op is unknown here.
+        KeyError, TypeError, ValueError, IndexError: the JSON is not that of a program.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], arrays: Mapping[str, Any]) -> None:
@@ -227,6 +234,10 @@ class Decoder:
                 return Constant(self.value(content[0]))
             case "op":
                 name, args, static = content
+                if name not in OPS:
+                    raise CheckpointError(
+                        f"a cell applies op {name!r}, which is unknown here; define it with ab.ops.define_op first."
+                    )
                 op: Op = OPS[name]
                 return Instruction(op, tuple(args), {option: self.value(value) for option, value in static.items()})
         raise ValueError(f"a value is {kind!r}")

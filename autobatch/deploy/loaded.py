@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.api import batched
-from autobatch.deploy.encoding import Name, key_text
+from autobatch.deploy.encoding import FIXED, Name, key_text, kinds_of
 from autobatch.errors import GraphError
-from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.arguments import Key, Static, is_structure, leaves, parts_of, put_together
 from autobatch.ir.builder import NeedsData, Traced
 from autobatch.ir.program import (
     DRAW,
@@ -48,11 +48,13 @@ class Variant(NamedTuple):
     Attributes:
         program: of a node; structure: of its outputs.
         lengths: those of lists for which it is right.
+        kinds: those of the keys.
     """
 
     program: CellProgram
     structure: Any
     lengths: Lengths
+    kinds: frozenset[str]
 
 
 class LoadedCell(Cell):
@@ -83,7 +85,7 @@ class LoadedCell(Cell):
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a mini-batch of this call alone; GraphError while something is differentiated in eager mode."""
-        if isinstance(STAGE.current, EagerTape) or any(isinstance(x, Taped) for x in _leaves((args, kwargs))):
+        if isinstance(STAGE.current, EagerTape) or any(isinstance(x, Taped) for x in leaves((args, kwargs))):
             raise GraphError(
                 f"cell {self.name!r} comes from a file and is differentiated in eager mode; differentiate it in a "
                 f"function that is batched."
@@ -107,7 +109,7 @@ class LoadedCell(Cell):
         if variant.lengths.walked and variant.lengths.of([len(x) for x in lists]) not in variant.lengths.found:
             raise self._refuse(f"lists of {', '.join(str(len(x)) for x in lists)} elements")
         outputs = _append(values.builder, variant.program, values)
-        return _build(variant.structure, outputs)
+        return put_together(variant.structure, outputs)
 
     def _make_elements(self, values: _Values) -> None:
         """Give empty lists elements, of the shapes that those of a variant for otherwise equal arguments have."""
@@ -124,9 +126,10 @@ class LoadedCell(Cell):
         text = key_text(values.keys, self._name_of)
         if text in self._variants:
             return self._variants[text]
-        if '"fixed"' in "".join(self._variants) and '"fixed"' not in text:
+        known = frozenset[str]().union(*(variant.kinds for variant in self._variants.values()))
+        if FIXED in known - kinds_of(values.keys.values()):
             raise NeedsData(f"cell {self.name!r} needs numbers of its data.", values.data)
-        if values.lists and any('["list", ' in known for known in self._variants):
+        if values.lists and "list" in known:
             raise NeedsLength(values.lists[0].group, "was written so")
         raise self._refuse(", ".join(f"{name}: {key}" for name, key in values.keys.items()))
 
@@ -247,17 +250,6 @@ def _append(builder: Any, program: CellProgram, values: _Values) -> list[Any]:
     return [Ragged(builder, i) if domain >= 0 else builder.value(i) for i, domain in zip(indices, domains, strict=True)]
 
 
-def _build(structure: Any, outputs: Sequence[Any]) -> Any:
-    """What a cell returns, of its outputs."""
-    if isinstance(structure, int):
-        return outputs[structure]
-    if isinstance(structure, tuple):
-        return tuple(_build(part, outputs) for part in structure)
-    if isinstance(structure, Key):
-        return structure.build([_build(part, outputs) for part in structure.children])
-    return structure.value
-
-
 def _call(cell: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     args, kwargs = call
     return cell(*args, **kwargs)
@@ -270,11 +262,3 @@ def _only(x: Any) -> Any:
     if not is_structure(x):
         return x
     return Key.of_structure(x, ()).build([_only(part) for part in parts_of(x)])
-
-
-def _leaves(x: Any) -> Iterator[Any]:
-    if is_structure(x):
-        for part in parts_of(x):
-            yield from _leaves(part)
-    else:
-        yield x

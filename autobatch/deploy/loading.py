@@ -6,13 +6,13 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from autobatch import policies
 from autobatch.deploy.encoding import Decoder
 from autobatch.deploy.loaded import LoadedCell, Variant
 from autobatch.deploy.writing import FORMAT, PARAMETER, VERSION
-from autobatch.errors import AutobatchError, CheckpointError
+from autobatch.errors import AutobatchError, CheckpointError, GraphError
 from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
@@ -23,8 +23,41 @@ EMPTY = inspect.Parameter.empty
 ADVICE = "give a file that ab.export wrote"
 
 
+class Source(NamedTuple):
+    """What a model is made of, beside its parameters.
+
+    Attributes:
+        constants: the arrays of programs, by name; content: the JSON of the file.
+    """
+
+    constants: dict[str, Any]
+    content: str
+
+
 class Loaded(Module):
-    """A model of a file, or a part of one; the cells of the file are its methods."""
+    """A model of a file, or a part of one; the cells of the file are its methods.
+
+    Copies and pickles are made of the same file: their cells read the parameters of the copy.
+    """
+
+    _source: Source | None = None
+    _placed: frozenset[str] = frozenset()
+
+    def __reduce__(self) -> Any:
+        """How the whole is made again; GraphError for a part, whose cells may read what is elsewhere in the model."""
+        if self._source is None:
+            raise GraphError(
+                f"{type(self).__name__} is a part of a loaded model, and its cells read parameters of the whole; copy "
+                f"or pickle the model that ab.load gave."
+            )
+        parameters = {name: x for name, x in self._named_parts() if isinstance(x, Parameter)}
+        own = {name: x for name, x in vars(self).items() if name not in self._placed}
+        return _make, (self._source, parameters), own
+
+    def __setstate__(self, own: dict[str, Any]) -> None:
+        """Take what else the model has; all parts are in its mode."""
+        vars(self).update(own)
+        self.train(self.training)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -46,33 +79,36 @@ def load(path: str | os.PathLike[str]) -> Any:
     arrays, metadata = read_arrays(path, "ab.export", FORMAT, VERSION)
     doing = f"cannot load {os.fspath(path)!r}"
     try:
-        return _make(arrays, json.loads(metadata["content"]), doing)
-    except AutobatchError:
-        raise
+        trainable = {name: x for name, x in json.loads(metadata["content"])["parts"].items() if isinstance(x, bool)}
+        parameters = {name: _parameter(arrays.pop(PARAMETER + name), x) for name, x in trainable.items()}
+        return _make(Source(arrays, metadata["content"]), parameters).eval()
+    except AutobatchError as error:
+        raise type(error)(f"{doing}: {error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{doing}: its content makes no model ({error!r}); {ADVICE}.") from error
 
 
-def _make(arrays: Mapping[str, Any], content: Mapping[str, Any], doing: str) -> Any:
-    trainable = {name: x for name, x in content["parts"].items() if isinstance(x, bool)}
-    parameters = {name: _parameter(arrays[PARAMETER + name], x) for name, x in trainable.items()}
+def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
+    """A model of a file, with these parameters by name."""
+    content = json.loads(source.content)
     names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
-    decoder = Decoder(parameters, arrays)
-    kinds = {name: kind for name, kind in content["parts"].items() if name not in trainable}
+    decoder = Decoder(parameters, source.constants)
+    kinds = {name: kind for name, kind in content["parts"].items() if name not in parameters}
     cells: dict[str, dict[str, LoadedCell]] = {name: {} for name in kinds}
     for cell in content["cells"]:
         cells[cell["module"]][cell["name"]] = _cell(cell, decoder, names)
     modules: dict[str, Any] = {name: type(kind, (Loaded,), dict(cells[name]))() for name, kind in kinds.items()}
     names |= {id(module): name for name, module in modules.items()}
     root = modules[""]
-    parts = {name: (parameters if name in trainable else modules)[name] for name in content["parts"] if name}
+    parts = {name: (parameters if name in parameters else modules)[name] for name in content["parts"] if name}
     parts |= {name: parts[first] for name, first in content["shared"].items()}
     _place(modules, parts)
+    root._source, root._placed = source, frozenset(vars(root)) | {"_source", "_placed"}
     given = content["policy"]
-    policy = from_text(given["text"], policies.KINDS, doing) if "text" in given else given["name"]
+    policy = from_text(given["text"], policies.KINDS, "reading its policy") if "text" in given else given["name"]
     root.about = content["about"]
     root.options = {"policy": policy, "precision": content["precision"]}
-    return root.eval()
+    return root
 
 
 def _parameter(array: Any, trainable: bool) -> Parameter:
@@ -91,6 +127,7 @@ def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]
             decoder.program(content["name"], variant["program"]),
             decoder.structure(variant["structure"]),
             Lengths(tuple(variant["walked"]), set(map(tuple, variant["lengths"]))),
+            frozenset(variant["kinds"]),
         )
         for variant in content["variants"]
     }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from autobatch.api import Batched, batched
-from autobatch.deploy.encoding import Encoder, key_text
+from autobatch.deploy.encoding import Encoder, key_text, kinds_of
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
@@ -124,7 +124,7 @@ def _cells(calls: Calls, names: dict[int, str], encoder: Encoder, longest: int) 
 def _cell(
     path: str, families: list[Family], calls: Calls, names: dict[int, str], encoder: Encoder, longest: int
 ) -> dict[str, Any]:
-    _, cell, owner = families[0].entry.origin
+    cell = families[0].entry.origin[1]
     if len({id(family.entry) for family in families}) > 1:
         raise GraphError(f"two cells of {path or 'the model'} are called {cell.name!r}; rename one.")
     variants = []
@@ -138,6 +138,7 @@ def _cell(
                     "structure": encoder.structure(family.node_type.structure),
                     "walked": list(family.lengths.walked),
                     "lengths": sorted(map(list, family.lengths.found)),
+                    "kinds": sorted(kinds_of(family.keys.values())),
                 }
             )
         except GraphError as error:
@@ -146,7 +147,7 @@ def _cell(
         [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.value(p.default)])]
         for p in families[0].entry.signature.parameters.values()
     ]
-    about = {"module": path, "name": cell.name, "is_function": owner is None, "parameters": parameters}
+    about = {"module": path, "name": cell.name, "parameters": parameters}
     return {**about, "static": list(cell.static), "ragged": list(cell.ragged), "variants": variants}
 
 

@@ -116,6 +116,26 @@ def parts_of(structure: Any) -> Sequence[Any]:
     return parts
 
 
+def leaves(x: Any) -> Iterator[Any]:
+    """All that is in a structure and is none, in order."""
+    if is_structure(x):
+        for part in parts_of(x):
+            yield from leaves(part)
+    else:
+        yield x
+
+
+def put_together(structure: Any, outputs: Sequence[Any]) -> Any:
+    """What a cell returns, of its outputs; `structure` is that of its type, over their numbers."""
+    if isinstance(structure, int):
+        return outputs[structure]
+    if isinstance(structure, Static):
+        return structure.value
+    if isinstance(structure, tuple):
+        return tuple(put_together(part, outputs) for part in structure)
+    return structure.build([put_together(part, outputs) for part in structure.children])
+
+
 @dataclass(frozen=True)
 class Key:
     """The type-relevant part of an argument.

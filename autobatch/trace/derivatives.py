@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.errors import GraphError, ShapeError
-from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute
 from autobatch.ops.define import shape_of
@@ -119,13 +119,12 @@ def _what(wrt: Wrt) -> str:
 
 def _leaves(x: Any) -> list[Any]:
     """The values in what a function returns, or is given for that."""
-    if is_structure(x):
-        return [leaf for part in parts_of(x) for leaf in _leaves(part)]
-    return (
-        [x]
-        if isinstance(x, (Operators, TracedList, np.ndarray, np.number, int, float)) and not isinstance(x, bool)
-        else []
-    )
+    return [*filter(_is_value, leaves(x))]
+
+
+def _is_value(x: Any) -> bool:
+    kinds = (Operators, TracedList, np.ndarray, np.number, int, float)
+    return isinstance(x, kinds) and not isinstance(x, bool)
 
 
 def _as_array(x: Any) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 
 from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.graph.words import MOST_OUTPUTS, MOST_ROWS, OUTPUT_BITS
-from autobatch.ir.arguments import Key, Static
+from autobatch.ir.arguments import Key, put_together
 from autobatch.ir.program import Var, dtype_of, int_limit
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.conditions import Logic
@@ -339,7 +339,7 @@ class Handles:
             return whole(handle) if issubclass(whole, Outputs) else handle
 
         def build(values: tuple[Value, ...]) -> Any:
-            return _put_together(structure, values)
+            return put_together(structure, values)
 
         def new_id() -> int:
             self.form_of.append(form)
@@ -407,14 +407,3 @@ def _plain_key(structure: Any, keys: list[Key]) -> Key | None:
         return keys[structure] if keys[structure].kind == "value" else None
     children = [_plain_key(part, keys) for part in structure] if isinstance(structure, tuple) else [None]
     return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
-
-
-def _put_together(structure: Any, outputs: tuple[Value, ...]) -> Any:
-    """The structure that the cell returned, with recorded values instead of output numbers."""
-    if isinstance(structure, int):
-        return outputs[structure]
-    if isinstance(structure, Static):
-        return structure.value
-    if isinstance(structure, tuple):
-        return tuple(_put_together(part, outputs) for part in structure)
-    return structure.build([_put_together(part, outputs) for part in structure.children])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
 import subprocess
 import sys
 import types
@@ -17,6 +19,7 @@ import pytest
 import autobatch as ab
 from autobatch.cli.workload import load_workload
 from autobatch.models import MODELS
+from autobatch.ops.operators import OPS
 
 
 def graft(loaded: Any, model: ab.Module) -> None:
@@ -293,3 +296,79 @@ def test_what_no_file_can_hold_is_refused(path: Path) -> None:
 def test_eager_derivatives_of_cells_of_files_are_refused(loaded: Any) -> None:
     with pytest.raises(ab.GraphError, match="'total' comes from a file and is differentiated in eager mode"):
         ab.grad(lambda x: ab.sum(loaded.total([x])))(np.ones(3))
+
+
+class Doubling(ab.Module):
+    """Two parts that read one weight."""
+
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.full(2, 3.0))
+        self.parts = [Scaled(self.weight), Scaled(self.weight)]
+
+    def run(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part.scale(x)
+        return x
+
+
+class Scaled(ab.Module):
+    """A part."""
+
+    def __init__(self, weight: ab.Parameter) -> None:
+        self.shared = weight
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return x * self.shared
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_read_their_own_parameters(copied: Callable[[Any], Any], tmp_path: Path) -> None:
+    ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
+    loaded = ab.load(tmp_path / "model.ab")
+    loaded.note, loaded.training = "kept", True
+    twin = copied([loaded, loaded.weight]) if copied is not copy.copy else [copied(loaded), loaded.weight]
+    other = twin[0]
+    assert other.weight is twin[1] is other.parts[1].shared
+    assert (other.note, other.training, other.parts[0].training) == ("kept", True, True)
+    assert other.options == loaded.options
+    other.weight.data[:] = 5.0
+    runs = [ab.batched(types.MethodType(Doubling.run, m), module=m, backend="reference") for m in (loaded, other)]
+    expected = (25.0 if copied is copy.copy else 9.0, 25.0)
+    assert [float(run([np.ones(2)])[0, 0]) for run in runs] == [*expected]
+    assert float(other.parts[0].scale(np.ones(2))[0]) == 5.0
+
+
+def test_a_part_is_copied_with_the_whole_alone(tmp_path: Path) -> None:
+    ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
+    with pytest.raises(ab.GraphError, match="Scaled is a part of a loaded model"):
+        copy.deepcopy(ab.load(tmp_path / "model.ab").parts[0])
+
+
+def test_an_unknown_op_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
+    monkeypatch.delitem(OPS, "mul")
+    with pytest.raises(ab.CheckpointError, match=r"model\.ab': a cell applies op 'mul', .* ab\.ops\.define_op first"):
+        ab.load(tmp_path / "model.ab")
+
+
+@pytest.mark.parametrize("word", ["fixed", "list"])
+def test_texts_are_no_kinds_of_arguments(word: str, tmp_path: Path) -> None:
+    """A static text that is called as a kind is asks for no numbers and no lengths."""
+
+    class Named(ab.Module):
+        def __init__(self) -> None:
+            self.weight = ab.Parameter(np.ones(2))
+
+        @ab.cell
+        def of(self, xs: list[Any], n: int, how: Any) -> Any:
+            return ab.sum_n(xs) * self.weight * n
+
+        def run(self, x: Any) -> Any:
+            return self.of([x, x], 2, (word, word))
+
+    ab.export(Named().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
+    loaded = ab.load(tmp_path / "model.ab")
+    run = ab.batched(lambda x: loaded.of([x] * 3, 2, ("other", word)), module=loaded, backend="reference")
+    with pytest.raises(ab.GraphError, match="no call was so when the model was exported"):
+        run([np.ones(2)])
