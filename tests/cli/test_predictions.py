@@ -38,12 +38,19 @@ def test_a_model_is_trained_measured_and_asked(
     assert (status, err) == (0, "")
     assert re.fullmatch(rf"{re.escape(str(tmp_path / 'model.ab'))}: {model}, \d+ kB\n", told_of)
     assert command("predict", "--model", tmp_path / "model.ab") == (0, out, "")
+    measured = command("eval", model, "--checkpoint", tmp_path / "run")
+    assert command("eval", "--model", tmp_path / "model.ab") == measured
+
+
+@pytest.mark.parametrize("name", ["eval", "predict", "serve"])
+@pytest.mark.parametrize("given", [(), ("tree-lstm",), ("tree-lstm", "--model", "x.ab"), ("--checkpoint", "runs")])
+def test_one_trained_model_is_named(name: str, given: tuple[str, ...], command: Command) -> None:
+    status, _, err = command(name, *given)
+    assert status == 2
+    assert "give MODEL and --checkpoint DIR, or --model FILE alone" in err
 
 
 def test_what_a_file_lacks_is_told(command: Command, tmp_path: Path) -> None:
-    status, _, err = command("predict")
-    assert status == 2
-    assert "give MODEL and --checkpoint DIR, or --model FILE alone" in err
     cell = ab.LSTMCell(2, 3, rng=np.random.default_rng(0))
     cell.eval()
     ab.export(lambda x: cell(x, (np.zeros(3), np.zeros(3))), tmp_path / "cell.ab", examples=[np.ones(2)], module=cell)

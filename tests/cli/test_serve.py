@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import autobatch as ab
 from helpers.runs.commands import Command
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -40,9 +41,9 @@ def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @contextmanager
 def serving(
-    run: Path, *options: str, token: str | None = None, log: Any = subprocess.STDOUT
+    run: Path | None, *options: str, token: str | None = None, log: Any = subprocess.STDOUT
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The command in a process, and its port; ready."""
+    """The command in a process, and its port; ready. Without a run, the options name the model."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if token is not None:
         environment["AUTOBATCH_TOKEN"] = token
@@ -51,9 +52,7 @@ def serving(
         "-m",
         "autobatch",
         "serve",
-        "tree-lstm",
-        "--checkpoint",
-        str(run),
+        *(() if run is None else ("tree-lstm", "--checkpoint", str(run))),
         "--port",
         "0",
         *options,
@@ -111,6 +110,29 @@ def test_it_predicts_what_predict_writes(command: Command, run: Path, tmp_path: 
         assert json.loads(ask(port, "POST", "/predict", {"instance": 3})[1])["error"].startswith(
             "an instance is a text"
         )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@SLOW
+def test_a_file_is_served_and_a_new_one_taken_up(command: Command, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trees.ab"
+    assert command("export", "tree-lstm", "--checkpoint", run, "--out", path)[0] == 0
+    (tmp_path / "trees.txt").write_text(TREE + "\n")
+    _, out, _ = command("predict", "--model", path, "--data", tmp_path / "trees.txt")
+    with serving(None, "--model", str(path), "--backend", "reference", "--workers", "2") as (process, port):
+        assert [one["result"] for one in predict(port, TREE)] == [json.loads(out)]
+        model = ab.load(path)
+        bias = model.parameters()["output.bias"]
+        bias.data[:] += 100.0 * (np.arange(bias.data.size) == (json.loads(out)["label"] + 1) % bias.data.size)
+        new = tmp_path / "new.ab"
+        ab.export(lambda word: model.leaf(word), new, examples=[1], module=model, about=model.about)
+        shutil.move(new, path)
+        for _ in range(100):
+            if predict(port, TREE)[0]["result"] != json.loads(out):
+                break
+            time.sleep(0.1)
+        assert predict(port, TREE)[0]["result"] != json.loads(out)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 

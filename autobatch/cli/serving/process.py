@@ -16,7 +16,8 @@ import numpy as np
 import uvicorn
 
 from autobatch.cli.serving.log import LOG
-from autobatch.cli.training.stored import StoredRun, read_trained
+from autobatch.cli.training.stored import StoredModel
+from autobatch.cli.training.trained import Trained
 from autobatch.errors import AutobatchError, DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
@@ -31,11 +32,11 @@ class Predictor:
     """A trained model, and how its instances and predictions are written."""
 
     spec: ModelSpec
-    stored: StoredRun
+    stored: StoredModel
     model: Any
 
     @classmethod
-    def of(cls, stored: StoredRun) -> Predictor:
+    def of(cls, stored: StoredModel) -> Predictor:
         """Build the stored model, without its data.
 
         Raises:
@@ -103,12 +104,12 @@ class Reloading:
     """Takes up a new checkpoint, in a thread.
 
     Args:
-        checkpoint, model: as the command was given them.
+        trained: as the command was given it.
         predictor: whose parameters are replaced.
     """
 
-    def __init__(self, checkpoint: Path, model: str, predictor: Predictor) -> None:
-        self._checkpoint, self._model, self._predictor = checkpoint, model, predictor
+    def __init__(self, trained: Trained, predictor: Predictor) -> None:
+        self._trained, self._predictor = trained, predictor
         self._wake, self._is_over, self._asked = threading.Event(), False, False
         self._seen = _stamp(predictor.stored.path)
         self._thread = threading.Thread(target=self._watch, name="autobatch checkpoint", daemon=True)
@@ -143,7 +144,7 @@ class Reloading:
         if not asked and seen == self._seen:
             return
         self._seen = seen
-        stored = read_trained(self._checkpoint, self._model)
+        stored = self._trained.read()
         self._predictor.model.load_state_dict(stored.parameters)
         self._seen = _stamp(stored.path)
         LOG.info("took up %r.", str(stored.path))
@@ -159,7 +160,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def run_process(
-    listening: socket.socket, model: str, checkpoint: Path, token: str | None, deadline: float | None, **options: Any
+    listening: socket.socket, trained: Trained, token: str | None, deadline: float | None, **options: Any
 ) -> None:
     """Serve until a signal ends the process.
 
@@ -167,7 +168,7 @@ def run_process(
         deadline: seconds after which a request is given up.
         options: of `autobatch.serving.serve`.
     """
-    predictor = Predictor.of(read_trained(checkpoint, model))
+    predictor = Predictor.of(trained.read())
     stored, spec = predictor.stored, predictor.spec
     backend = options.pop("backend") or stored.settings.backend
     server = serve(
@@ -183,11 +184,11 @@ def run_process(
         gc.freeze()  # what is there now stays: to look through it again and again would stop requests for long
 
     application = app(
-        server, read=predictor.read, write=predictor.write, given=spec.given, title=model, token=token,
+        server, read=predictor.read, write=predictor.write, given=spec.given, title=spec.name, token=token,
         deadline=deadline, warm_up=warm_up, schema={"type": "string", "description": f"An instance: {spec.reads}."},
     )  # fmt: skip
     config = uvicorn.Config(application, log_level="warning")
     for number in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when it has shut down
         signal.signal(number, lambda number, frame: None)
-    with Reloading(checkpoint, model, predictor):
+    with Reloading(trained, predictor):
         uvicorn.Server(config).run(sockets=[listening])

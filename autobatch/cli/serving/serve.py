@@ -6,7 +6,6 @@ import ipaddress
 import os
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import click
 
@@ -14,8 +13,7 @@ from autobatch.cli import options
 from autobatch.cli.serving.log import begin_log
 from autobatch.cli.serving.workers import HELD, listen, run_workers
 from autobatch.cli.threads import use_threads
-from autobatch.cli.training.evaluate import checkpoint_option
-from autobatch.cli.training.stored import read_trained
+from autobatch.cli.training.trained import Trained, trained_model
 from autobatch.errors import BackendError, DataError
 
 TOKEN = "AUTOBATCH_TOKEN"
@@ -23,8 +21,7 @@ MILLISECONDS = 1000
 
 
 @click.command()
-@options.model_argument
-@checkpoint_option
+@trained_model
 @options.count_option("--port", 8000, "Where to listen; 0 for any that is free.", least=0)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @options.count_option("--workers", 1, "Processes that share the port, each with a model of its own.")
@@ -35,8 +32,7 @@ MILLISECONDS = 1000
 @options.max_bytes_option
 @options.threads_option
 def serve(
-    model: str,
-    checkpoint: Path,
+    trained: Trained,
     port: int,
     host: str,
     workers: int,
@@ -52,13 +48,14 @@ def serve(
     MODEL is the name that it was trained by. An instance is a text, as a file of the model's data holds it, and its
     result is what `autobatch predict` writes for it. Requests that come at the same time share batches.
 
-    A new checkpoint in the folder is taken up without a pause, at the latest a second after it was written, or by
-    SIGHUP. SIGTERM ends the server when what it has taken is done. Where AUTOBATCH_TOKEN is set, requests have to show
-    it; at an address that others reach, it has to be set.
+    A new checkpoint in the folder, or a new file, is taken up without a pause, at the latest a second after it was
+    written, or by SIGHUP. SIGTERM ends the server when what it has taken is done. Where AUTOBATCH_TOKEN is set,
+    requests have to show it; at an address that others reach, it has to be set.
 
     \b
     Examples:
       autobatch serve tree-lstm --checkpoint runs/trees
+      autobatch serve --model trees.ab
       curl localhost:8000/predict -d '{"instance": "(2 (2 a) (3 film))"}'
     """
     for package in ("starlette", "uvicorn", "prometheus_client"):
@@ -68,18 +65,18 @@ def serve(
         raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
     use_threads(threads)
     begin_log()
-    read_trained(checkpoint, model)
+    name = trained.read().settings.model
     socket = listen(host, port)
     if HELD not in os.environ:
         bound = socket.getsockname()[1]
-        click.echo(f"{model} is served at http://{host}:{bound}/, predictions at /predict; SIGTERM ends it.")
+        click.echo(f"{name} is served at http://{host}:{bound}/, predictions at /predict; SIGTERM ends it.")
         sys.stdout.flush()
         if workers > 1:
             return run_workers(workers, socket)
     from autobatch.cli.serving.process import run_process
 
     run_process(
-        socket, model, checkpoint, os.environ.get(TOKEN) or None, None if deadline is None else deadline / MILLISECONDS,
+        socket, trained, os.environ.get(TOKEN) or None, None if deadline is None else deadline / MILLISECONDS,
         max_running=max_running, max_waiting=max_waiting, backend=backend, max_bytes=max_bytes, threads=threads,
     )  # fmt: skip
     return 0

@@ -10,19 +10,16 @@ from typing import Any
 import click
 
 import autobatch as ab
-from autobatch.cli import completion, options
+from autobatch.cli import options
 from autobatch.cli.completion import complete_data
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.scoring import Scorer, say_missing_metrics
-from autobatch.cli.training.stored import StoredModel, describe, read_exported, read_trained
+from autobatch.cli.training.stored import StoredModel, describe
+from autobatch.cli.training.trained import Trained, checkpoint_option, trained_model
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 
-checkpoint_option = options.checkpoint_option(
-    "The folder that `autobatch train --checkpoint` wrote, for the best checkpoint in it; or one of its files.",
-    required=True,
-)
 data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
@@ -33,16 +30,14 @@ data_option = click.option(
 
 
 @click.command(name="eval")
-@options.model_argument
-@checkpoint_option
+@trained_model
 @data_option
 @options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
 @options.json_option
 def evaluate(
-    model: str,
-    checkpoint: Path,
+    trained: Trained,
     data: str | None,
     backend: str | None,
     max_bytes: int | None,
@@ -57,13 +52,15 @@ def evaluate(
     \b
     Examples:
       autobatch eval tree-lstm --checkpoint runs/trees
-      autobatch eval tree-lstm --checkpoint runs/trees --data path/to/test.txt
+      autobatch eval --model trees.ab --data path/to/test.txt
     """
     use_threads(threads)
-    stored = read_trained(checkpoint, model)
+    stored = trained.read()
     workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.count_correct is None:
-        raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
+        raise DataError(
+            f"cannot measure {stored.settings.model}: it has no metrics; give the model a method scores(instance)."
+        )
     say_missing_metrics(workload)
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
@@ -76,17 +73,7 @@ def evaluate(
 
 
 @click.command()
-@click.argument("name", metavar="[MODEL]", required=False, shell_complete=completion.complete_model)
-@options.checkpoint_option(
-    "The folder that `autobatch train --checkpoint` wrote, for the best checkpoint in it; or one of its files."
-)
-@click.option(
-    "--model",
-    "exported",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file that `autobatch export` wrote, instead of MODEL and --checkpoint.",
-)
+@trained_model
 @data_option
 @click.option(
     "--out",
@@ -98,9 +85,7 @@ def evaluate(
 @options.max_bytes_option
 @options.threads_option
 def predict(
-    name: str | None,
-    checkpoint: Path | None,
-    exported: Path | None,
+    trained: Trained,
     data: str | None,
     out: Path | None,
     backend: str | None,
@@ -118,13 +103,7 @@ def predict(
       autobatch predict --model tagger.ab --data path/to/test.txt
     """
     use_threads(threads)
-    stored: StoredModel
-    if exported is not None and name is None and checkpoint is None:
-        stored = read_exported(exported)
-    elif exported is None and name is not None and checkpoint is not None:
-        stored = read_trained(checkpoint, name)
-    else:
-        raise click.UsageError("give MODEL and --checkpoint DIR, or --model FILE alone.")
+    stored = trained.read()
     workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.predict is None:
         raise DataError(
@@ -140,7 +119,7 @@ def predict(
 
 @click.command()
 @options.model_argument
-@checkpoint_option
+@checkpoint_option(required=True)
 @click.option(
     "--out",
     metavar="FILE",
@@ -159,7 +138,7 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     Examples:
       autobatch export bilstm-tagger --checkpoint runs/tags --out tagger.ab
     """
-    stored = read_trained(checkpoint, model)
+    stored = Trained(model, checkpoint).read()
     workload = stored.load_workload()
     spec = workload.spec
     method = "loss" if spec.predict is None else spec.predictor

@@ -230,25 +230,5 @@ def read_exported(path: Path) -> StoredModel:
     return StoredModel(path=path, **made_of, learned=learned, parameters=model.state_dict())
 
 
-def read_trained(checkpoint: Path, model: str) -> StoredRun:
-    """Read the best checkpoint of a folder, or its last if no epoch was measured; or the one that is named.
-
-    Raises:
-        CheckpointError: there is none, it cannot be read, or it is of another model.
-    """
-    path = checkpoint
-    if checkpoint.is_dir():
-        path = checkpoint / (BEST if (checkpoint / BEST).exists() else LAST)
-    if not path.exists():
-        lacking = f"it holds neither {BEST} nor {LAST}" if checkpoint.is_dir() else "there is no such folder or file"
-        raise CheckpointError(
-            f"cannot find a checkpoint in {str(checkpoint)!r}: {lacking}; name a folder that autobatch train "
-            f"--checkpoint wrote."
-        )
-    stored = read_run(path)
-    stored.refuse_model(model)
-    return stored
-
-
 def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

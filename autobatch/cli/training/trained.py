@@ -1,0 +1,78 @@
+"""Which trained model a command is given: one in checkpoints by its name, or one that was exported to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from autobatch.cli import completion, options
+from autobatch.cli.training.stored import BEST, LAST, StoredModel, read_exported, read_run
+from autobatch.errors import CheckpointError
+
+
+class Trained(NamedTuple):
+    """A trained model, as a command was given it.
+
+    Attributes:
+        name: of the model, with a folder of checkpoints or one of these; None for an exported one.
+        path: of the folder or the file.
+    """
+
+    name: str | None
+    path: Path
+
+    def read(self) -> StoredModel:
+        """Read the file; of a folder its best checkpoint, or its last if no epoch was measured.
+
+        Raises:
+            CheckpointError: there is none, it cannot be read, or it is of another model.
+        """
+        if self.name is None:
+            return read_exported(self.path)
+        path = self.path
+        if path.is_dir():
+            path = path / (BEST if (path / BEST).exists() else LAST)
+        if not path.exists():
+            lacking = f"it holds neither {BEST} nor {LAST}" if self.path.is_dir() else "there is no such folder or file"
+            raise CheckpointError(
+                f"cannot find a checkpoint in {str(self.path)!r}: {lacking}; name a folder that autobatch train "
+                f"--checkpoint wrote."
+            )
+        stored = read_run(path)
+        stored.refuse_model(self.name)
+        return stored
+
+
+def checkpoint_option(required: bool) -> options.Decorator:
+    """Make the option that names checkpoints of a run."""
+    return options.checkpoint_option(
+        "The folder that `autobatch train --checkpoint` wrote, for the best checkpoint in it; or one of its files.",
+        required=required,
+    )
+
+
+def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument and the options that say which trained model; it is called with `trained`."""
+
+    @click.argument("name", metavar="[MODEL]", required=False, shell_complete=completion.complete_model)
+    @checkpoint_option(required=False)
+    @click.option(
+        "--model",
+        "exported",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file that `autobatch export` wrote, instead of MODEL and --checkpoint.",
+    )
+    @wraps(command)
+    def given(name: str | None, checkpoint: Path | None, exported: Path | None, **others: Any) -> Any:
+        if exported is not None and name is None and checkpoint is None:
+            return command(trained=Trained(None, exported), **others)
+        if exported is None and name is not None and checkpoint is not None:
+            return command(trained=Trained(name, checkpoint), **others)
+        raise click.UsageError("give MODEL and --checkpoint DIR, or --model FILE alone.")
+
+    return given
