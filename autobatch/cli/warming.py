@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 import autobatch as ab
 from autobatch.backends.cpu.fixed import compile_fixed
 from autobatch.cli import options
 from autobatch.cli.progress import show_compilation
+from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.threads import use_threads
+from autobatch.cli.training.stored import read_exported
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.jit.later import compiling_now
 from autobatch.system.cache import cache_folder
@@ -18,24 +22,36 @@ N_INSTANCES = 8
 
 @click.command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option(
+    "--model",
+    "exported",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file that `autobatch export` wrote, whose predictions are compiled.",
+)
 @options.dim_option
 @options.precision_option
 @options.threads_option
 @show_compilation()
 @compiling_now()
-def warm(models: tuple[str, ...], dim: int, precision: str, threads: int | str) -> None:
+def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: str, threads: int | str) -> None:
     """Compile ahead what models need, such as while the image of a container is built.
 
-    A mini-batch of each MODEL is run, forward and backward, with a step of Adam, on data that it draws itself; by
-    default a Tree-LSTM, for the loops that all models share. What is compiled lies in the cache: later processes find
-    it, on processors of the same kind.
+    A mini-batch of each MODEL is run, forward and backward, with a step of Adam, on data that it draws itself; of a
+    file a mini-batch of predictions, with its own width and precision; by default a Tree-LSTM, for the loops that all
+    models share. What is compiled lies in the cache: later processes find it, on processors of the same kind.
     """
     use_threads(threads)
-    workloads = [load_workload(name, None, dim, 0, precision=precision) for name in models or ("tree-lstm",)]
+    predictor = None if exported is None else Predictor.of(read_exported(exported))
+    names = models or (("tree-lstm",) if predictor is None else ())
+    workloads = [load_workload(name, None, dim, 0, precision=precision) for name in names]
     compile_fixed("float32", precision, threads != 1)
     for workload in workloads:
         run_a_step(workload.with_threads(threads))
         click.echo(f"{workload.spec.name}: compiled")
+    if predictor is not None:
+        run_predictions(predictor, threads)
+        click.echo(f"{exported}: compiled")
     click.echo(f"It lies in {cache_folder()}." if cache_folder() else "There is no cache: AUTOBATCH_CACHE is off.")
 
 
@@ -46,3 +62,11 @@ def run_a_step(workload: Workload) -> None:
     loss(instances)
     _, grads = loss.value_and_grad(instances)
     ab.optim.Adam(workload.model).step(grads)
+
+
+def run_predictions(predictor: Predictor, threads: int | str) -> None:
+    """Run a mini-batch of what a trained model predicts."""
+    spec, stored = predictor.spec, predictor.stored
+    function = getattr(predictor.model, spec.predictor)
+    run = ab.batched(function, policy=stored.policy, precision=stored.settings.precision, threads=threads)
+    run([spec.given(instance) for instance in predictor.draw()])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import autobatch as ab
 from autobatch.jit.later import LATER, NEVER, VARIABLE
 from helpers.runs.commands import Command
 
@@ -42,18 +43,73 @@ def test_it_says_where_there_is_no_cache(command: Command, monkeypatch: pytest.M
     assert (status, out) == (0, "tree-lstm: compiled\nThere is no cache: AUTOBATCH_CACHE is off.\n")
 
 
-@pytest.mark.slow
-def test_later_processes_compile_nothing(tmp_path: Path) -> None:
-    """Even where the variable says that nothing is compiled, this command compiles."""
+def test_of_a_file_its_predictions_are_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_JIT", "0")
+    monkeypatch.setattr("autobatch.cli.warming.compile_fixed", lambda *arguments: None)
+    ran = list[int]()
+    monkeypatch.setattr("autobatch.cli.warming.run_a_step", lambda workload: ran.append(0))
+    export(command, tmp_path)
+    monkeypatch.setattr(ab.Batched, "__call__", lambda self, instances: ran.append(len(instances)))
+    status, out, err = command("warm", "--model", tmp_path / "trees.ab")
+    assert (status, err, ran) == (0, "", [8])
+    assert out.startswith(f"{tmp_path / 'trees.ab'}: compiled\n")
+    assert command("warm", "--model", tmp_path / "none.ab")[2].startswith("autobatch: cannot load ")
+
+
+def export(command: Command, folder: Path) -> None:
+    """Train a model, and write it to trees.ab."""
+    given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", "listops", "--checkpoint", folder / "run"
+    assert command("train", "tree-lstm", *given)[0] == 0
+    assert command("export", "tree-lstm", "--checkpoint", folder / "run", "--out", folder / "trees.ab")[0] == 0
+
+
+def run(environment: dict[str, str], *arguments: str) -> str:
+    """What Python prints, in a process; nothing on standard error."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, env=environment)
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of processes with caches of their own, in which nothing is compiled."""
     cache = {"AUTOBATCH_CACHE": str(tmp_path / "cells"), "NUMBA_CACHE_DIR": str(tmp_path / "loops")}
-    environment = {**os.environ, **cache, VARIABLE: NEVER}
+    return {**os.environ, **cache, VARIABLE: NEVER}
 
-    def run(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, env=environment)
-        assert not done.stderr
-        return done.stdout
 
-    told = run("-m", "autobatch", "warm", "--dim", "16", "--threads", "1")
+@pytest.mark.slow
+def test_later_processes_compile_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    """Even where the variable says that nothing is compiled, this command compiles."""
+    told = run(environment, "-m", "autobatch", "warm", "--dim", "16", "--threads", "1")
     assert told.endswith(f"tree-lstm: compiled\nIt lies in {tmp_path / 'cells'}.\n")
     environment[VARIABLE] = LATER
-    assert run("-c", STEP) == "0 []\n"
+    assert run(environment, "-c", STEP) == "0 []\n"
+
+
+PREDICTION = """
+import sys
+import autobatch as ab
+from autobatch.jit.compiling import watch_compilation
+from autobatch.jit.later import n_waiting
+
+model, compiled = ab.load(sys.argv[1]), []
+with watch_compilation(compiled.append):
+    run = ab.batched(lambda word: model.merge(model.leaf(word), model.leaf(word))[0], module=model)
+    run([1, 2])
+print(n_waiting(), compiled)
+"""
+
+
+@pytest.mark.slow
+def test_code_for_a_named_processor_lies_beside_other_code(
+    command: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
+    export(command, tmp_path)
+    named = {**environment, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    counts = list[int]()
+    for one in (environment, named):
+        run(one, "-m", "autobatch", "warm", "--model", str(tmp_path / "trees.ab"), "--threads", "1")
+        counts.append(sum(1 for _ in (tmp_path / "cells").rglob("*")) + sum(1 for _ in (tmp_path / "loops").rglob("*")))
+    assert counts[1] > counts[0] > 0
+    for one in (environment, named):
+        assert run({**one, VARIABLE: LATER}, "-c", PREDICTION, str(tmp_path / "trees.ab")) == "0 []\n"

@@ -5,99 +5,20 @@ from __future__ import annotations
 import gc
 import signal
 import socket
-import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import uvicorn
 
 from autobatch.cli.serving.log import LOG
-from autobatch.cli.training.stored import StoredModel
+from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.training.trained import Trained
-from autobatch.errors import AutobatchError, DataError
-from autobatch.models import ModelSpec, find_model
-from autobatch.models.data.dataset import Dataset
+from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
 
 LOOK_EVERY = 1.0  # seconds between two looks at the checkpoint
-N_WARMING = 8  # instances with which the server warms up
-
-
-@dataclass(frozen=True)
-class Predictor:
-    """A trained model, and how its instances and predictions are written."""
-
-    spec: ModelSpec
-    stored: StoredModel
-    model: Any
-
-    @classmethod
-    def of(cls, stored: StoredModel) -> Predictor:
-        """Build the stored model, without its data.
-
-        Raises:
-            DataError: it predicts nothing.
-            CheckpointError: the model is not what it was.
-        """
-        settings, encoding = stored.settings, stored.encoding
-        spec = find_model(settings.model)
-        if spec.predict is None:
-            raise DataError(
-                f"cannot serve {settings.model}: it has no scores; give the model a method scores(instance)."
-            )
-        dataset = Dataset("", (), (), encoding.vocabularies, encoding.sizes)
-        model: Any = spec.build(dataset, settings.dim, np.random.default_rng(settings.seed))
-        model.load_state_dict(stored.parameters)
-        model.eval()
-        return cls(spec, stored, model)
-
-    def read(self, text: Any) -> Any:
-        """Read an instance: the text that a file of the model's data holds for it.
-
-        Raises:
-            DataError: it is no text, or not that of one instance.
-        """
-        if not isinstance(text, str):
-            raise DataError(f"an instance is a text, {self.spec.reads}, and not {text!r}.")
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
-            file.write(text if text.endswith("\n") else text + "\n")
-            file.flush()
-            try:
-                found = self._load(file.name)
-            except DataError as error:
-                raise DataError(str(error).replace(file.name, "the instance")) from None
-        if len(found) != 1:
-            raise DataError(f"the text holds {len(found)} instances; give each as a text of its own.")
-        return found[0]
-
-    def write(self, instance: Any, result: Any) -> Any:
-        """The prediction for an instance, as JSON holds it."""
-        assert self.spec.predict is not None
-        vocabularies = self.stored.encoding.vocabularies
-        return self.spec.predict(as_minibatch(result), [instance], vocabularies)[0]
-
-    def draw(self) -> list[Any]:
-        """Some instances that the model's own generator draws, with which a server warms up."""
-        return self._load(self.spec.default_data)[:N_WARMING]
-
-    def _load(self, data: str) -> list[Any]:
-        return self.spec.load(data, np.random.default_rng(0), self.stored.encoding.vocabularies).items
-
-
-def as_minibatch(result: Any) -> Any:
-    """The result of one instance as that of a mini-batch of one: arrays have a first axis, lists are per instance."""
-    if isinstance(result, list):
-        return [result]
-    if isinstance(result, tuple):
-        parts = map(as_minibatch, result)
-        return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
-    if isinstance(result, dict):
-        return {key: as_minibatch(value) for key, value in result.items()}
-    return np.asarray(result)[None] if isinstance(result, (np.ndarray, np.generic, int, float)) else [result]
 
 
 class Reloading:
