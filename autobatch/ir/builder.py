@@ -82,6 +82,10 @@ class Traced(Symbol):
         """Per-node shape."""
         return self.var.shape
 
+    def again(self) -> Traced:
+        """Another name of the same value."""
+        return type(self)(self.builder, self.index)
+
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Append an instruction."""
         return self.builder.apply(op, args, static)

@@ -101,10 +101,14 @@ class Operators:
             """Per-node shape."""
 
     def __add__(self, other: Any) -> Any:
-        return self if is_zero(other) else OPS["add"](self, other)
+        return self.again() if is_zero(other) else OPS["add"](self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return self if is_zero(other) else OPS["add"](other, self)
+        return self.again() if is_zero(other) else OPS["add"](other, self)
+
+    def again(self) -> Any:
+        """An equal value that is another one for derivatives, as `0 + array` is another array."""
+        return self
 
     def __sub__(self, other: Any) -> Any:
         return OPS["sub"](self, other)

@@ -63,6 +63,10 @@ class Taped(Symbol):
             return self
         return self.tape.add((self,), lambda g: (cast(g, before),), cast(self.value, dtype))
 
+    def again(self) -> Any:
+        """An equal value on the same tape."""
+        return self.tape.add((self,), lambda g: (g,), self.value)
+
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Compute an op, and put it on the tapes of its arguments."""
         if STAGE.current is None:  # no tape is running

@@ -22,7 +22,7 @@ from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.ports import VariadicPort, as_port, no_elements
 from autobatch.ops.reduction import softmax
-from autobatch.ops.shaping import concat, reshape
+from autobatch.ops.shaping import again, concat, reshape
 
 
 class Segments:
@@ -197,9 +197,14 @@ def _stack(values: list[Any]) -> Any:
     return concat([reshape(v, (1, *shape_of(v))) for v in values], axis=0)
 
 
+def _add_up(parts: list[Any]) -> Any:
+    """The sum of some values; of one, a value that is another one for derivatives."""
+    return reduce(add, parts) if len(parts) > 1 else again(parts[0])
+
+
 @composite
 def _sum_n(values: Any) -> Any:
-    return _over(values, _sum_edges, lambda parts: reduce(add, parts))
+    return _over(values, _sum_edges, _add_up)
 
 
 @composite

@@ -17,7 +17,7 @@ import numpy as np
 from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Traced
-from autobatch.ir.program import Attribute
+from autobatch.ir.program import Attribute, dtype_of
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.ops.taped import Taped
@@ -102,10 +102,11 @@ class Variables:
 
 def _is_variable(x: Any) -> bool:
     if isinstance(x, Value):
-        return not x.key.below
-    if isinstance(x, Traced) and isinstance(x.var.source, Attribute):
-        return x.var.source.is_float
-    return isinstance(x, (Traced, TracedList, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
+        return not x.key.below and x.key.dtype != "bool"
+    if isinstance(x, Traced):
+        source = x.var.source
+        return source.is_float if isinstance(source, Attribute) else dtype_of(x.builder.vars, x.index) != "bool"
+    return isinstance(x, (TracedList, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
 
 
 def _is_empty(x: Any) -> bool:

@@ -93,6 +93,10 @@ class Element(Traced):
         super().__init__(builder, index)
         self.at = at
 
+    def again(self) -> Element:
+        """Another name of the same value."""
+        return type(self)(self.builder, self.index, self.at)
+
     def __radd__(self, other: Any) -> Any:
         if is_zero(other) and self.at == FIRST:  # as `sum` begins
             return self.builder.sum_up_to(self)

@@ -74,6 +74,12 @@ class Value(Logic):
         """Record a function made of ops as a cell of its own."""
         return self.require_recording().apply_function(function, args, kwargs)
 
+    def again(self) -> Value:
+        """Another handle of the same output."""
+        found = type(self)(self.ref)
+        found.kept = self
+        return found
+
     def require_recording(self) -> Recording:
         """The recording that made it; GraphError unless it goes on."""
         recording = self.recording
@@ -135,6 +141,10 @@ class Rows(Value):
         found = type(self)(refs[0] if refs else self.ref)
         found.refs, found.kept = refs, kept
         return found
+
+    def again(self) -> Rows:
+        """Another handle of the same rows."""
+        return self.of(self.refs, self)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Join rows; record any other op as a cell of its own."""

@@ -582,3 +582,44 @@ def test_rows_of_any_number_are_refused_where_sizes_are_needed(what: str, functi
     cell = ab.cell(ragged=("x",))(lambda x: function(x))
     with pytest.raises(ab.ShapeError, match=f"{what} takes values whose sizes are known, and this one has n rows"):
         ab.batched(cell, backend="reference")([np.ones((3, 2))])
+
+
+def by_both(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A program that differentiates by a value and by what a function makes of it, which are two values."""
+
+    def program(x: Any) -> Any:
+        return ab.grad(lambda x, y: ab.sum(3.0 * x) + ab.sum(y * y), wrt=lambda x, y: (x, y))(x, function(x))
+
+    return program
+
+
+SAME = {
+    "sum_n of one": lambda x: ab.sum_n([x]),
+    "sum_n of one pair": lambda x: ab.sum_n([(x, x)])[0],
+    "0 + x": lambda x: 0 + x,
+    "x + 0.0": lambda x: x + 0.0,
+    "sum of one": lambda x: sum([x]),
+    "concat of one": lambda x: ab.concat([x]),
+    "x * 1": lambda x: x * 1,
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_an_op_gives_is_another_value_than_its_argument(name: str) -> None:
+    program, x = by_both(SAME[name]), np.array([[1.0, 2.0], [0.5, -1.0]])
+    cell, computed = ab.cell(program), ab.batched(lambda x: program(x * 2.0), backend="reference")
+    assert np.allclose(program(x)[0], 3.0)
+    assert np.allclose(ab.jvp(lambda x: program(x)[1], (x,), (x,))[1], 2.0 * x)
+    for other in (ab.batched(program, backend="reference")([x]), cell(x), ab.batched(cell, backend="reference")([x])):
+        assert np.allclose(np.ravel(other), np.ravel(program(x)))
+    assert np.allclose(np.ravel(computed([x])), np.ravel(program(x * 2.0)))
+
+
+def test_the_sum_of_a_list_of_one_is_another_value_than_its_element() -> None:
+    @ab.cell
+    def both(xs: list[Any]) -> Any:
+        return ab.grad(lambda total, xs: ab.sum(total) + ab.sum(3.0 * ab.sum_n(xs)))(ab.sum_n(xs), xs)
+
+    x = np.ones(2)
+    assert np.allclose(both([x]), 1.0)
+    assert np.allclose(ab.batched(lambda x: both([x]), backend="reference")([x]), 1.0)
