@@ -17,6 +17,7 @@ from autobatch.cli.threads import use_threads
 from autobatch.cli.training.evaluate import checkpoint_option
 from autobatch.cli.training.stored import read_trained
 from autobatch.errors import BackendError, DataError
+from autobatch.release import pip_install
 
 TOKEN = "AUTOBATCH_TOKEN"
 MILLISECONDS = 1000
@@ -63,7 +64,7 @@ def serve(
     """
     for package in ("starlette", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
-            raise BackendError(f"serving: the package {package} is not installed; pip install 'autobatch[serve]'.")
+            raise BackendError(f"serving: the package {package} is not installed; {pip_install('serve')}.")
     if not _is_local(host) and not os.environ.get(TOKEN):
         raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
     use_threads(threads)
