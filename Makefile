@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-long test-pythons lint docs clean
+.PHONY: help demo test test-all test-long test-pythons lint docs dist clean
 
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-pythons  make test with each of $(PYTHONS) that is at hand"
 	@echo "make lint      linters and type checker only"
 	@echo "make docs      the documents as a site, in site/"
+	@echo "make dist      the archives of a release, in dist/, built twice and checked"
 	@echo "make clean     remove the virtual environment and all caches"
 
 demo: $(VENV)/runtime
@@ -47,11 +48,14 @@ docs: $(VENV)/documents
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html, or see it with search: $(BIN)/python -m http.server --directory site"
 
+dist: $(VENV)/development
+	@$(BIN)/python tools/make_dist.py
+
 clean:
-	@rm -rf .venv .venv-* site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
+	@rm -rf .venv .venv-* site .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/runtime: pyproject.toml $(BIN)/python
+$(VENV)/runtime: pyproject.toml autobatch/release.py $(BIN)/python
 	@echo "Installing autobatch into $(VENV) ..."
 	@$(PIP) install --editable .
 	@touch $@

@@ -93,10 +93,11 @@ from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Rows
+from autobatch.release import VERSION
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "DistributedError", "Dropout",

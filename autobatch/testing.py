@@ -15,6 +15,8 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.awaiting import eager
 
+__all__ = ["check_batched", "check_grads"]
+
 
 def check_grads(
     loss: Batched,

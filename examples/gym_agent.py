@@ -27,7 +27,7 @@ try:
 
     import autobatch.policies.env as rl
 except (ImportError, ab.PolicyError):
-    sys.exit("examples/gym_agent.py needs Gymnasium: pip install '.[rl]' in a checkout brings it.")
+    sys.exit("examples/gym_agent.py needs Gymnasium: pip install 'autobatch-nn[rl]' brings it.")
 
 
 class LinearAgent:

@@ -1,6 +1,6 @@
 """A recursive network behind Ray Serve: replicas with a core each, in each of which requests share batches.
 
-pip install 'autobatch[serve]' 'ray[serve]'
+pip install 'autobatch-nn[serve]' 'ray[serve]'
 python examples/ray_serve.py --replicas 2 --requests 200
 """
 

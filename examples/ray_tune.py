@@ -1,6 +1,6 @@
 """Ray Tune drives `learn_policy`: which encoding, how many episodes and which seed plan unseen trees in few batches.
 
-pip install 'autobatch[ray]' 'ray[tune]'
+pip install 'autobatch-nn[ray]' 'ray[tune]'
 python examples/ray_tune.py --trees 8
 """
 

@@ -26,6 +26,7 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.errors import AutobatchError
+from autobatch.release import pip_install
 from harness import find_data, name_of, run
 from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, their_ways
 from records import QUICK, Findings, Settings
@@ -103,7 +104,7 @@ def measure_model(model: str, config: Config) -> Findings:
     title = f"{model}, {name_of(workload.dataset)}, policy {config.policy}; instances per second\n\n"
     table = title + "\n\n".join(format_setting(setting, rates) for setting, rates in found.items())
     if model == "tree-lstm" and find_spec("jax") is None:
-        table += "\n\nJAX is left out, for the package jax is not installed; pip install 'autobatch[jax]'."
+        table += f"\n\nJAX is left out, for the package jax is not installed; {pip_install('jax')}."
     return Findings(seconds, figures_of(model, workload, found, loads), table, part=model)
 
 

@@ -19,6 +19,7 @@ from autobatch.blas.own.tiles import can_tile
 from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
 from autobatch.blas.threads import look_again
 from autobatch.errors import BackendError
+from autobatch.release import pip_install
 from autobatch.system.processor import has_avx512
 
 ROUTINES = {"float32": "sgemm", "float64": "dgemm"}
@@ -95,7 +96,7 @@ def _find_numpy() -> Provider:
 
 
 def _find_mkl() -> Provider:
-    remedy = "pip install 'autobatch[mkl]'"
+    remedy = pip_install("mkl")
     try:
         found = version("mkl")
     except PackageNotFoundError:
@@ -125,7 +126,7 @@ def _torch_of(torch_version: str, folder: Path) -> Provider:
 
 def _find_scipy() -> Provider:
     if find_spec("scipy") is None:
-        raise Absent("scipy", "scipy is not installed", "pip install 'autobatch[search]'")
+        raise Absent("scipy", "scipy is not installed", pip_install("search"))
     from scipy.linalg import cython_blas
 
     capsules = cython_blas.__pyx_capi__

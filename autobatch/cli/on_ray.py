@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import click
 
 from autobatch.errors import AutobatchError, DistributedError
+from autobatch.release import pip_install
 from autobatch.system.processor import usable_cores
 
 LOCAL = "local"
@@ -62,7 +63,7 @@ def require_ray(what: str) -> None:
         DistributedError: it is not.
     """
     if find_spec("ray") is None:
-        raise DistributedError(f"{what}: --ray needs the package ray; pip install 'autobatch[ray]'.")
+        raise DistributedError(f"{what}: --ray needs the package ray; {pip_install('ray')}.")
 
 
 def run_jobs(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], address: str, what: str) -> list[T]:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from autobatch.errors import DataError
+from autobatch.release import pip_install
 
 PICTURES = (".png", ".pdf", ".svg")
 
@@ -47,5 +48,5 @@ def require_picture(path: Path, doing: str, kinds: tuple[str, ...] = PICTURES) -
         )
     if path.suffix != ".dot" and find_spec("matplotlib") is None:
         raise DataError(
-            f"cannot {doing} {str(path)!r}: matplotlib is not installed; pip install 'autobatch[plot]'."
+            f"cannot {doing} {str(path)!r}: matplotlib is not installed; {pip_install('plot')}."
         )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
+from autobatch.release import pip_install
 
 if TYPE_CHECKING:
     from autobatch.devices.device import Device
@@ -92,8 +93,8 @@ def _import_cupy() -> Any:
         import cupy
     except ModuleNotFoundError as error:
         raise BackendError(
-            "the cuda backend needs CuPy, which is not installed: pip install 'autobatch[cuda12]' if nvidia-smi shows "
-            "CUDA 12, 'autobatch[cuda13]' from CUDA 13 on."
+            f"the cuda backend needs CuPy, which is not installed: {pip_install('cuda12')} if nvidia-smi shows "
+            f"CUDA 12, {pip_install('cuda13')} from CUDA 13 on."
         ) from error
     except ImportError as error:
         raise BackendError(f"the cuda backend needs CuPy, which cannot be imported: {_first_line(error)}.") from error
@@ -109,7 +110,7 @@ def _check_gpu(cupy: Any) -> None:
     if driver_major < major:
         raise BackendError(
             f"CuPy is that of CUDA {major} and the NVIDIA driver runs CUDA up to {driver_major}: "
-            f"pip uninstall cupy-cuda{major}x, then pip install 'autobatch[cuda{driver_major}]'; or update the driver."
+            f"pip uninstall cupy-cuda{major}x, then {pip_install(f'cuda{driver_major}')}; or update the driver."
         )
     try:
         found = runtime.getDeviceCount()
@@ -134,8 +135,7 @@ def _check_gpu(cupy: Any) -> None:
         nvrtc.getVersion()  # loads it
     except (ImportError, RuntimeError) as error:
         raise BackendError(
-            f"CuPy finds no cuBLAS or no NVRTC of CUDA {major}: pip install 'autobatch[cuda{major}]' "
-            f"({_first_line(error)})."
+            f"CuPy finds no cuBLAS or no NVRTC of CUDA {major}: {pip_install(f'cuda{major}')} ({_first_line(error)})."
         ) from error
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DistributedError
+from autobatch.release import pip_install
 
 Bytes = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
@@ -91,7 +92,7 @@ class TorchWire:
         except ModuleNotFoundError:
             raise DistributedError(
                 "several processes need PyTorch, which carries what they send each other, and it is not installed; "
-                "pip install 'autobatch[torch]'."
+                f"{pip_install('torch')}."
             ) from None
         self._received = np.empty(0, np.uint8)
         self._dist, self._device, longest = distributed, None, timedelta(seconds=timeout)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autobatch.errors import AutobatchError
+from autobatch.release import pip_install
 from autobatch.schedule.schedule import Schedule
 
 LANE = 0.9  # of the distance between lanes: the height of the largest batch of a type
@@ -51,9 +52,7 @@ def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) ->
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise AutobatchError(
-            "cannot draw a schedule: matplotlib is not installed; pip install 'autobatch[plot]'."
-        ) from None
+        raise AutobatchError(f"cannot draw a schedule: matplotlib is not installed; {pip_install('plot')}.") from None
     lanes = [np.unique(picture.schedule.batch_type) for picture in pictures]
     figure = Figure(figsize=(10, sum(0.9 + 0.32 * len(lane) for lane in lanes)), layout="constrained")
     all_axes = figure.subplots(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autobatch.errors import AutobatchError, BackendError, DataError, DeadlineError, ServingError
+from autobatch.release import pip_install
 from autobatch.serving.counts import summarize
 from autobatch.serving.server import Server
 from autobatch.serving.workers import EVERY, SEVERAL, Workers
@@ -89,9 +90,7 @@ def app(
 
         from autobatch.serving.metrics import Metrics
     except ImportError as error:
-        raise BackendError(
-            f"serving over HTTP: {error.name} is not installed; pip install 'autobatch[serve]'."
-        ) from None
+        raise BackendError(f"serving over HTTP: {error.name} is not installed; {pip_install('serve')}.") from None
 
     handler = _Handler(
         server, read, given, write, schema, title, Metrics(), max_body, max_instances, deadline, asyncio.Event()

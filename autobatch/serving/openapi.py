@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
+
+from autobatch.release import VERSION
 
 
 def describe(title: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def describe(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     plain = {"get": {"responses": {"200": {"description": "Yes."}, "503": {"description": "No."}}}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": version("autobatch")},
+        "info": {"title": title, "version": VERSION},
         "paths": {"/predict": {"post": predict}, "/healthz": plain, "/readyz": plain},
     }
 

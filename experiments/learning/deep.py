@@ -25,6 +25,7 @@ from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.fsm.rewards import Reward
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.network import Deep, Network
+from autobatch.release import pip_install
 from learning.families import draw_graphs
 
 Algorithm: TypeAlias = Literal["ppo", "dqn"]
@@ -154,8 +155,8 @@ def require_packages(*more: str) -> None:
     for package in (*EXTRA, *more):
         if find_spec(package) is None:
             raise PolicyError(
-                f"learning a network: the package {package} is not installed; install "
-                f"autobatch[{EXTRA.get(package, package)}], or learn a policy that needs none, such as fsm."
+                f"learning a network: the package {package} is not installed; "
+                f"{pip_install(EXTRA.get(package, package))}, or learn a policy that needs none, such as fsm."
             )
 
 
@@ -273,7 +274,7 @@ def plot_curve(policy: Deep, path: str | os.PathLike[str]) -> None:
     except ImportError as error:
         raise PolicyError(
             f"drawing how learning went to {os.fspath(path)!r}: the package matplotlib is not installed; "
-            f"install autobatch[plot]."
+            f"{pip_install('plot')}."
         ) from error
     curve = policy.about["curve"]
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -23,6 +23,7 @@ from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
 from autobatch.policies.sequences.compaction import compact as compact_sequence
+from autobatch.release import pip_install
 from learning.families import draw_graphs
 
 FIXED = Weights._fields.index("ready")
@@ -116,7 +117,7 @@ def learn_rule(
         import cma
     except ImportError as error:
         raise PolicyError(
-            "learning a rule: the package cma is not installed; install autobatch[rl], or use the rule as it is."
+            f"learning a rule: the package cma is not installed; {pip_install('rl')}, or use the rule as it is."
         ) from error
     played = [Course.of(dag) for dag in dags if dag.type_id.size]
     measured = [Course.of(dag) for dag in held_out if dag.type_id.size] or played

@@ -152,8 +152,8 @@ def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(finding, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for name, why in [
-        ("mkl", r"'mkl': the package mkl is not installed; pip install 'autobatch\[mkl\]'\."),
-        ("scipy", r"'scipy': scipy is not installed; pip install 'autobatch\[search\]'\."),
+        ("mkl", r"'mkl': the package mkl is not installed; pip install 'autobatch-nn\[mkl\]'\."),
+        ("scipy", r"'scipy': scipy is not installed; pip install 'autobatch-nn\[search\]'\."),
         ("torch", r"'torch': torch is not loaded in this process; import torch first\."),
     ]:
         with pytest.raises(BackendError, match=why):

@@ -265,7 +265,7 @@ def test_without_a_gpu_auto_stays_on_the_processor_and_the_doctor_says_why(
     status, out, _ = command("doctor")
     assert status == 0
     assert re.search(
-        r"^none +cuda +the cuda backend needs CuPy, which .*: pip install 'autobatch\[cuda12\]'", out, re.M
+        r"^none +cuda +the cuda backend needs CuPy, which .*: pip install 'autobatch-nn\[cuda12\]'", out, re.M
     )
 
 

@@ -115,7 +115,7 @@ def test_a_missing_package_is_told_before_the_work(command: Command, monkeypatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
     status, out, err = command(*TRAIN, "--tensorboard", "board", "--checkpoint", "run")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "the package tensorboard is not installed; install autobatch[tensorboard]" in err
+    assert "the package tensorboard is not installed; pip install 'autobatch-nn[tensorboard]'" in err
     assert not Path("board").exists()
     assert not Path("run").exists()
 

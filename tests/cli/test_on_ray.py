@@ -122,7 +122,7 @@ def test_where_ray_is_missing_a_sentence_says_what_to_install(
     for words, what in ((LEARN, "learning a policy"), (("experiment", "batches"), "experiment batches")):
         status, out, errors = command(*words, "--ray")
         assert (status, out) == (2, "")
-        assert errors == f"autobatch: {what}: --ray needs the package ray; pip install 'autobatch[ray]'.\n"
+        assert errors == f"autobatch: {what}: --ray needs the package ray; pip install 'autobatch-nn[ray]'.\n"
     with pytest.raises(DistributedError, match="needs the package ray"):
         on_ray.run_jobs(len, [([1],)], "local", "counting")
 

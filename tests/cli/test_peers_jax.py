@@ -11,7 +11,7 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
 from peers.forest import LEFT, NONE, list_nodes
 
-pytest.importorskip("jax", reason="compares with JAX, which autobatch[jax] brings")
+pytest.importorskip("jax", reason="compares with JAX, which the extra jax brings")
 
 from peers.tree_lstm_jax import JaxTreeLSTM, Padded, round_up
 from peers.ways import GRADIENT_TOLERANCE, LOSS_TOLERANCE, assert_close, jax_ways

@@ -69,7 +69,7 @@ def test_measuring_needs_the_library_of_the_metric(
     kept = "--checkpoint", tmp_path / "run"
     lacking = (
         "autobatch: the package sacrebleu is not installed, so what it measures is left out; "
-        "pip install 'autobatch[bleu]'.\n"
+        "pip install 'autobatch-nn[bleu]'.\n"
     )
     for arguments in (("train", "seq2seq", "--dim", 4, "--epochs", 1, *kept), ("eval", "seq2seq", *kept)):
         status, out, err = command(*arguments)

@@ -282,4 +282,4 @@ def test_it_needs_its_packages(command: Command, run: Path, monkeypatch: pytest.
     monkeypatch.setattr("autobatch.cli.serving.serve.find_spec", lambda package: None)
     status, _, err = command("serve", "tree-lstm", "--checkpoint", run)
     assert status == 2
-    assert err == "autobatch: serving: the package starlette is not installed; pip install 'autobatch[serve]'.\n"
+    assert err == "autobatch: serving: the package starlette is not installed; pip install 'autobatch-nn[serve]'.\n"

@@ -64,15 +64,15 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AUTOBATCH_CUDA", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     cases: dict[str, Any] = {
-        r"needs CuPy, which is not installed: pip install 'autobatch\[cuda12\]' .* 'autobatch\[cuda13\]'": None,
+        r"needs CuPy, which is not installed: pip install 'autobatch-nn\[cuda12\]' .* 'autobatch-nn\[cuda13\]'": None,
         r"finds no NVIDIA driver: install one": fake_cupy(driver=0),
-        r"CuPy is that of CUDA 13 and the NVIDIA driver runs CUDA up to 12: .* pip install 'autobatch\[cuda12\]'":
+        r"CuPy is that of CUDA 13 and the NVIDIA driver runs CUDA up to 12: .* pip install 'autobatch-nn\[cuda12\]'":
             fake_cupy(built=13),
         r"finds a driver but no NVIDIA GPU: .* CUDA_VISIBLE_DEVICES='7'": fake_cupy(error="cudaErrorNoDevice: none"),
         r"finds a driver but no NVIDIA GPU": fake_cupy(devices=0),
         r"cannot use the NVIDIA driver: cudaErrorUnknown: bad luck": fake_cupy(error="cudaErrorUnknown: bad luck"),
         r"needs a GPU of compute capability 7.0 .* and this one has 6.1": fake_cupy(capability="61"),
-        r"CuPy finds no cuBLAS or no NVRTC of CUDA 12: pip install 'autobatch\[cuda12\]'": fake_cupy(driver=13),
+        r"CuPy finds no cuBLAS or no NVRTC of CUDA 12: pip install 'autobatch-nn\[cuda12\]'": fake_cupy(driver=13),
     }  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy_backends", None)
     for message, cupy in cases.items():

@@ -126,7 +126,7 @@ def test_a_report_draws_what_ran_when(tmp_path: Path) -> None:
 
 def test_drawing_without_matplotlib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ab.AutobatchError, match=r"matplotlib is not installed; pip install 'autobatch\[plot\]'\."):
+    with pytest.raises(ab.AutobatchError, match=r"matplotlib is not installed; pip install 'autobatch-nn\[plot\]'\."):
         explain("chain", [2, 1]).plot(tmp_path / "schedule.png")
     assert list(tmp_path.iterdir()) == []
 

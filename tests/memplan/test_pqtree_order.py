@@ -228,5 +228,5 @@ def test_a_picture_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(PlanError, match=r"tree\.png: matplotlib is not installed; pip install 'autobatch\[plot\]'"):
+    with pytest.raises(PlanError, match=r"tree\.png: matplotlib is not installed; pip install 'autobatch-nn\[plot\]'"):
         PQTree("ab").plot("tree.png")

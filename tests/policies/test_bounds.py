@@ -100,7 +100,9 @@ def test_certificates_that_are_refused() -> None:
 def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     dag = Dag(np.array([0, 1, 1, 0], np.int32), np.array([0, 0, 1, 1, 2], np.int32), np.array([0, 2], np.int32), 2)
-    with pytest.raises(PolicyError, match=r"scipy is not installed; install autobatch\[search\], or use the chain"):
+    with pytest.raises(
+        PolicyError, match=r"scipy is not installed; pip install 'autobatch-nn\[search\]', or use the chain"
+    ):
         pair_bound(dag)
 
 

@@ -46,7 +46,7 @@ LETTERS_SEEN = TypeNames.of(LETTERS)
 @pytest.fixture
 def _extra() -> None:
     for package in ("gymnasium", "stable_baselines3", "sb3_contrib", "torch"):
-        pytest.importorskip(package, reason="learning networks needs autobatch[rl]")
+        pytest.importorskip(package, reason="learning networks needs the extra rl")
 
 
 def some_dags(n: int = 4) -> list[Dag]:
@@ -183,8 +183,8 @@ def test_learning_on_families_gives_a_network_as_good_as_the_one_that_comes_alon
 
 @pytest.mark.usefixtures("_extra")
 def test_learning_writes_scalars_and_a_curve(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="scalars need autobatch[tensorboard]")
-    pytest.importorskip("matplotlib", reason="curves need autobatch[plot]")
+    pytest.importorskip("tensorboard", reason="scalars need the extra tensorboard")
+    pytest.importorskip("matplotlib", reason="curves need the extra plot")
     learned = learn_deep(some_dags(2), TINY, log_folder=tmp_path / "logs")
     assert len(list(tmp_path.glob("logs/*/events.*"))) == 1
     plot_curve(learned, tmp_path / "curve.png")
@@ -203,10 +203,12 @@ def test_settings_out_of_range_are_refused(setting: str) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deep, "find_spec", lambda name: None if name in ("torch", "tensorboard") else name)
-    with pytest.raises(PolicyError, match=r"the package torch is not installed; install autobatch\[rl\]"):
+    with pytest.raises(PolicyError, match=r"the package torch is not installed; pip install 'autobatch-nn\[rl\]'"):
         require_packages()
     monkeypatch.setattr(deep, "find_spec", lambda name: None if name == "tensorboard" else name)
-    with pytest.raises(PolicyError, match=r"the package tensorboard is not installed; install autobatch\[tensorboard"):
+    with pytest.raises(
+        PolicyError, match=r"package tensorboard is not installed; pip install 'autobatch-nn\[tensorboard"
+    ):
         require_packages("tensorboard")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="environments need autobatch[rl]")
+gymnasium = pytest.importorskip("gymnasium", reason="environments need the extra rl")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402, there is nothing to import without it
 
@@ -132,7 +132,7 @@ def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     for module in ("autobatch.policies.env", "autobatch.policies.rl.env"):
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(PolicyError, match=r"the package gymnasium is not installed; install autobatch\[rl\]"):
+    with pytest.raises(PolicyError, match=r"the package gymnasium is not installed; pip install 'autobatch-nn\[rl\]'"):
         importlib.import_module("autobatch.policies.env")
 
 

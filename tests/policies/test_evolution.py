@@ -182,7 +182,9 @@ def test_nothing_to_learn_from_is_refused() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cma", None)
-    with pytest.raises(PolicyError, match=r"the package cma is not installed; install autobatch\[rl\], or use"):
+    with pytest.raises(
+        PolicyError, match=r"the package cma is not installed; pip install 'autobatch-nn\[rl\]', or use"
+    ):
         learn_rule([make_trap()])
 
 

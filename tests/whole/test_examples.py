@@ -107,7 +107,7 @@ def test_a_policy_of_ones_own_reaches_the_bound(cache: Path) -> None:
 
 
 def test_an_agent_learns_to_batch(cache: Path) -> None:
-    pytest.importorskip("gymnasium", reason="its environment needs autobatch[rl]")
+    pytest.importorskip("gymnasium", reason="its environment needs the extra rl")
     rows = dict(re.findall(r"  (\w+(?: \w+)?) +(\d+\.\d)\n", told("gym_agent", cache)))
     policies = ("lower bound", "trained", "agenda", "depth")
     batches = [float(rows[name]) for name in policies]
@@ -119,4 +119,4 @@ def test_without_gymnasium_a_sentence_says_what_is_missing(cache: Path, tmp_path
     (tmp_path / "gymnasium.py").write_text("raise ImportError('not installed')\n")
     found = run("gym_agent", cache, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
     assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr == "examples/gym_agent.py needs Gymnasium: pip install '.[rl]' in a checkout brings it.\n"
+    assert found.stderr == "examples/gym_agent.py needs Gymnasium: pip install 'autobatch-nn[rl]' brings it.\n"

@@ -1,20 +1,29 @@
 """What installs is what lies in the checkout.
 
-The editable install finds a folder that setuptools leaves out; a wheel does not have it. So a wheel is built, compared
-file by file, and imported away from the checkout, and in it.
+The editable install finds every folder, also one that the archives leave out. So both are built without network, from a
+copy, compared file by file, and the wheel is imported away from the checkout.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 import zipfile
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from autobatch.release import NAME, VERSION
 from checkout import PACKAGE, ROOT, module_files
+from make_dist import build, check_metadata, check_same, run
 
 # Imports everything from `home` and loads the console script. Where a package is missing there, the editable
 # install would lend its own: a module from another place is an error too.
@@ -24,7 +33,7 @@ home, *names = sys.argv[1:]
 sys.path.insert(0, home)
 for name in names:
     importlib.import_module(name)
-for script in importlib.metadata.distribution("autobatch").entry_points:
+for script in importlib.metadata.distribution("autobatch-nn").entry_points:
     script.load()
 for name, module in sys.modules.items():
     if name.partition(".")[0] == "autobatch" and not str(module.__file__).startswith(home):
@@ -39,31 +48,44 @@ find_device()
 """
 
 
-def run(*command: str | Path, cwd: Path) -> None:
-    """Run a command in `cwd`; what it printed is the message when it fails."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+BESIDE_THE_PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", ".gitignore")
+
+
+def copy_of_the_checkout(place: Path) -> Path:
+    """What the archives are made of, in a folder that nobody else writes to."""
+    tree = place / "autobatch"
+    tree.mkdir(parents=True)
+    for name in BESIDE_THE_PACKAGE:
+        shutil.copy(ROOT / name, tree)
+    shutil.copytree(PACKAGE, tree / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tree
+
+
+def files_of_the_package() -> set[str]:
+    paths = (path for path in PACKAGE.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    return {path.relative_to(ROOT).as_posix() for path in paths}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built, without network, from a copy: setuptools leaves a `build/` where it works."""
-    place = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, place)
-    shutil.copytree(PACKAGE, place / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip_wheel = (sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps")
-    run(*pip_wheel, "--wheel-dir", place / "dist", place, cwd=place)
-    (built,) = (place / "dist").glob("*.whl")
-    return built
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An sdist, and the wheel that was built from it."""
+    place = tmp_path_factory.mktemp("archives")
+    return build(copy_of_the_checkout(place), place / "dist")
 
 
 @pytest.fixture(scope="module")
-def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the wheel is installed, away from the checkout."""
     place = tmp_path_factory.mktemp("site")
-    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", place, wheel, cwd=place)
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", place, archives[1], cwd=place)
     return place
+
+
+@pytest.fixture(scope="module")
+def installed(home: Path) -> Distribution:
+    """What the wheel says about itself."""
+    (found,) = distributions(path=[str(home)])
+    return found
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
@@ -71,14 +93,42 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert not homeless, f"modules in folders without __init__.py: {sorted(homeless)}"
 
 
-def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
-    expected = {
-        path.relative_to(ROOT).as_posix()
-        for path in PACKAGE.rglob("*")
-        if path.is_file() and path.parent.name != "__pycache__"
-    }
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert held == expected
+def test_the_wheel_holds_every_file_and_nothing_else(archives: tuple[Path, Path]) -> None:
+    held = {name for name in zipfile.ZipFile(archives[1]).namelist() if ".dist-info/" not in name}
+    assert held == files_of_the_package()
+    assert "autobatch/py.typed" in held
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_of(archives: tuple[Path, Path]) -> None:
+    with tarfile.open(archives[0]) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    assert held == {*files_of_the_package(), *BESIDE_THE_PACKAGE, "PKG-INFO"}
+
+
+def test_another_build_gives_the_same_bytes(archives: tuple[Path, Path], tmp_path: Path) -> None:
+    tree = copy_of_the_checkout(tmp_path / "elsewhere")
+    for path in tree.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    check_same(archives, build(tree, tmp_path / "dist"))
+
+
+def test_the_metadata_is_complete(archives: tuple[Path, Path], installed: Distribution) -> None:
+    check_metadata(archives)
+    told = installed.metadata
+    assert (told["Name"], told["Version"]) == (NAME, VERSION)
+    assert (told["License-Expression"], told["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert told["Requires-Python"] == ">=3.11"
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(told.get_all("Classifier") or ())
+    assert (installed.read_text("licenses/LICENSE") or "").splitlines() == (ROOT / "LICENSE").read_text().splitlines()
+
+
+def test_every_extra_that_a_message_names_is_one(installed: Distribution) -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    named = {*re.findall(r"pip_install\(['\"](\w+)['\"]\)", sources), *re.findall(r"needs the extra (\w+)", sources)}
+    assert len(named) > 5
+    assert named <= set(installed.metadata.get_all("Provides-Extra") or ())
 
 
 def test_every_module_imports_from_the_wheel(home: Path, tmp_path: Path) -> None:
@@ -91,3 +141,34 @@ def test_the_wheel_has_no_device_of_tests(home: Path, tmp_path: Path, monkeypatc
     command = (sys.executable, "-c", FIND_DEVICE, home)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "BackendError: AUTOBATCH_CUDA=host is for checkouts" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_works_with_what_it_requires_and_nothing_else(
+    archives: tuple[Path, Path], installed: Distribution, tmp_path: Path
+) -> None:
+    """In an environment of its own, to which the packages that it requires are lent by links."""
+    venv.create(tmp_path / "environment", with_pip=False)
+    python = venv.EnvBuilder().ensure_directories(tmp_path / "environment").env_exe
+    places = {"base": str(tmp_path / "environment"), "platbase": str(tmp_path / "environment")}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=places))
+    for lent in required_by(installed):
+        for name in {file.parts[0] for file in lent.files or ()} - {"..", "__pycache__"}:
+            (site / name).symlink_to(Path(str(lent.locate_file(name))))
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", archives[1], cwd=tmp_path)
+    told = run(Path(python).parent / "autobatch", "doctor", cwd=tmp_path)
+    assert re.search(r"^none +torch ", told, re.MULTILINE)
+    assert told.endswith("\nEverything is in place.\n")
+
+
+def required_by(wanting: Distribution) -> list[Distribution]:
+    """The distributions that one requires where it is asked for no extra, and those that these require."""
+    found: dict[str, Distribution] = {}
+    waiting = [wanting]
+    while waiting:
+        for requirement in map(Requirement, waiting.pop().requires or ()):
+            is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if is_needed and requirement.name not in found:
+                found[requirement.name] = distribution(requirement.name)
+                waiting.append(found[requirement.name])
+    return list(found.values())

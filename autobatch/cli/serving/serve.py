@@ -15,6 +15,7 @@ from autobatch.cli.serving.workers import HELD, listen, run_workers
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.trained import Trained, trained_model
 from autobatch.errors import BackendError, DataError
+from autobatch.release import pip_install
 
 TOKEN = "AUTOBATCH_TOKEN"
 MILLISECONDS = 1000
@@ -60,7 +61,7 @@ def serve(
     """
     for package in ("starlette", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
-            raise BackendError(f"serving: the package {package} is not installed; pip install 'autobatch[serve]'.")
+            raise BackendError(f"serving: the package {package} is not installed; {pip_install('serve')}.")
     if not _is_local(host) and not os.environ.get(TOKEN):
         raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
     use_threads(threads)

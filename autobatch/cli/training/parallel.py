@@ -20,6 +20,7 @@ import autobatch as ab
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import Alone, ConnectionLost
 from autobatch.errors import DistributedError
+from autobatch.release import pip_install
 
 PROCESS = "AUTOBATCH_PROCESS"
 """The environment of another process has its number, how many there are, and the port where the first one listens."""
@@ -44,7 +45,7 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
     except ModuleNotFoundError:
         raise DistributedError(
             f"--data-parallel {n}: the processes send each other gradients through PyTorch, and it is not installed; "
-            f"pip install 'autobatch[torch]'."
+            f"{pip_install('torch')}."
         ) from None
     longest = timedelta(seconds=JOIN_WITHIN)
     if PROCESS in os.environ:

@@ -11,6 +11,7 @@ import numpy as np
 
 from autobatch.cli.workload import Workload, record
 from autobatch.distributed.group import Joined
+from autobatch.release import pip_install
 from autobatch.schedule.schedule import Policy
 
 
@@ -87,7 +88,7 @@ def say_missing_metrics(workload: Workload) -> None:
     for package, extra in workload.spec.missing_packages().items():
         click.echo(
             f"autobatch: the package {package} is not installed, so what it measures is left out; "
-            f"pip install 'autobatch[{extra}]'.",
+            f"{pip_install(extra)}.",
             err=True,
         )
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.errors import DataError
+from autobatch.release import pip_install
 
 
 class Scalars:
@@ -62,7 +63,7 @@ def require_tensorboard(folder: Path | None) -> None:
     if folder is not None and importlib.util.find_spec("tensorboard") is None:
         raise DataError(
             f"cannot write scalars to {str(folder)!r}: the package tensorboard is not installed; "
-            f"install autobatch[tensorboard], or leave out --tensorboard."
+            f"{pip_install('tensorboard')}, or leave out --tensorboard."
         )
 
 

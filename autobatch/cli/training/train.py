@@ -50,7 +50,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.count_option(
     "--data-parallel",
     1,
-    "Processes that train together, each on a share of every mini-batch; needs autobatch[torch].",
+    "Processes that train together, each on a share of every mini-batch; needs the extra torch.",
 )
 @options.seed_option
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
@@ -63,7 +63,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
     "--tensorboard",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write losses, metrics and speed for TensorBoard to this folder; needs autobatch[tensorboard].",
+    help="Write losses, metrics and speed for TensorBoard to this folder; needs the extra tensorboard.",
 )
 @click.option(
     "--profile",

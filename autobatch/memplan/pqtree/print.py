@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autobatch.errors import PlanError
 from autobatch.memplan.pqtree.node import Branch, Leaf, Node, PNode, branches_below, leaves_below, walk
+from autobatch.release import pip_install
 
 INCHES_PER_LEAF, INCHES_PER_LEVEL = 0.5, 0.6
 
@@ -71,7 +72,7 @@ def plot(root: Node, path: Path) -> None:
         figures = importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError:
         raise PlanError(
-            f"drawing a PQ-tree to {path}: matplotlib is not installed; pip install 'autobatch[plot]', "
+            f"drawing a PQ-tree to {path}: matplotlib is not installed; {pip_install('plot')}, "
             "or use `picture` or `to_dot`."
         ) from None
     x: dict[Node, float] = {leaf: float(at) for at, leaf in enumerate(leaves_below(root))}

@@ -15,6 +15,7 @@ from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.layout_cache import lay_out
 from autobatch.memplan.report.movement import FLOAT_BYTES, Movement, movements
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.release import pip_install
 
 NARROW = 0.04  # of the widest row: items narrower than this have no name in the picture
 KINDS = ("by kernel", "scatter", "gather", "copy")
@@ -96,7 +97,7 @@ class MemoryReport:
             from matplotlib.figure import Figure
         except ImportError:
             raise AutobatchError(
-                "cannot draw a memory plan: matplotlib is not installed; pip install 'autobatch[plot]'."
+                f"cannot draw a memory plan: matplotlib is not installed; {pip_install('plot')}."
             ) from None
         rows = [(f"{cell.name}: {what}", names) for cell in self.cells for what, _, names in cell.rows]
         figure = Figure(figsize=(11, 1.6 + 0.35 * len(rows) + 0.3 * len(KINDS)), layout="constrained")

@@ -21,6 +21,7 @@ from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.fsm.encoding import State, encode
 from autobatch.policies.fsm.machine import WAYS, Fsm, Way, describe_state, run_machine
+from autobatch.release import pip_install
 from autobatch.schedule.chains import follow, start_chains
 from autobatch.schedule.simulator import start, step
 
@@ -137,8 +138,8 @@ def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
         ) from error
     except ModuleNotFoundError as error:
         raise PolicyError(
-            f"cannot draw {str(path)!r}: the package {error.name} is not installed; install autobatch[plot], or name "
-            f"a .dot file."
+            f"cannot draw {str(path)!r}: the package {error.name} is not installed; "
+            f"{pip_install('plot')}, or name a .dot file."
         ) from error
 
 

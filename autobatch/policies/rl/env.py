@@ -18,6 +18,7 @@ from autobatch.jit.loops import compiled
 from autobatch.policies.fsm.rewards import REWARDS, Reward, reward_of
 from autobatch.policies.rules.directed import Batches
 from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, describe_types
+from autobatch.release import pip_install
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.restricted import Restricted, start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, finish, start, step
@@ -27,7 +28,7 @@ try:
     from gymnasium import spaces
 except ImportError as missing:
     raise PolicyError(
-        "making an environment: the package gymnasium is not installed; install autobatch[rl], or learn a policy "
+        f"making an environment: the package gymnasium is not installed; {pip_install('rl')}, or learn a policy "
         "that needs none, such as fsm."
     ) from missing
 

@@ -24,6 +24,7 @@ from autobatch.policies.search.exact import check_cost, search_both
 from autobatch.policies.search.layered import TOLERANCE
 from autobatch.policies.search.reduction import find_suffixes, project, reduce_graph
 from autobatch.policies.sequences.embedding import finishes
+from autobatch.release import pip_install
 
 MAX_STATES = 400_000
 """For all projections together: a second or two."""
@@ -239,8 +240,8 @@ def _combine(longest: IntArray, parts: Mapping[tuple[int, ...], float], cost: Fl
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
         raise PolicyError(
-            "combining bounds in an integer program: the package scipy is not installed; install autobatch[search], "
-            "or use the chain bound."
+            "combining bounds in an integer program: the package scipy is not installed; "
+            f"{pip_install('search')}, or use the chain bound."
         ) from error
     demands = np.zeros((len(parts), cost.size))
     for row, types in zip(demands, parts, strict=True):

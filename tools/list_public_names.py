@@ -1,0 +1,47 @@
+"""Write `docs/public_names.txt`: the public names of Python and of the command line, one a line.
+
+A test compares: a name that vanishes from the package vanishes from this file too, where a reviewer sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import ModuleType
+
+import click
+
+from autobatch.cli.main import commands
+from checkout import ROOT
+
+FILE = ROOT / "docs" / "public_names.txt"
+MODULES = (
+    "autobatch", "autobatch.distributed", "autobatch.errors", "autobatch.graph", "autobatch.memplan",
+    "autobatch.models", "autobatch.ops", "autobatch.optim", "autobatch.policies", "autobatch.policies.env",
+    "autobatch.schedule", "autobatch.serving", "autobatch.testing", "autobatch.torch",
+)  # fmt: skip
+
+
+def list_public_names() -> list[str]:
+    """The names of each public module, then commands and options."""
+    names = [f"{module}.{name}" for module in MODULES for name in sorted(_names_of(import_module(module)))]
+    return [*names, *_list_command("autobatch", commands)]
+
+
+def _names_of(module: ModuleType) -> Sequence[str]:
+    """What a module lists in `__all__`; all classes of that of errors, which lists none."""
+    return getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+
+
+def _list_command(name: str, command: click.Command) -> Iterator[str]:
+    """A command with each of its options, and the commands below it."""
+    yield name
+    options = (parameter.opts for parameter in command.params if isinstance(parameter, click.Option))
+    yield from (f"{name} {option}" for option in sorted(max(names, key=len) for names in options))
+    if isinstance(command, click.Group):
+        for below in sorted(command.commands):
+            yield from _list_command(f"{name} {below}", command.commands[below])
+
+
+if __name__ == "__main__":
+    FILE.write_text("".join(f"{name}\n" for name in list_public_names()), encoding="utf-8")
