@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-long test-pythons lint docs dist clean
+.PHONY: help demo test test-all test-long test-pythons lint notebooks docs dist clean
 
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-long     the rest: many more random programs, every sample of every op, other processors"
 	@echo "make test-pythons  make test with each of $(PYTHONS) that is at hand"
 	@echo "make lint      linters and type checker only"
+	@echo "make notebooks     run the notebooks of the examples, and write what they put out"
 	@echo "make docs      the documents as a site, in site/"
 	@echo "make dist      the archives of a release, in dist/, built twice and checked"
 	@echo "make clean     remove the virtual environment and all caches"
@@ -43,6 +44,9 @@ lint: $(VENV)/development
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
+
+notebooks: $(VENV)/development
+	@$(BIN)/python tools/notebooks.py
 
 docs: $(VENV)/documents
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -243,7 +243,7 @@ class Batched(Engine):
 
         Args:
             instances: whatever the function takes.
-            progress: show on standard error how far it is.
+            progress: show how far it is, on standard error or in an output of a notebook.
             workers: how many processes record; more than one pays from some thousand instances on.
 
         Raises:
@@ -254,10 +254,9 @@ class Batched(Engine):
         listed = list_instances(instances)
         show: Callable[[Iterable[Any]], Iterable[Any]] = iter
         if progress:
-            from rich.console import Console
-            from rich.progress import track
+            from autobatch.display.progress import track
 
-            show = partial(track, description="recording", total=len(listed), console=Console(stderr=True))
+            show = partial(track, what="recording", n_items=len(listed))
         if type(workers) is not int or workers != 1:
             from autobatch.trace.workers import record_in_processes
 
@@ -386,7 +385,7 @@ class Batched(Engine):
             seed: same seed, same policy.
             held_out: mini-batches that decide which of the machines met on the way is the best.
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
-            progress: show how far it is on standard error.
+            progress: show how far it is, on standard error or in an output of a notebook.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
                 defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. With device="cuda" a GPU plays
                 the mini-batches, many at once.

@@ -1,4 +1,4 @@
-"""How reports appear: as text in notebooks, and schedules as pictures.
+"""Pictures of schedules: in notebooks, and in files drawn by Matplotlib.
 
 A picture has a lane for each type, with a bar for each batch, whose height is its number of rows.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +20,9 @@ LANE = 0.9  # of the distance between lanes: the height of the largest batch of 
 SMALLEST = 0.06  # height of the smallest batches, as a fraction of the largest
 
 
-class AsText:
-    """What prints as text, and in a notebook appears as the same text."""
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
+def show_as_text(thing: object, printer: Any, cycle: bool) -> None:
+    """Show a thing in IPython as it prints; a class has it under the name `_repr_pretty_`."""
+    printer.text(str(thing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +38,15 @@ class Picture:
     title: str
     schedule: Schedule
     names: Sequence[str]
+
+    def _repr_html_(self) -> str:
+        from autobatch.display.html import write_lines
+
+        return write_lines([self.title]) + self.draw()
+
+    def draw(self) -> str:
+        """Draw the batches as an SVG element."""
+        return self.schedule.draw(self.names)
 
 
 def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) -> None:

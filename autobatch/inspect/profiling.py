@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from types import TracebackType
@@ -23,15 +23,17 @@ from numpy.typing import NDArray
 from autobatch.engine.counts import Span, Step
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
-from autobatch.inspect.plotting import AsText
+from autobatch.inspect.plotting import show_as_text
 from autobatch.ir.typetable import TypeTable, group_by_shape, name_group
 from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.system.files import write_whole
 
+TypeRow: TypeAlias = tuple[str, list[float], list[float]]  # its name; batches and rows; milliseconds and megabytes
 Lap: TypeAlias = tuple[str, Batch | None, float]  # the arguments of `Timer.lap`
 N_CALLS = 100
 RUNNING = ("forward", "backward", "weights")
 STAGES = ("record", "lookup", "merge", "layout", "rewrite", "schedule", "place", *RUNNING)
+STAGE_HEADER = ("stage", "ms", "share", "MB")
 HEADER = ("type", "batches", "rows", "forward ms", "backward ms", "weights ms", "MB")
 
 
@@ -120,8 +122,8 @@ class Taken(NamedTuple):
                 yield Span("weights", end, span.end, sum(batch.n_bytes for batch in weights))
 
 
-class Profile(AsText):
-    """The times of the last calls; prints as a table. It records calls while its context is entered.
+class Profile:
+    """The times of the last calls; prints as tables, also in notebooks. It records calls while its context is entered.
 
     Bytes are those that a stage makes (graphs, indices) or works on: the inputs and saved values of the rows of a
     batch, and in backward also the gradients of the inputs. Parameters are not counted.
@@ -197,29 +199,51 @@ class Profile(AsText):
         }
 
     def __str__(self) -> str:
-        n, totals = max(len(self.calls), 1), self._totals()
-        whole = sum(call.end - call.start for call in self.calls) * 1e3 / n
+        stages, rows = self._stage_rows(), self._type_rows()
+        lines = [*self._facts(), "  {:<8}  {:>9}  {:>5}  {:>9}".format(*STAGE_HEADER)]
+        lines += ("  {:<8}  {:>9}  {:>5}  {:>9}".format(*row) for row in stages)
+        width = max((len(row[0]) for row in rows), default=4)
+        for name, *cells in (HEADER, *map(_write_row, rows)):
+            lines.append(f"  {name:<{width}}" + "".join(f"  {cell:>11}" for cell in cells))
+        return "\n".join([*lines, *(f"  {rest}" for rest in self._besides(rows))])
+
+    _repr_pretty_ = show_as_text
+
+    def _repr_html_(self) -> str:
+        from autobatch.display.html import write_lines, write_table
+
+        rows = self._type_rows()
+        types = write_table(HEADER, map(_write_row, rows)) + write_lines(self._besides(rows))
+        return write_lines(self._facts()) + write_table(STAGE_HEADER, self._stage_rows()) + types
+
+    def _facts(self) -> Iterator[str]:
+        """What concerns whole calls, in lines."""
+        n = max(len(self.calls), 1)
         nodes = sum(call.nodes for call in self.calls) / n
-        lines = [f"{len(self.calls)} calls; means of a call: {whole:.3f} ms, {nodes:.0f} nodes"]
+        yield f"{len(self.calls)} calls; means of a call: {self._call_ms():.3f} ms, {nodes:.0f} nodes"
         n_bf16 = sum(call.precision == "bf16" for call in self.calls)
         if n_bf16:
-            lines.append(f"  matrix products in bf16: in {n_bf16} of the calls")
-        lines.append(f"  {'stage':<8}  {'ms':>9}  {'share':>5}  {'MB':>9}")
-        for stage, (ms, n_bytes) in totals.items():
-            lines.append(f"  {stage:<8}  {ms:>9.3f}  {ms / whole:>5.0%}  {n_bytes / 1e6:>9.3f}")
-        rows = self._type_rows()
-        width = max((len(row[0]) for row in rows), default=4)
-        lines.append(f"  {HEADER[0]:<{width}}" + "".join(f"  {title:>11}" for title in HEADER[1:]))
-        for name, counts, numbers in rows:
-            cells = [f"{count:.1f}" for count in counts] + [f"{number:.3f}" for number in numbers]
-            lines.append(f"  {name:<{width}}" + "".join(f"  {cell:>11}" for cell in cells))
+            yield f"  matrix products in bf16: in {n_bf16} of the calls"
+
+    def _call_ms(self) -> float:
+        return sum(call.end - call.start for call in self.calls) * 1e3 / max(len(self.calls), 1)
+
+    def _stage_rows(self) -> list[tuple[str, ...]]:
+        """For each stage its name, milliseconds, share and megabytes, as text."""
+        whole = self._call_ms()
+        return [
+            (stage, f"{ms:.3f}", f"{ms / whole:.0%}", f"{n_bytes / 1e6:.3f}")
+            for stage, (ms, n_bytes) in self._totals().items()
+        ]
+
+    def _besides(self, rows: Sequence[TypeRow]) -> Iterator[str]:
+        """What the stages that run cells took besides these rows of types, in lines."""
+        totals = self._totals()
         for k, stage in enumerate(RUNNING):
             if stage in totals:
-                ms = totals[stage][0] - sum(row[2][k] for row in rows)
-                lines.append(f"  {stage} besides its batches: {ms:.3f} ms")
-        return "\n".join(lines)
+                yield f"{stage} besides its batches: {totals[stage][0] - sum(row[2][k] for row in rows):.3f} ms"
 
-    def _type_rows(self) -> list[tuple[str, list[float], list[float]]]:
+    def _type_rows(self) -> list[TypeRow]:
         """Per type its name; batches and rows; milliseconds per direction and megabytes. The slowest type is first.
 
         Types that differ in nothing but shapes have a row in common.
@@ -268,6 +292,11 @@ class Profile(AsText):
                 yield event(span.stage, "stage", span, {"bytes": span.n_bytes})
             for span in call.batches:
                 yield event(names[span.type_id], span.stage, span, {"rows": span.rows, "bytes": span.n_bytes})
+
+
+def _write_row(row: TypeRow) -> tuple[str, ...]:
+    name, counts, numbers = row
+    return name, *(f"{count:.1f}" for count in counts), *(f"{number:.3f}" for number in numbers)
 
 
 def _made(step: Step) -> dict[str, int]:

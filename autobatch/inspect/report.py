@@ -12,7 +12,7 @@ import numpy as np
 
 from autobatch.engine.counts import RoundCounts, Step, add_up, largest_bytes, unseen_share
 from autobatch.graph.rewrite.passes import Rewrites, Shared
-from autobatch.inspect.plotting import AsText, Picture, plot_schedules
+from autobatch.inspect.plotting import Picture, plot_schedules, show_as_text
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
@@ -63,8 +63,8 @@ class Judgement(Protocol):
 
 
 @dataclass(frozen=True)
-class Report(AsText):
-    """The result of `explain`; prints as a table.
+class Report:
+    """The result of `explain`; prints as a table, to which notebooks add the picture of the schedule.
 
     Attributes:
         compacted: batches that would be left if superfluous ones were deleted; `batches` counts those that ran.
@@ -84,6 +84,7 @@ class Report(AsText):
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
         of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
         notes: on cells, each with the name of its cell.
+        picture: of the schedule; a notebook shows it by itself, too.
         rounds: what each round of async programs did.
         sharing: of each type whose nodes were looked up for equal ones, in each part, what that gave.
     """
@@ -127,45 +128,71 @@ class Report(AsText):
         return self.batches / self.lower_bound - 1 if self.lower_bound else 0.0
 
     def __str__(self) -> str:
-        lines = [
+        rows = list(self._rows())
+        width = max((len(row[0]) for row in rows), default=4)
+        lines = [*self._facts(), f"  {'type':<{width}}  {'nodes':>7}  {'batches':>7}  {'bound':>5}  {'alone':>5}"]
+        for name, nodes, batches, bound, alone, apart in rows:
+            lines.append(
+                f"  {name:<{width}}  {nodes:>7}  {batches:>7}  {bound:>5}  {alone:>5}" + (f"  {apart}" if apart else "")
+            )
+        lines += (f"  {remark}" for remark in self._remarks())
+        return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
+
+    _repr_pretty_ = show_as_text
+
+    def _repr_html_(self) -> str:
+        from autobatch.display.html import fold, write_fixed, write_lines, write_table
+
+        memory = "" if self.memory is None else fold("where values lie, and what moves", write_fixed(str(self.memory)))
+        table = write_table(("type", "nodes", "batches", "bound", "alone", ""), self._rows())
+        return write_lines(self._facts()) + table + write_lines(self._remarks()) + memory + self.picture.draw()
+
+    def _facts(self) -> Iterator[str]:
+        """What concerns the whole mini-batch, in lines."""
+        yield (
             f"policy {self.policy}: {self.instances} instances, {self.nodes} nodes, {self.batches} batches "
             f"({self.compacted} compacted); lower bound {self.lower_bound} ({self.bound_kind}), "
-            + ("proven optimal" if self.optimal else f"gap {self.gap:.0%}"),
-            f"{self.launches} launches, {self.copied_bytes} bytes copied; rewrites: {self.rewrites}",
-            f"memory of values: {self.planned_bytes} bytes planned, {self.buffer_bytes} held",
-        ]
+        ) + ("proven optimal" if self.optimal else f"gap {self.gap:.0%}")
+        yield f"{self.launches} launches, {self.copied_bytes} bytes copied; rewrites: {self.rewrites}"
+        yield f"memory of values: {self.planned_bytes} bytes planned, {self.buffer_bytes} held"
         if self.rounds:
-            lines += _describe_rounds(self.rounds)
+            yield from _describe_rounds(self.rounds)
         elif self.parts > 1:
-            lines.append(
+            yield (
                 f"run in {self.parts} parts, one after the other: the whole needs {self.whole_bytes} bytes and "
                 f"max_bytes is {self.max_bytes}"
             )
         if self.plan_hit:
-            lines.append(f"the plan was made before and kept; so were {self.plan_hit_rate:.0%} of those looked for")
+            yield f"the plan was made before and kept; so were {self.plan_hit_rate:.0%} of those looked for"
         if self.precision != "float32":
-            lines.append(f"operands of matrix products rounded to {self.precision}; sums, and all else, in float32")
+            yield f"operands of matrix products rounded to {self.precision}; sums, and all else, in float32"
         if self.decided:
-            lines.append(f"decided for {self.decided}")
+            yield f"decided for {self.decided}"
         if self.unseen_share is not None:
-            lines.append(f"{self.unseen_share:.0%} of the batches were chosen in states that the policy did not know")
+            yield f"{self.unseen_share:.0%} of the batches were chosen in states that the policy did not know"
+
+    def _groups(self) -> list[list[TypeReport]]:
+        """The types, those together that differ in nothing but shapes."""
         groups: dict[int, list[TypeReport]] = defaultdict(list)
         for t in self.types:
             groups[t.group].append(t)
-        width = max((len(_name(group)) for group in groups.values()), default=4)
-        lines.append(f"  {'type':<{width}}  {'nodes':>7}  {'batches':>7}  {'bound':>5}  {'alone':>5}")
-        for group in groups.values():
+        return list(groups.values())
+
+    def _rows(self) -> Iterator[tuple[str, int, int, int, int, str]]:
+        """For each group of types its name; nodes, batches, bound and nodes alone; and what sets it apart."""
+        for group in self._groups():
             nodes, batches, bound, alone = (sum(column) for column in zip(*map(_counts, group), strict=True))
-            apart = f"  {group[0].apart}" if len(group) == 1 and group[0].apart else ""
-            lines.append(f"  {_name(group):<{width}}  {nodes:>7}  {batches:>7}  {bound:>5}  {alone:>5}{apart}")
-        for group in groups.values():
+            yield _name(group), nodes, batches, bound, alone, group[0].apart if len(group) == 1 else ""
+
+    def _remarks(self) -> Iterator[str]:
+        """What concerns single types, in lines."""
+        for group in self._groups():
             single = [t for t in group if t.why]
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
-            lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
-        lines += [f"  {name} has a type for each length {note}" for name, note in self.of_one_length]
-        lines += [f"  {name} {note}" for name, note in self.notes]
-        lines += [f"  {name}: {_describe_shared(found)}" for name, found in self.sharing if found.equal]
-        return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
+            yield from (f"{t.name}{others} ran one node at a time: {t.why}" for t in single[:1])
+        yield from (f"{name} has a type for each length {note}" for name, note in self.of_one_length)
+        yield from (f"{name} {note}" for name, note in self.notes)
+        yield from (f"{name}: {_describe_shared(found)}" for name, found in self.sharing if found.equal)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the schedule into a PNG, PDF or SVG file.

@@ -119,14 +119,14 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
 
 @contextmanager
 def show_learning(visible: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show the progress of learning on standard error; gives the function to report progress to."""
+    """Show the progress of learning; gives the function to report progress to."""
     if not visible:
         yield lambda progress: None
         return
-    from rich.console import Console
+    from autobatch.display.progress import show_status
 
-    with Console(stderr=True).status("learning") as status:
-        yield lambda progress: status.update(describe_progress(progress))
+    with show_status("learning") as show:
+        yield lambda progress: show(describe_progress(progress))
 
 
 def describe_progress(progress: Progress) -> str:

@@ -67,6 +67,16 @@ class Schedule:
     def __str__(self) -> str:
         return self.text()
 
+    def _repr_html_(self) -> str:
+        """A picture, for notebooks."""
+        return self.draw()
+
+    def draw(self, names: Sequence[str] | None = None) -> str:
+        """Draw the batches as an SVG element; `names`, from a table of types, replace type ids."""
+        from autobatch.display.batches import draw_batches
+
+        return draw_batches(self.batch_type, self.batch_ptr, self.order, names)
+
     def text(self, names: Sequence[str] | None = None) -> str:
         """Write a line per batch, long ones shortened; `names`, from a table of types, replace type ids."""
         lines = [repr(self)]
@@ -114,6 +124,15 @@ class BasePolicy(ABC):
     def given(self) -> Policy:
         """The policy as the user gave it."""
         return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """The name, and what kind of policy it is, for notebooks."""
+        from autobatch.display.html import write_heading
+
+        return write_heading(self.name, (type(self).__doc__ or "").partition("\n")[0])
 
     @abstractmethod
     def schedule(self, graph: Graph) -> Schedule:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 import autobatch as ab
@@ -38,10 +36,3 @@ def test_a_batched_function_says_what_it_runs(function: Any, name: str) -> None:
     assert repr(run) == f"Batched({name}, policy='depth', backend='reference')"
     run.policy = ab.policies.get("agenda")
     assert "policy='agenda'" in repr(run)
-
-
-def test_reports_appear_in_notebooks_as_they_print() -> None:
-    loss = ab.batched(lambda x: ab.sum(2.0 * x))
-    given = [np.ones(3), np.ones(3)]
-    for report in (loss.explain(given), loss.profile(given)):
-        assert report._repr_html_() == f"<pre>{html.escape(str(report))}</pre>"

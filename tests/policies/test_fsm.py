@@ -12,12 +12,12 @@ from autobatch.errors import PolicyError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, describe_state, place_types
+from autobatch.policies.fsm.encoding import ENCODINGS, describe_state
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, place_types
 from autobatch.policies.fsm.online import keep_learning
-from autobatch.policies.fsm.portrait import follow_machine, list_choices, visit_states
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.fsm.table import add_state, find_state, make_table, widen_table
+from autobatch.policies.fsm.walk import visit_states
 from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.make import make_schedule
@@ -261,8 +261,8 @@ def test_what_it_does_is_what_its_choices_say() -> None:
     policy = learn(graphs[:2], episodes=100)
     assert isinstance(policy, Fsm)
     for way in WAYS:
-        listed = {choice.state: choice.type_name for choice in list_choices(policy, way)}
-        walk = follow_machine(policy, way, graphs)
+        listed = {choice.state: choice.type_name for choice in policy.choices(way)}
+        walk = policy.follow(way, map(policy.to_known, graphs))
         decided = {state: kind for state, kind in walk.runs.items() if state not in walk.unseen}
         assert decided
         assert decided.items() <= listed.items()

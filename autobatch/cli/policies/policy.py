@@ -21,8 +21,9 @@ from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError
 from autobatch.policies.fsm.machine import Fsm, Way
-from autobatch.policies.fsm.portrait import Choice, draw_machine, list_choices, ways_of
+from autobatch.policies.fsm.portrait import draw_machine
 from autobatch.policies.fsm.qlearning import Progress
+from autobatch.policies.fsm.walk import Choice
 from autobatch.policies.learning import describe_progress
 from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import Score
@@ -116,9 +117,9 @@ def diff(one: Path, other: Path) -> None:
     for number, (a, b) in enumerate(zip(first.apart(), second.apart(), strict=True)):
         if number:
             click.echo(f"the rival: {_kind(a)}")
-        for way in ways_of(first):
-            if way in ways_of(second):
-                click.echo("\n".join(_diff_choices(way, list_choices(a, way), list_choices(b, way))))
+        for way in first.ways:
+            if way in second.ways:
+                click.echo("\n".join(_diff_choices(way, a.choices(way), b.choices(way))))
 
 
 def _list_sights(shown: Fsm) -> list[tuple[str, bool]]:
@@ -130,10 +131,7 @@ def _kind(shown: Directed) -> str:
         return "a rule with weights"
     if not isinstance(shown, Fsm):
         return f"a {shown.rule}"
-    machine = shown.machine
-    critical = " with the critical types" if machine.critical else ""
-    mask = ", running only critical ones where it can" if machine.mask else ""
-    return f"a state machine that sees {machine.encoding}{critical}{mask}"
+    return f"a state machine that {shown.machine.in_words()}"
 
 
 def _describe(shown: Directed) -> list[str]:
@@ -161,8 +159,8 @@ def _describe(shown: Directed) -> list[str]:
 
 def _describe_states(shown: Fsm) -> list[str]:
     lines = []
-    for way in ways_of(shown):
-        choices = list_choices(shown, way)
+    for way in shown.ways:
+        choices = shown.choices(way)
         lines.append(f"{way}, {len(choices)} states")
         rows = [(c.state, c.type_name, f"{c.value:.3f}", f"{c.updates}") for c in choices]
         lines += [f"  {line}" for line in format_table(("state", "runs", "value", "updates"), rows).splitlines()]

@@ -24,7 +24,6 @@ from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.jit.later import compiling_now, n_waiting, wait_for_helper
 from autobatch.models.data.listops import to_brackets
 from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.fsm.portrait import list_choices, ways_of
 from autobatch.schedule import Policy
 
 DIM = 64
@@ -107,7 +106,7 @@ def compare(workload: Workload) -> None:
             step_done=lambda policy: progress.advance("timing", policy),
         )  # fmt: skip
     click.echo(format_timings(timings))
-    choices = list_choices(learned, ways_of(learned)[0])
+    choices = learned.choices(learned.ways[0])
     click.echo(f"\n{learned.name} is a state machine, learned just now by Q-learning: {len(choices)} states, such as")
     rows = [(choice.state, choice.type_name) for choice in choices[:MOST_STATES]]
     click.echo(format_table(("types that are ready", "runs"), rows))

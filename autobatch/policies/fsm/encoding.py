@@ -13,6 +13,7 @@ Source: base, max and sort are ED-Batch's (arXiv:2302.03851, section 2.3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -46,3 +47,16 @@ def encode(sim: Simulator, chains: Chains, n_types: int, encoding: int, state: S
     if state.size > n_types:
         for a in range(n_types):
             state[n_types + a] = state[a] > 0 and is_critical(chains, a)
+
+
+def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
+    """Write a state in the names of its types: "leaf > inner" by rank, "leaf* inner" with the largest marked, or a set.
+
+    Critical types are followed by "!".
+    """
+    n = len(names)
+    critical = state[n:] if len(state) > n else [0] * n
+    shown = {a: names[a] + ("!" if critical[a] else "") for a in range(n) if state[a]}
+    if encoding == "sort":
+        return " > ".join(shown[a] for a in sorted(shown, key=lambda a: state[a]))
+    return " ".join(text + ("*" if state[a] == 2 else "") for a, text in shown.items())

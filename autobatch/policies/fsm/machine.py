@@ -10,9 +10,9 @@ ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.schedule import Schedule
 from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
+
+if TYPE_CHECKING:
+    from autobatch.policies.fsm.walk import Choice, Walk
 
 Way: TypeAlias = Literal["forward", "backward"]
 WAYS: tuple[Way, ...] = ("forward", "backward")
@@ -55,6 +58,12 @@ class Machine:
     def width(self, n_types: int) -> int:
         """Count the ints of a state."""
         return n_types * (2 if self.critical else 1)
+
+    def in_words(self) -> str:
+        """Say what the machine sees, and what it may run."""
+        critical = " with the critical types" if self.critical else ""
+        mask = ", running only critical ones where it can" if self.mask else ""
+        return f"sees {self.encoding}{critical}{mask}"
 
     def rules(self) -> MachineRules:
         """Give these settings as ints, for compiled loops."""
@@ -122,6 +131,7 @@ class Fsm(Directed):
         weights: of the rule that decides in unknown states.
         rivals: other machines for the same types. All plan, so the kept schedule never has more batches than that of
             any one machine; planning time grows with their number.
+        example: a mini-batch on which notebooks show the machine at work, until it plans another one; not saved.
 
     Attributes:
         unseen: for the last schedule, the batches that the rule decided, over all machines and directions.
@@ -141,6 +151,7 @@ class Fsm(Directed):
         about: Mapping[str, Any] | None = None,
         weights: Weights = LEARNED,
         rivals: Sequence[Taught] = (),
+        example: Dag | None = None,
     ) -> None:
         super().__init__(direction, compact)
         self.types, self.weights, n_types = types, weights, len(types.names)
@@ -151,16 +162,34 @@ class Fsm(Directed):
         self.learner: Learner | None = None
         self._n_lessons = 0
         self._placed: tuple[Types, IntArray] | None = None
+        self._planned = example
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without references to the types of a batched function."""
-        return {**vars(self), "_placed": None}
+        return {**vars(self), "_placed": None, "_planned": None}
+
+    def _repr_html_(self) -> str:
+        """The first machine at work on the mini-batch that was planned last, or what it runs in each state."""
+        from autobatch.display.html import write_heading, write_lines, write_table
+
+        parts = [write_heading(self.name, f"a state machine that {self.machine.in_words()}")]
+        for way in self.ways:
+            choices = self.choices(way)
+            parts += [write_lines([f"{way}, {len(choices)} states"])]
+            if self._planned is None:
+                parts.append(write_table(("state", "runs"), [(choice.state, choice.type_name) for choice in choices]))
+            else:
+                parts.append(self.follow(way, [self._planned]).draw(self.types.names))
+        return "".join(parts)
 
     def with_rival(self, other: Fsm) -> Fsm:
         """Give a policy that plans with the machines of both, for the same types, and keeps the shorter plan."""
         about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}
         rivals = [*self.machines[1:], *other.machines]
-        return Fsm(self.machine, self.types, self.tables, self.direction, self.compact, about, self.weights, rivals)
+        return Fsm(
+            self.machine, self.types, self.tables, self.direction, self.compact, about, self.weights, rivals,
+            self._planned,
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """The weights of the rule, the types, and each machine with its tables."""
@@ -194,6 +223,37 @@ class Fsm(Directed):
         return self.machines[0].tables
 
     @property
+    def ways(self) -> list[Way]:
+        """The directions in which it plans."""
+        return [way for way in WAYS if self.direction in (way, "both")]
+
+    def choices(self, way: Way) -> list[Choice]:
+        """List the choice of the first machine in each state, in the order in which it met them."""
+        from autobatch.policies.fsm.walk import list_choices
+
+        return list_choices(self.tables[way], self.types.names, self.machine.encoding)
+
+    def follow(self, way: Way, dags: Iterable[Dag]) -> Walk:
+        """Run the first machine on mini-batches, and record the states it goes through, without learning.
+
+        Args:
+            way: the direction.
+            dags: the mini-batches, with the types numbered as in `to_known`.
+        """
+        from autobatch.policies.fsm.walk import NEW, Walk, list_states
+
+        walk = Walk()
+        for dag in dags:
+            table, known = self.tables[way], self.types.names
+            turned = dag if way == "forward" else reverse(dag)
+            sequence = run_machine(turned, table, self.machine.rules(), self.weights)[0][0]
+            names = [*known, *(NEW for _ in range(dag.n_types))]
+            states = list_states(turned, sequence, known, self.machine.encoding, table.states.shape[1])
+            walk.add(states, [names[type_id] for type_id in sequence])
+        walk.unseen = walk.visits.keys() - {choice.state for choice in self.choices(way)}
+        return walk
+
+    @property
     def revision(self) -> tuple[int, bool]:
         """Changes when it learns in use, and when that is switched on or off."""
         return self._n_lessons, self.learner is not None
@@ -211,7 +271,7 @@ class Fsm(Directed):
             types.
             GraphError: the graph has a cycle.
         """
-        dag = self.to_known(graph)
+        dag = self._planned = self.to_known(graph)
         place = self._place(graph.types)
         number = np.zeros(dag.n_types, np.int32)
         number[place] = np.arange(place.size)
@@ -386,16 +446,3 @@ def _best_tried(sim: Simulator, chains: Chains, table: Table, encoding: int, sta
             if tried and (best < 0 or table.values[number, a] > table.values[number, best]):
                 best = a
     return best
-
-
-def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
-    """Write a state in the names of its types: "leaf > inner" by rank, "leaf* inner" with the largest marked, or a set.
-
-    Critical types are followed by "!".
-    """
-    n = len(names)
-    critical = state[n:] if len(state) > n else [0] * n
-    shown = {a: names[a] + ("!" if critical[a] else "") for a in range(n) if state[a]}
-    if encoding == "sort":
-        return " > ".join(shown[a] for a in sorted(shown, key=lambda a: state[a]))
-    return " ".join(text + ("*" if state[a] == 2 else "") for a, text in shown.items())

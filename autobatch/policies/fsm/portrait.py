@@ -1,114 +1,22 @@
-"""Show a state machine: the choice in each state, and the transitions between states, as text or a drawing.
-
-Transitions are not part of the machine; they are observed by running it on mini-batches.
-"""
+"""Draw a state machine at work into a file: its states, what runs in each, and the transitions between them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, reverse
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
-from autobatch.policies.fsm.encoding import State, encode
-from autobatch.policies.fsm.machine import WAYS, Fsm, Way, describe_state, run_machine
+from autobatch.policies.fsm.machine import Fsm, Way
+from autobatch.policies.fsm.walk import Walk
 from autobatch.release import pip_install
-from autobatch.schedule.chains import follow, start_chains
-from autobatch.schedule.simulator import start, step
 
 MAX_LABELS = 24  # labelled states of a drawing: the most visited
 OFFSETS = (0.0, 0.15, -0.15, 0.3, -0.3)  # of states in their lane, so that labels do not overlap
-NEW = "not learned"
-
-
-class Choice(NamedTuple):
-    """The choice of a machine in a state: the type, its value, and the number of updates of that value."""
-
-    state: str
-    type_name: str
-    value: float
-    updates: int
-
-
-@dataclass
-class Walk:
-    """The states and transitions of a machine on some mini-batches, in one direction.
-
-    Attributes:
-        visits: by state.
-        steps: by state, the sum of the positions of its visits in their schedules.
-        runs: by state, the type that ran last.
-        moves: by pairs of consecutive states.
-        unseen: states that the machine had not learned.
-    """
-
-    visits: Counter[str] = field(default_factory=Counter)
-    steps: Counter[str] = field(default_factory=Counter)
-    runs: dict[str, str] = field(default_factory=dict)
-    moves: Counter[tuple[str, str]] = field(default_factory=Counter)
-    unseen: set[str] = field(default_factory=set)
-
-
-def ways_of(policy: Fsm) -> list[Way]:
-    """List the directions in which a machine plans."""
-    return [way for way in WAYS if policy.direction in (way, "both")]
-
-
-def list_choices(policy: Fsm, way: Way) -> list[Choice]:
-    """List the choice of the machine in each state, in the order in which it met them."""
-    table, names = policy.tables[way], policy.types.names
-    choices = []
-    for i in range(int(table.n_states[0])):
-        tried = np.flatnonzero(table.updates[i])
-        if tried.size:
-            type_id = int(tried[np.argmax(table.values[i, tried])])
-            text = describe_state(table.states[i].tolist(), names, policy.machine.encoding)
-            choices.append(
-                Choice(text, names[type_id], float(table.values[i, type_id]), int(table.updates[i, type_id]))
-            )
-    return choices
-
-
-def follow_machine(policy: Fsm, way: Way, graphs: Sequence[Graph]) -> Walk:
-    """Run a machine on mini-batches, and record the states it goes through, without learning."""
-    known = {choice.state for choice in list_choices(policy, way)}
-    walk = Walk()
-    for graph in graphs:
-        dag = policy.to_known(graph)
-        names = [*policy.types.names, *(NEW for _ in range(dag.n_types))]
-        turned = dag if way == "forward" else reverse(dag)
-        sequence = run_machine(turned, policy.tables[way], policy.machine.rules(), policy.weights)[0][0]
-        width = policy.tables[way].states.shape[1]
-        states = visit_states(turned, sequence, len(policy.types.names), policy.machine.rules().encoding, width)
-        texts = [describe_state(row.tolist(), policy.types.names, policy.machine.encoding) or NEW for row in states]
-        for place, (text, type_id) in enumerate(zip(texts, sequence.tolist(), strict=True)):
-            walk.visits[text] += 1
-            walk.steps[text] += place
-            walk.runs[text] = names[type_id]
-        walk.moves.update(pairwise(texts))
-        walk.unseen.update(set(texts) - known)
-    return walk
-
-
-@compiled
-def visit_states(dag: Dag, sequence: IntArray, n_known: int, encoding: int, width: int) -> State:
-    """Run a sequence of types, and give the state before each: int16[K, width]."""
-    sim = start(dag)
-    chains = start_chains(dag, sim)
-    states = np.zeros((sequence.size, width), np.int16)
-    for k in range(sequence.size):
-        encode(sim, chains, n_known, encoding, states[k])
-        follow(chains, sim, step(sim, sequence[k]))
-    return states
 
 
 def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
@@ -122,7 +30,7 @@ def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
     Raises:
         PolicyError: the path has another ending, the file cannot be written, or a package is missing.
     """
-    walks = {way: follow_machine(policy, way, graphs) for way in ways_of(policy)}
+    walks = {way: policy.follow(way, map(policy.to_known, graphs)) for way in policy.ways}
     try:
         if path.suffix == ".dot":
             path.write_text("\n".join(to_dot(walks)) + "\n", encoding="utf-8")

@@ -253,7 +253,9 @@ def to_fsm(
     about: dict[str, Any] = {
         "settings": asdict(first.settings), "seed": first.seed, "mini_batches": len(first.dags), "curves": curves,
     }  # fmt: skip
-    return Fsm(first.machine, types, tables, direction, compact, about)
+    turned = first.dags[0]
+    example = turned if first.way == "forward" else reverse(turned)
+    return Fsm(first.machine, types, tables, direction, compact, about, example=example)
 
 
 def check_device(device: str) -> DeviceName:

@@ -101,6 +101,12 @@ class Score(Directed):
         """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
         return _score(dag, self.weights)
 
+    def _repr_html_(self) -> str:
+        """The kind of policy, and its weights, for notebooks."""
+        from autobatch.display.html import write_table
+
+        return super()._repr_html_() + write_table(self.weights._fields, [[f"{weight:g}" for weight in self.weights]])
+
     def describe(self) -> dict[str, Any]:
         """The weights."""
         return {"weights": self.weights._asdict()}

@@ -1,0 +1,93 @@
+"""Draw a state machine: its states one below the other, and its transitions as arcs beside them.
+
+A transition leads down on a grey arc, or back up on a red one; the thicker, the more often it was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+from autobatch.display.html import LETTER, colour_of, write_hint, write_picture, write_text
+
+ROW = 20  # pixels, from state to state
+DOT = 5  # pixels, the radius of a state
+NEAREST, PER_ROW, FARTHEST = 16, 8, 150  # pixels from states to the control points of arcs
+BULGE = 0.75  # of that distance: how far an arc goes out
+BACK = "#d65f5f"
+THINNEST, THICKEST = 0.7, 3.5  # pixels, of arcs
+HEAD = 6  # pixels, the length of the head of an arc
+
+
+class DrawnState(NamedTuple):
+    """A state to be drawn.
+
+    Attributes:
+        text: the state.
+        runs: the number and the name of the type that runs in it.
+        visits: how often the machine was in it.
+        is_learned: False for a state that the machine does not know.
+    """
+
+    text: str
+    runs: tuple[int, str]
+    visits: int
+    is_learned: bool
+
+
+def draw_states(states: Sequence[DrawnState], moves: Mapping[tuple[int, int], int]) -> str:
+    """Draw states and transitions as an SVG element.
+
+    Args:
+        states: from top to bottom.
+        moves: how often each transition was taken, by the places of its two states.
+    """
+    farthest = max((abs(a - b) for a, b in moves), default=0)
+    x = BULGE * _reach(farthest) + 10
+    widest = LETTER * max((len(state.text) for state in states), default=0)
+    most = max(moves.values(), default=1)
+    arcs = [_draw_arc(states, a, b, n, x, THINNEST + (THICKEST - THINNEST) * sqrt(n / most))
+            for (a, b), n in moves.items()]  # fmt: skip
+    heads = [_draw_head(x, place) for place in sorted({b for a, b in moves if a != b})]
+    rows = [part for place, state in enumerate(states) for part in _draw_state(state, x, place, widest)]
+    runs = LETTER * max((len(_say_runs(state)) for state in states), default=0)
+    return write_picture(x + 40 + widest + runs, ROW * len(states) + 4, [*arcs, *heads, *rows])
+
+
+def _reach(rows: int) -> float:
+    return min(NEAREST + PER_ROW * rows, FARTHEST)
+
+
+def _y(place: int) -> float:
+    return ROW * (place + 0.5) + 2
+
+
+def _draw_arc(states: Sequence[DrawnState], a: int, b: int, n: int, x: float, width: float) -> str:
+    """Draw a transition; one from a state to itself is a small loop."""
+    start, end, out = _y(a), _y(b), x - _reach(abs(a - b))
+    if a == b:
+        start, end = start - DOT, end + DOT
+    hint = write_hint(f"from {states[a].text} to {states[b].text}: {n} times")
+    colour = f'stroke="{BACK}"' if b < a else 'stroke="currentColor" opacity="0.45"'
+    curve = f"M{x:g} {start:g}C{out:g} {start:g} {out:g} {end:g} {x:g} {end:g}"
+    return f'<path d="{curve}" fill="none" {colour} stroke-width="{width:.1f}">{hint}</path>'
+
+
+def _draw_head(x: float, place: int) -> str:
+    tip, y = x - DOT, _y(place)
+    return f'<path d="M{tip - HEAD:g} {y - 3:g}L{tip:g} {y:g}L{tip - HEAD:g} {y + 3:g}z" opacity="0.7"/>'
+
+
+def _draw_state(state: DrawnState, x: float, place: int, widest: float) -> Iterator[str]:
+    number, _ = state.runs
+    y, colour = _y(place), colour_of(number)
+    fill = colour if state.is_learned else "none"
+    yield f'<circle cx="{x:g}" cy="{y:g}" r="{DOT}" fill="{fill}" stroke="{colour}" stroke-width="2"/>'
+    yield write_text(x + 14, y + 4, state.text)
+    yield write_text(x + 30 + widest, y + 4, _say_runs(state), f'fill="{colour}"')
+
+
+def _say_runs(state: DrawnState) -> str:
+    rule = "" if state.is_learned else ", by the rule"
+    return f"runs {state.runs[1]} ×{state.visits}{rule}"

@@ -1,0 +1,183 @@
+"""What objects show in a notebook: well-formed HTML without scripts that says what they print, and escapes it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.display.batches import MOST_BATCHES, MOST_COLUMNS, MOST_NODES
+from autobatch.display.html import fold, write_fixed, write_lines, write_table
+from autobatch.graph.build import merge_graphs
+from autobatch.policies.fsm.machine import Fsm
+from autobatch.policies.fsm.walk import MOST_DRAWN
+from autobatch.policies.learning import learn
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Schedule
+from helpers.checkers.refusals import Model
+from helpers.programs.graphs import chain, random_dag, random_tree
+from helpers.runs.ways import each
+
+SVG = "{http://www.w3.org/2000/svg}"
+STRANGE = "<b>&\"'</b>"
+
+
+def parse(html: str) -> ET.Element:
+    """The elements of well-formed HTML."""
+    return ET.fromstring(f"<div>{html}</div>")
+
+
+def shown(thing: Any) -> ET.Element:
+    """The elements that a notebook shows of a thing; nothing in them can run, or is fetched."""
+    root = parse(thing._repr_html_())
+    assert {element.tag.removeprefix(SVG) for element in root.iter()}.isdisjoint({"script", "style", "img", "link"})
+    return root
+
+
+def words(root: ET.Element) -> set[str]:
+    """All words of the text of elements."""
+    return set(" ".join(root.itertext()).split())
+
+
+def in_picture(root: ET.Element, tag: str) -> list[ET.Element]:
+    """The elements of a kind in the pictures."""
+    return list(root.iter(SVG + tag))
+
+
+def letters(*sizes: int) -> Schedule:
+    """A schedule of batches of these sizes, of types 0 and 1 in turn."""
+    types = np.arange(len(sizes), dtype=np.int32) % 2
+    return Schedule(types, np.cumsum([0, *sizes]).astype(np.int32), np.arange(sum(sizes), dtype=np.int32))
+
+
+def test_tables_and_lines_are_escaped() -> None:
+    html = write_lines([STRANGE]) + write_table((STRANGE, "n"), [(STRANGE, 1)]) + fold(STRANGE, write_fixed(STRANGE))
+    assert "".join(parse(html).itertext()) == 2 * STRANGE + "n" + STRANGE + "1" + 2 * STRANGE
+
+
+@each("training", (False, True))
+def test_a_report_shows_what_it_prints_and_its_schedule(model: Model, training: bool) -> None:
+    report = ab.batched(model.loss).explain([1, 2, 3], training=training, memory=True)
+    root = shown(report)
+    assert set(str(report).split()) <= words(root)
+    assert len(in_picture(root, "g")) == report.batches
+
+
+def test_a_profile_shows_what_it_prints(model: Model) -> None:
+    profile = ab.batched(model.loss).profile([1, 2, 3])
+    assert set(str(profile).split()) <= words(shown(profile))
+
+
+def test_a_picture_has_a_title_above(model: Model) -> None:
+    picture = ab.batched(model.loss).explain([1, 2]).picture
+    assert set(picture.title.split()) <= words(shown(picture))
+
+
+def test_a_small_schedule_shows_each_node_in_its_batch() -> None:
+    schedule = make_schedule(random_tree(3), ab.policies.get("score"))
+    root = shown(schedule)
+    batches = [[box.text for box in group.iter(SVG + "text")] for group in in_picture(root, "g")]
+    assert batches == [[str(node) for node in nodes] for _, nodes in schedule]
+
+
+def test_types_are_named_and_names_escaped() -> None:
+    schedule = letters(1, 2)
+    assert {"type", "0"} <= words(parse(schedule.draw()))
+    assert f"batch 1: {STRANGE} x 2" in "\n".join(parse(schedule.draw(["a", STRANGE])).itertext())
+
+
+def test_a_batch_of_a_large_schedule_is_as_high_as_it_is_large() -> None:
+    root = shown(letters(MOST_NODES, 10, 100, 20))
+    heights = [float(box.attrib["height"]) for box in in_picture(root, "rect")]
+    assert heights == pytest.approx([30, 15, 20, 30])
+    assert {"150", "10", "100", "20"} <= words(root)
+
+
+def test_a_long_schedule_shows_the_largest_of_neighbouring_batches() -> None:
+    sizes = [1] * (10 * MOST_COLUMNS)
+    sizes[5005 % len(sizes)] = 7
+    root = shown(letters(*sizes))
+    assert len(in_picture(root, "rect")) == 2 * MOST_COLUMNS
+    assert sum("x 7" in (hint.text or "") for hint in in_picture(root, "title")) == 1
+
+
+@each("n_batches", (0, 1, MOST_BATCHES, MOST_BATCHES + 1, MOST_COLUMNS, MOST_COLUMNS + 1))
+def test_schedules_of_any_length_are_drawn(n_batches: int) -> None:
+    root = shown(letters(*[1] * n_batches))
+    assert in_picture(root, "g") or not n_batches
+    assert float(in_picture(root, "svg")[0].attrib["width"]) < 1000
+
+
+@each("name", [*ab.policies.names(), "score+both+compact"])
+def test_a_policy_says_what_it_is(name: str) -> None:
+    policy = ab.policies.get(name)
+    assert policy.name in words(shown(policy))
+    assert repr(policy) == f"{type(policy).__name__}({policy.name!r})"
+
+
+def test_a_rule_shows_its_weights() -> None:
+    assert {"critical", "0.55", "height", "0.66"} <= words(shown(ab.policies.get("score")))
+
+
+def learned() -> Fsm:
+    """A machine that has learned a few trees."""
+    return learn([merge_graphs([random_tree(seed) for seed in range(6)])], episodes=60)
+
+
+def test_a_learned_machine_shows_its_states_and_moves() -> None:
+    policy = learned()
+    assert policy.direction == "both"
+    root, n_states, n_moves = shown(policy), 0, 0
+    dag = policy.to_known(merge_graphs([random_tree(seed) for seed in range(6)]))
+    for way in policy.ways:
+        walk = policy.follow(way, [dag])
+        n_states, n_moves = n_states + len(walk.visits), n_moves + len(walk.moves)
+        assert all({*state.split(), walk.runs[state], f"×{n}"} <= words(root) for state, n in walk.visits.items())
+    assert len(in_picture(root, "circle")) == n_states
+    hints = [hint.text or "" for hint in in_picture(root, "title")]
+    assert sum(" times" in hint for hint in hints) == n_moves
+
+
+def test_a_machine_is_shown_on_what_it_planned_last() -> None:
+    policy = learn([random_dag(0)], episodes=60)
+    policy.schedule(random_dag(3, n_nodes=60))
+    root = shown(policy)
+    assert "rule" in words(root), "it has states that the machine has not met"
+    assert any(circle.attrib["fill"] == "none" for circle in in_picture(root, "circle"))
+
+
+def test_of_many_states_the_most_visited_are_drawn() -> None:
+    policy = learn([random_dag(0, n_nodes=300)], episodes=60, direction="forward")
+    walk = policy.follow("forward", [policy.to_known(random_dag(0, n_nodes=300))])
+    assert len(walk.visits) > MOST_DRAWN
+    assert len(in_picture(shown(policy), "circle")) == MOST_DRAWN
+
+
+@each("take", (copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))))
+def test_a_copy_shows_what_it_runs_in_each_state(take: Any) -> None:
+    again = take(learned())
+    root = shown(again)
+    assert not in_picture(root, "svg")
+    assert sum(1 for _ in root.iter("tr")) == sum(1 + len(again.choices(way)) for way in again.ways)
+
+
+def test_a_loaded_machine_draws_what_it_plans(tmp_path: Path) -> None:
+    learned().save(tmp_path / "x.policy.json")
+    policy = ab.policies.load(tmp_path / "x.policy.json")
+    assert not in_picture(shown(policy), "svg")
+    policy.schedule(random_tree(1))
+    assert len(in_picture(shown(policy), "svg")) == 2
+
+
+def test_a_chain_is_a_machine_of_its_own_moves() -> None:
+    policy = learn([chain("a", "b", "a", "b")], episodes=50, direction="forward", rival=False)
+    walk = policy.follow("forward", [policy.to_known(chain("a", "b", "a", "b"))])
+    assert walk.moves == {("a!", "b!"): 2, ("b!", "a!"): 1}
+    back = [path for path in in_picture(shown(policy), "path") if path.attrib.get("stroke", "").startswith("#")]
+    assert len(back) == 1

@@ -1,0 +1,107 @@
+"""Run the notebooks of the examples: write what they put out, or say what they put out that is not written.
+
+    python tools/notebooks.py                  runs all, and writes them
+    python tools/notebooks.py --check trees    runs one, and compares; ends with status 1 where something differs
+
+Notebooks are run from their first cell to the last, in a kernel of this Python. What they tell on standard error, such
+as that compiling takes long, depends on the machine and is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+from checkout import ROOT
+
+FOLDER = ROOT / "examples" / "notebooks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+TIMEOUT_S = 600  # of a cell
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def read_notebook(name: str) -> Any:
+    """Read a notebook of the examples, with what it put out."""
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def run_notebook(name: str) -> Any:
+    """Run a notebook of the examples in a new kernel: the notebook, with what it puts out.
+
+    Raises:
+        CellExecutionError: a cell raised an error.
+    """
+    notebook = read_notebook(name)
+    options = {"timeout": TIMEOUT_S, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
+    with tempfile.TemporaryDirectory() as folder:
+        apart = {"IPYTHONDIR": folder, "JUPYTER_RUNTIME_DIR": folder}
+        NotebookClient(notebook, kernel_name="python3", **options).execute(env={**os.environ, **apart}, cwd=folder)
+    return tidy(notebook)
+
+
+def tidy(notebook: Any) -> Any:
+    """Take from a notebook what depends on the machine and on when it ran; it is changed in place, and given back."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        cell.metadata = nbformat.NotebookNode()
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    return notebook
+
+
+def write_notebook(name: str, notebook: Any) -> None:
+    """Write a notebook of the examples."""
+    nbformat.write(notebook, FOLDER / f"{name}.ipynb")
+
+
+def list_outputs(notebook: Any) -> list[str]:
+    """What each cell of code put out: its text, its tables and its pictures."""
+    return ["".join(map(_show_output, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _show_output(output: Mapping[str, Any]) -> str:
+    return str(output["text"]) if output["output_type"] == "stream" else repr(sorted(output["data"].items()))
+
+
+def check_notebook(name: str) -> bool:
+    """Run a notebook, print the cells of which the output differs from what is written; say whether there is none."""
+    written, found = list_outputs(read_notebook(name)), list_outputs(run_notebook(name))
+    differing = [number for number, (a, b) in enumerate(zip(written, found, strict=True)) if a != b]
+    for number in differing:
+        print(f"{name}, cell of code {number}: written is\n{written[number]}\nand it puts out\n{found[number]}")
+    return not differing
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool; gives its exit status."""
+    parser = argparse.ArgumentParser(description="Run the notebooks of the examples, and write what they put out.")
+    parser.add_argument("names", nargs="*", type=_to_name, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    given = parser.parse_args(arguments)
+    if given.check:
+        are_equal = [check_notebook(name) for name in given.names]
+        return int(not all(are_equal))
+    for name in given.names:
+        write_notebook(name, run_notebook(name))
+        print(f"examples/notebooks/{name}.ipynb is written")
+    return 0
+
+
+def _to_name(text: str) -> str:
+    if text not in NAMES:
+        raise argparse.ArgumentTypeError(f"there is no notebook {text!r}; there are {', '.join(NAMES)}")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
