@@ -8,15 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from autobatch import policies
 from autobatch.deploy.encoding import Decoder
 from autobatch.deploy.loaded import LoadedCell, Variant
+from autobatch.deploy.policy import read_policy
 from autobatch.deploy.writing import FORMAT, PARAMETER, VERSION
 from autobatch.errors import AutobatchError, CheckpointError
 from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.policies.files import from_text
 from autobatch.trace.elements import Lengths
 
 EMPTY = inspect.Parameter.empty
@@ -55,7 +54,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 def _make(arrays: Mapping[str, Any], content: Mapping[str, Any], doing: str) -> Any:
     trainable = {name: x for name, x in content["parts"].items() if isinstance(x, bool)}
-    parameters = {name: _parameter(arrays[PARAMETER + name], x) for name, x in trainable.items()}
+    parameters = {name: make_parameter(arrays[PARAMETER + name], x) for name, x in trainable.items()}
     names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
     decoder = Decoder(parameters, arrays)
     kinds = {name: kind for name, kind in content["parts"].items() if name not in trainable}
@@ -68,16 +67,15 @@ def _make(arrays: Mapping[str, Any], content: Mapping[str, Any], doing: str) -> 
     parts = {name: (parameters if name in trainable else modules)[name] for name in content["parts"] if name}
     parts |= {name: parts[first] for name, first in content["shared"].items()}
     _place(modules, parts)
-    given = content["policy"]
-    policy = from_text(given["text"], policies.KINDS, doing) if "text" in given else given["name"]
     root.about = content["about"]
-    root.options = {"policy": policy, "precision": content["precision"]}
+    root.options = {"policy": read_policy(content["policy"], doing), "precision": content["precision"]}
     return root.eval()
 
 
-def _parameter(array: Any, trainable: bool) -> Parameter:
-    parameter = Parameter(array, trainable=trainable)
-    parameter.astype(array.dtype)
+def make_parameter(array: Any, trainable: bool) -> Parameter:
+    """A parameter with the numbers of an array, to the bit, in its float type."""
+    parameter = Parameter(array, trainable).astype(array.dtype)
+    parameter.data = array
     return parameter
 
 
