@@ -141,9 +141,11 @@ def dump(
 
     >>> import tempfile
     >>> import autobatch as ab
-    >>> double = ab.batched(lambda x: ab.tanh(x) * 2.0)
+    >>> @ab.cell
+    ... def double(x):
+    ...     return 2.0 * x
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     ab.testing.dump(double, [np.ones(3), np.zeros(3)], f"{folder}/case.zip")
+    ...     ab.testing.dump(ab.batched(double), [np.ones(3), np.zeros(3)], f"{folder}/case.zip")
     """
     from autobatch.deploy.cases import make_case, write_case
 
