@@ -1,14 +1,15 @@
-"""Checks for users' own models: gradients against central differences, batched against eager."""
+"""For users' own models: gradients against central differences, batched against eager, and reports of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
-from autobatch.api import Batched
+from autobatch.api import Batched, batched
 from autobatch.errors import NumericError
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
@@ -111,3 +112,44 @@ def _check_equal(expected: list[Any], stacked: Any, tolerance: float) -> None:
         error = float(np.max(np.abs(np.asarray(one) - row), initial=0.0))
         if not error <= tolerance * (1 + float(np.max(np.abs(one), initial=0.0))):
             raise NumericError(f"instance {i}: batched differs from eager by {error:.3g}; eager gives {one}.")
+
+
+def dump(
+    function: Callable[[Any], Any] | Batched,
+    instances: Iterable[Any],
+    path: str | os.PathLike[str],
+    *,
+    training: bool = False,
+    has_aux: bool = False,
+    values: bool = True,
+) -> None:
+    """Write a mini-batch to one file that a report of an error can hold: what it computes, without your code.
+
+    The file has the programs of the cells that are called, which of them reads what of which, the ints and floats that
+    they are given, the options of the function, and versions. `python tools/fuzz.py --replay FILE`, in a checkout of
+    autobatch, runs it batched and one instance at a time, and makes it smaller for as long as it fails.
+
+    Args:
+        function: batched, or over one instance, which is then batched as `autobatch.batched` does by default.
+        instances: as for a call. An async function runs for it, and what it awaited is in the file as numbers.
+        path: of the file, such as "case.zip"; one that exists is replaced once all is written.
+        training: what fails is `value_and_grad`; has_aux: as it is given to that.
+        values: whether the numbers of parameters are in the file. Without them it has their shapes alone, and what
+            depends on numbers may not fail there.
+
+    Raises:
+        GraphError: a cell depends on something that no file can hold; or in training, the function returns no loss.
+        DataError: there are no instances, or the file cannot be written.
+
+    >>> import tempfile
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def double(x):
+    ...     return 2.0 * x
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ab.testing.dump(ab.batched(double), [np.ones(3), np.zeros(3)], f"{folder}/case.zip")
+    """
+    from autobatch.deploy.cases import make_case, write_case
+
+    made = function if isinstance(function, Batched) else batched(function)
+    write_case(make_case(made, instances, training, has_aux), path, values)

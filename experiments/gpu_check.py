@@ -20,25 +20,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from autobatch.cli.experiment import UNAVAILABLE
+from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.measuring.gpu.correctness import check_correctness
+from autobatch.cli.measuring.gpu.products import time_launches, time_products
+from autobatch.cli.measuring.gpu.training import train_on_both
 from autobatch.cli.results import format_table
 from autobatch.devices.finding import find_device
 from autobatch.errors import AutobatchError, BackendError
 from digest import GPU
 from gpu.bandwidth import time_kernels
-from gpu.check import Check, Result
-from gpu.correctness import check_correctness
 from gpu.policies import time_policies
-from gpu.products import time_launches, time_products
 from gpu.race import race
 from gpu.rounds import decode_on_both
 from gpu.simulator import time_simulators
 from gpu.tests import run_tests
 from gpu.traffic import count_traffic
-from gpu.training import train_on_both
-from harness import run
+from harness import find_data, run
 from records import Findings, Settings
 
 
@@ -52,7 +53,7 @@ class Part(NamedTuple):
 SECTIONS = {
     "tests": Part(run_tests, 0.15),
     "correctness": Part(check_correctness, 0.15),
-    "training": Part(train_on_both, 0.06),
+    "training": Part(partial(train_on_both, trees=find_data("sst")), 0.06),
     "traffic": Part(count_traffic, 0.05),
     "launches": Part(time_launches, 0.03),
     "products": Part(time_products, 0.06),

@@ -17,7 +17,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,14 +96,7 @@ def use_threads(n_threads: int) -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 
 
-def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Time each way `repeats` times in turn with the others, as `racing` does, where there are no mini-batches."""
-    timed = racing.take_turns({name: partial(_ignore, way) for name, way in ways.items()}, 1, repeats)
-    return {name: seconds for name, (seconds,) in timed.items()}
-
-
-def _ignore(way: Callable[[], object], minibatch: int) -> None:
-    way()
+take_turns = racing.time_ways
 
 
 def medians(seconds: Seconds) -> dict[str, float]:

@@ -3,6 +3,9 @@
 python tools/fuzz.py --seeds 0:10000 --state fuzz.json
 python tools/fuzz.py --seed 4711
 python tools/fuzz.py --torch --seeds 0:5000
+python tools/fuzz.py --replay case.zip
+
+The last runs a mini-batch that `ab.testing.dump` wrote; if it fails, a smaller one is written beside it.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from pathlib import Path
 import click
 import torch
 
+from autobatch.errors import AutobatchError
 from fuzzing import campaign
 from fuzzing.campaign import Found, State, load_state, run, save_state
 from fuzzing.cells import draw_program
 from fuzzing.checks import draw_way
+from fuzzing.replaying import replay
 from fuzzing_torch import campaign as of_torch
 
 SECONDS_BETWEEN_LINES = 20.0
@@ -41,6 +46,7 @@ SECONDS_BETWEEN_LINES = 20.0
 @click.option("--derivatives", is_flag=True, help="Programs that ask for derivatives, and hold arrays.")
 @click.option("--torch", "is_torch", is_flag=True, help="Programs of modules of PyTorch, beside PyTorch itself.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
+@click.option("--replay", "case", type=click.Path(path_type=Path), help="Run what ab.testing.dump wrote instead.")
 def main(
     seeds: str,
     seed: int | None,
@@ -52,8 +58,11 @@ def main(
     derivatives: bool,
     is_torch: bool,
     containing: str,
+    case: Path | None,
 ) -> None:
     """Run random programs; the exit status is 1 if one was wrong."""
+    if case is not None:
+        sys.exit(replay_or_refuse(case, seconds))
     is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
     if is_torch:
         torch.set_num_threads(1)  # small tensors are slower on several
@@ -90,6 +99,15 @@ def main(
             print(f"{state.next}: {state.n_run} run, {len(state.failures)} wrong, {rate:.1f} a second", flush=True)
     print(summary(state))
     sys.exit(bool(state.failures))
+
+
+def replay_or_refuse(case: Path, seconds: float) -> int:
+    """Run a case; give the exit status: 1 if it is wrong, 2 if it cannot be run."""
+    try:
+        return int(replay(case, seconds))
+    except AutobatchError as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 def summary(state: State) -> str:

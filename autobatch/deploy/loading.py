@@ -8,15 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autobatch import policies
 from autobatch.deploy.encoding import Decoder
 from autobatch.deploy.loaded import LoadedCell, Variant
+from autobatch.deploy.policy import read_policy
 from autobatch.deploy.writing import FORMAT, PARAMETER, VERSION
 from autobatch.errors import AutobatchError, CheckpointError, GraphError
 from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.policies.files import from_text
 from autobatch.trace.elements import Lengths
 
 EMPTY = inspect.Parameter.empty
@@ -80,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     doing = f"cannot load {os.fspath(path)!r}"
     try:
         trainable = {name: x for name, x in json.loads(metadata["content"])["parts"].items() if isinstance(x, bool)}
-        parameters = {name: _parameter(arrays.pop(PARAMETER + name), x) for name, x in trainable.items()}
+        parameters = {name: make_parameter(arrays.pop(PARAMETER + name), x) for name, x in trainable.items()}
         return _make(Source(arrays, metadata["content"]), parameters).eval()
     except AutobatchError as error:
         raise type(error)(f"{doing}: {error}") from error
@@ -104,16 +103,15 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
     parts |= {name: parts[first] for name, first in content["shared"].items()}
     _place(modules, parts)
     root._source, root._placed = source, frozenset(vars(root)) | {"_source", "_placed"}
-    given = content["policy"]
-    policy = from_text(given["text"], policies.KINDS, "reading its policy") if "text" in given else given["name"]
     root.about = content["about"]
-    root.options = {"policy": policy, "precision": content["precision"]}
+    root.options = {"policy": read_policy(content["policy"], "reading its policy"), "precision": content["precision"]}
     return root
 
 
-def _parameter(array: Any, trainable: bool) -> Parameter:
-    parameter = Parameter(array, trainable=trainable)
-    parameter.astype(array.dtype)
+def make_parameter(array: Any, trainable: bool) -> Parameter:
+    """A parameter with the numbers of an array, to the bit, in its float type."""
+    parameter = Parameter(array, trainable).astype(array.dtype)
+    parameter.data = array
     return parameter
 
 

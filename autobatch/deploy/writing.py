@@ -10,12 +10,10 @@ from typing import Any
 
 from autobatch.api import Batched, batched
 from autobatch.deploy.encoding import Encoder, key_text, kinds_of
+from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
-from autobatch.policies import KINDS
-from autobatch.policies.files import to_text
-from autobatch.policies.rules.directed import Directed
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
 from autobatch.trace.traces import Family
@@ -89,7 +87,7 @@ def export(
         "shared": dict(module._shared_parts()),
         "cells": _cells(fresh.recorder.calls, names, encoder, longest),
         "about": dict(about or {}),
-        "policy": _policy(given),
+        "policy": {"name": "auto"} if given is None else describe_policy(given.policy, "cannot export the policy"),
         "precision": "float32" if given is None else given.options.precision,
     }
     arrays = {PARAMETER + name: array for name, array in module.state_dict().items()} | encoder.arrays
@@ -99,14 +97,6 @@ def export(
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{doing}: its about is not JSON ({error}).") from error
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
-
-
-def _policy(given: Batched | None) -> Any:
-    """The text of a learned policy, or the name of a rule."""
-    policy = None if given is None else given.policy
-    if isinstance(policy, Directed) and policy.rule in KINDS:
-        return {"text": to_text(policy, "cannot export the policy")}
-    return {"name": "auto" if policy is None else policy.name}
 
 
 def _cells(calls: Calls, names: dict[int, str], encoder: Encoder, longest: int) -> list[dict[str, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.schedule.schedule import Policy, adapt
+from autobatch.system.trust import is_trusted
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.trace.results import stack_results
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 
 Array = NDArray[Any]
+Planned: TypeAlias = "tuple[Step, Rounds | None]"
+"""The last step of a mini-batch, and the rounds before it, of async programs."""
 
 
 class Profiler(Timer, Protocol):
@@ -77,11 +81,29 @@ def _within_limits(options: Options) -> Options:
     return options._replace(threads=min(options.threads, most_threads()))
 
 
+class _Ready(AbstractContextManager[Planned]):
+    """The context in which a planned step runs; `note` is given an error that ends it."""
+
+    def __init__(self, planned: Planned, note: Callable[[Exception], None]) -> None:
+        self._planned, self._note = planned, note
+
+    def __enter__(self) -> Planned:
+        return self._planned
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and isinstance(error, Exception):  # the first costs no call where there is none
+            self._note(error)
+
+
 @contextmanager
-def _last_step(rounds: Rounds, minibatch: MiniBatch) -> Iterator[tuple[Step, Rounds]]:
+def _last_step(rounds: Rounds, minibatch: MiniBatch, note: Callable[[Exception], None]) -> Iterator[Planned]:
     """Run rounds; within the context, the last step is ready to run."""
-    with rounds.run(minibatch) as step:
-        yield step, rounds
+    try:
+        with rounds.run(minibatch) as step:
+            yield step, rounds
+    except Exception as error:
+        note(error)
+        raise
 
 
 class Engine:
@@ -264,19 +286,33 @@ class Engine:
         has_aux: bool | None = False,
         measured: bool = True,
         each: EachInstance | None = None,
-    ) -> AbstractContextManager[tuple[Step, Rounds | None]]:
-        """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
+    ) -> AbstractContextManager[Planned]:
+        """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run.
+
+        An error of autobatch, here or within the context, gets a note that says how to report it.
+        """
         if self._profile is not None:
             self._profile.begin()
-        if not minibatch.has_programs:
-            return nullcontext((self._prepare(minibatch, clock, training, has_aux, measured, each), None))
-        rounds = self._rounds(clock)
-        if not training:
-            return _last_step(rounds, minibatch)
-        graph = rounds.record(minibatch)
-        whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
-        step = self._prepare(whole, clock, training, has_aux, False, each)  # the clock has run for rounds too
-        return nullcontext((step, rounds))
+        note = partial(self._note_defect, training=training, has_aux=has_aux)
+        try:
+            if not minibatch.has_programs:
+                return _Ready((self._prepare(minibatch, clock, training, has_aux, measured, each), None), note)
+            rounds = self._rounds(clock)
+            if not training:
+                return _last_step(rounds, minibatch, note)
+            graph = rounds.record(minibatch)
+            whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
+            step = self._prepare(whole, clock, training, has_aux, False, each)  # the clock has run for rounds too
+            return _Ready((step, rounds), note)
+        except Exception as error:
+            note(error)
+            raise
+
+    def _note_defect(self, error: Exception, training: bool, has_aux: bool | None) -> None:
+        """Note on an error how to report it, if it is one of autobatch."""
+        from autobatch.engine.defects import note_defect
+
+        note_defect(error, is_trusted(self.policy) and is_trusted(self.planner), training, bool(has_aux))
 
     def _rounds(self, clock: Clock) -> Rounds:
         """What runs the rounds of a mini-batch."""

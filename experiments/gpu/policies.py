@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
+from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.workload import Workload, load_workload, record
-from gpu.check import Check, Result
 
 RULE = "score+both+compact"
 POLICIES = ("agenda", "score", RULE, "learned")

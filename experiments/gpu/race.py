@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import autobatch as ab
+from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.workload import Workload, load_workload, record
-from gpu.check import Check, Result
 
 MODES = ("infer", "train")
 PARTS = ("record", "schedule", "place", "execute")  # of `loss.last`

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.workload import load_workload
-from gpu.check import Check, Result
 from harness import medians, take_turns
 
 SIZE, REPEATS = 64, 5

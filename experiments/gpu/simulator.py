@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.policies.evaluate import take_minibatches
 from autobatch.cli.workload import load_workload
 from autobatch.graph.dag import Dag, to_dag
@@ -19,7 +20,6 @@ from autobatch.policies.fsm.practice import OnDevice, OnProcessor, Task
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, copy_table, make_table
 from autobatch.policies.rules.rules import LEARNED
-from gpu.check import Check, Result
 from harness import take_turns
 
 MODELS = ("lattice-lstm", "tree-lstm-2type", "tree-lstm")

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import autobatch as ab
+from autobatch.cli.measuring.gpu.check import Check, Result, growth
 from autobatch.cli.workload import load_workload, record
 from autobatch.models.registry import MODELS
 from autobatch.params.module import shared_store
-from gpu.check import Check, Result, growth
 
 COUNTED = ("launches", "products", "uploads", "uploaded_bytes", "downloads", "downloaded_bytes", "waits")
 

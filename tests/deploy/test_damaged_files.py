@@ -11,6 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.workload import load_workload
+from autobatch.deploy.cases import read_case
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 
 VERSIONS = Path(__file__).parent / "versions"
@@ -65,6 +66,13 @@ def of_model(path: Path) -> Any:
     return {k: x.tobytes() for k, x in model.state_dict().items()}, cells, model.options
 
 
+def of_case(path: Path) -> Any:
+    case = read_case(path)
+    arrays: list[Any] = [case.words, case.floats, case.keys, *(p.data for p in case.parameters.values())]
+    texts = [(t.name, str(t.program), t.program.ties, t.signature, t.outline, t.sum_type) for t in case.types]
+    return [x.tobytes() for x in arrays], texts, case.slots, [*case.parameters], case.setting, case.versions
+
+
 def write_module(path: Path) -> None:
     ab.LSTMCell(2, 3, rng=np.random.default_rng(0)).save(path)
 
@@ -80,11 +88,17 @@ def write_model(path: Path) -> None:
     ab.export(workload.batched("loss", "agenda", "reference"), path, examples=workload.first(2))
 
 
+def write_case(path: Path) -> None:
+    workload = load_workload("tree-lstm", None, 2, 0)
+    ab.testing.dump(workload.batched("loss", "agenda", "reference"), workload.first(2), path, training=True)
+
+
 FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "checkpoint": (lambda path: save_checkpoint(path, ARRAYS, STATE), of_checkpoint),
     "parameters": (write_module, of_module),
     "policy": (write_policy, of_policy),
     "model": (write_model, of_model),
+    "case": (write_case, of_case),
 }
 
 

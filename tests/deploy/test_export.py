@@ -37,6 +37,16 @@ def graft(loaded: Any, model: ab.Module) -> None:
                 setattr(parts[name], key, x)
 
 
+def test_numbers_load_to_the_bit(tmp_path: Path) -> None:
+    workload = load_workload("tree-lstm", None, 4, 0)
+    model = workload.model.eval().astype("float64")
+    for parameter in model.parameters().values():
+        parameter.data = np.random.default_rng(0).standard_normal(parameter.shape)
+    ab.export(model.loss, tmp_path / "model.ab", examples=workload.first(2))
+    loaded = ab.load(tmp_path / "model.ab").parameters()
+    assert all(np.array_equal(loaded[name].data, p.data) for name, p in model.parameters().items())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_files_compute_what_the_models_do(name: str, tmp_path: Path) -> None:
     workload = load_workload(name, None, 8, 0)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import gpu_check
-from gpu import bandwidth, correctness, policies, products
-from gpu.check import Check, Result
+from autobatch.cli.measuring.gpu import correctness, products
+from autobatch.cli.measuring.gpu.check import Check, Result
+from checkout import ROOT
+from gpu import bandwidth, policies
 from harness import read_words
 from host_device import HostDevice
 
@@ -123,6 +125,14 @@ def test_a_section_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(gpu_check, "seconds_until_killed", lambda minutes: 0.2)
     assert gpu_check.run_section("race", 1.0) == "FAILED, did not end"
+
+
+def test_the_page_says_of_every_section_what_has_been_checked() -> None:
+    page = (ROOT / "docs/howto/gpu.md").read_text(encoding="utf-8").split("## What has been checked")[1]
+    told = {
+        name for line in page.splitlines() if line.startswith("| `") for name in line.split("|")[1].split("`")[1::2]
+    }
+    assert told == set(gpu_check.SECTIONS)
 
 
 def test_settings_are_read_as_options_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -148,16 +148,37 @@ def find_failure(program: Program, way: Way, backends: Sequence[str] = INTERPRET
     with checkers(way.checked), np.errstate(all="ignore"):
         run = _Runs(program, way, backends)
         for kind, where, check in run.checks():
-            try:
-                check()
-            except Wrong as wrong:
-                return Failure(kind, where, "", str(wrong))
-            except Exception as error:  # whatever it is, is what is looked for
-                complains = isinstance(error, AssertionError) or "check" in _file_of(error)
-                text = re.sub(r"'[^']*'|\(.*?\)|\d+", "_", str(error).split(";")[0])[:90]
-                what = f"{type(error).__name__} {text}"
-                return Failure("complaint" if complains else "crash", where, what, f"{type(error).__name__}: {error}")
+            failure = attempt(kind, where, check)
+            if failure is not None:
+                return failure
     return None
+
+
+def attempt(kind: str, where: str, check: Callable[[], None]) -> Failure | None:
+    """Run a check; say what is wrong."""
+    try:
+        check()
+    except Wrong as wrong:
+        return Failure(kind, where, "", str(wrong))
+    except Exception as error:  # whatever it is, is what is looked for
+        complains = isinstance(error, AssertionError) or "check" in _file_of(error)
+        text = re.sub(r"'[^']*'|\(.*?\)|\d+", "_", str(error).split(";")[0])[:90]
+        what = f"{type(error).__name__} {text}"
+        return Failure("complaint" if complains else "crash", where, what, f"{type(error).__name__}: {error}")
+    return None
+
+
+def shaken(parameters: Iterable[ab.Parameter], compute: Callable[[], Any]) -> Any:
+    """What is computed with other last digits of the parameters."""
+    rng, listed = np.random.default_rng(0), list(parameters)
+    kept = [p.data.copy() for p in listed]
+    for p in listed:
+        p.data = p.data * (1.0 + NOISE * rng.standard_normal(p.shape))
+    try:
+        return compute()
+    finally:
+        for p, data in zip(listed, kept, strict=True):
+            p.data = data
 
 
 def is_valid(program: Program) -> bool:
@@ -272,15 +293,7 @@ class _Runs:
 
     def shaken(self, compute: Callable[[], Any]) -> Any:
         """What is computed with other last digits of the parameters."""
-        rng, parameters = np.random.default_rng(0), self.model.parameters().values()
-        kept = [p.data.copy() for p in parameters]
-        for p in parameters:
-            p.data = p.data * (1.0 + NOISE * rng.standard_normal(p.shape))
-        try:
-            return compute()
-        finally:
-            for p, data in zip(parameters, kept, strict=True):
-                p.data = data
+        return shaken(self.model.parameters().values(), compute)
 
     def gradient(self, backend: str) -> None:
         """Compare losses with eager ones, and gradients with those of the reference backend without passes."""

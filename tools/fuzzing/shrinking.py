@@ -15,21 +15,37 @@ from fuzzing.specs import Several, Structure, Tree, Use, Value, constant, parts_
 
 Fails = Callable[[Program, Way], bool]
 F = TypeVar("F", bound=Function)
+T = TypeVar("T")
 
 
 def shrink(program: Program, way: Way, fails: Fails, seconds: float) -> tuple[Program, Way]:
     """Make a failing program smaller, and its way simpler, until nothing can be left out or the time is up."""
+
+    def is_smaller(new: tuple[Program, Way], old: tuple[Program, Way]) -> bool:
+        return new[1] != old[1] or new[0].size < old[0].size
+
+    return shrink_by((program, way), lambda both: candidates(*both), is_smaller, lambda both: fails(*both), seconds)
+
+
+def shrink_by(
+    x: T,
+    candidates: Callable[[T], Iterator[T]],
+    is_smaller: Callable[[T, T], bool],
+    fails: Callable[[T], bool],
+    seconds: float,
+) -> T:
+    """Make what fails smaller until no candidate is smaller and fails, or the time is up."""
     end = time.monotonic() + seconds
     smaller = True
     while smaller:
         smaller = False
-        for candidate, other in candidates(program, way):
+        for candidate in candidates(x):
             if time.monotonic() > end:
-                return program, way
-            if (other != way or candidate.size < program.size) and fails(candidate, other):
-                program, way, smaller = candidate, other, True
+                return x
+            if is_smaller(candidate, x) and fails(candidate):
+                x, smaller = candidate, True
                 break
-    return program, way
+    return x
 
 
 def candidates(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 import autobatch as ab
+from autobatch.cli.experiment import UNAVAILABLE
 from autobatch.cli.machine import blas_name, package_version
 from autobatch.cli.measuring.products import describe_bf16, describe_providers, show_speeds
 from autobatch.cli.threads import threads_in_force
@@ -58,7 +59,15 @@ class Finding(NamedTuple):
 
 @click.command()
 @click.option("--matmul", is_flag=True, help="Instead, measure the libraries that multiply matrices.")
-def doctor(matmul: bool) -> int:
+@click.option("--gpu", is_flag=True, help="Instead, check the GPU in a minute or two, and write a report.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="autobatch-gpu.json",
+    show_default=True,
+    help="Where the report of --gpu goes.",
+)
+def doctor(matmul: bool, gpu: bool, out: Path) -> int:
     """Check the installation, and train a tiny model.
 
     It shows the versions of packages, the processor, BLAS, the compiler, and the result of a training step. The exit
@@ -66,14 +75,20 @@ def doctor(matmul: bool) -> int:
 
     With --matmul, it measures the speed of matrix products of each installed library.
 
+    With --gpu, it compares what the GPU computes with the processor, trains on both, times products and launches, and
+    writes all of it to one file, to attach to a report. The exit status is 69 if there is no GPU.
+
     \b
     Examples:
       autobatch doctor
       autobatch doctor --matmul
+      autobatch doctor --gpu --out gpu.json
     """
     if matmul:
         show_speeds()
         return 0
+    if gpu:
+        return _check_gpu(out)
     checks = {"matmul": describe_providers, "bf16": describe_bf16, "compiler": _compile, "self-check": _train_a_step}
     findings = [*_versions(), *_hardware(), _gpu(), *(_try(what, check) for what, check in checks.items())]
     width = max(len(finding.what) for finding in findings)
@@ -82,6 +97,19 @@ def doctor(matmul: bool) -> int:
     faults = [finding.what for finding in findings if finding.state == "FAULT"]
     click.echo(f"\nAt fault: {', '.join(faults)}." if faults else "\nEverything is in place.")
     return 1 if faults else 0
+
+
+def _check_gpu(out: Path) -> int:
+    """Write a report of the GPU; give the exit status."""
+    from autobatch.cli.measuring.gpu.short import report
+
+    try:
+        failures = report(out)
+    except BackendError as error:
+        click.echo(f"autobatch: {error}", err=True)
+        return UNAVAILABLE
+    click.echo(f"\nAttach {out} to your report." if failures else f"\nAll is right; {out} has the figures.")
+    return 1 if failures else 0
 
 
 def _versions() -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,16 @@ def take_turns(
                     times[name][minibatch].append(seconds)
                 ran(name, repeat)
     return times
+
+
+def time_ways(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Time each way `repeats` times in turn with the others, where there are no mini-batches."""
+    timed = take_turns({name: partial(_ignore, way) for name, way in ways.items()}, 1, repeats)
+    return {name: seconds for name, (seconds,) in timed.items()}
+
+
+def _ignore(way: Callable[[], object], minibatch: int) -> None:
+    way()
 
 
 def _make_run(

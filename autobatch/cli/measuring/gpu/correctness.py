@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
+from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.devices.store import Store
 from autobatch.models.registry import MODELS
 from autobatch.params.module import shared_store
-from gpu.check import Check, Result
 
 TOLERANCES = {"float64": 1e-10, "float32": 2e-5}
 POLICIES = (
@@ -31,18 +32,28 @@ POLICIES = (
 BACKENDS = {"reference": Reference, "cpu": Cpu}
 
 
-def check_correctness(check: Check) -> Result:
-    """Compare losses and gradients, relative to the largest number of each array."""
+def check_correctness(check: Check, cases: Sequence[tuple[str, str, str, str]] = ()) -> Result:
+    """Compare losses and gradients, relative to the largest number of each array.
+
+    Args:
+        cases: a model, a policy, a float type and the backend that the device is compared with, each; all, if none are
+            given.
+    """
     result = Result(
         "correctness",
         ("model", "policy", "dtype", "parameters on", "against", "losses differ by", "gradients differ by"),
     )
+    load = cache(partial(load_workload, data=None, dim=check.choose(64, 5), seed=check.seed))
+    check.measure_each(result, cases or _all_cases(check), partial(compare, check, result, load))
+    return result
+
+
+def _all_cases(check: Check) -> list[tuple[str, str, str, str]]:
     cases = [(model, "auto", dtype, "reference") for model in MODELS for dtype in TOLERANCES]
     cases += [("lattice-lstm", policy, "float64", "reference") for policy in POLICIES]
-    cases += [(model, "auto", dtype, "cpu") for dtype in check.choose(TOLERANCES, ("float64",)) for model in MODELS]
-    load = cache(partial(load_workload, data=None, dim=check.choose(64, 5), seed=check.seed))
-    check.measure_each(result, cases, partial(compare, check, result, load))
-    return result
+    return cases + [
+        (model, "auto", dtype, "cpu") for dtype in check.choose(TOLERANCES, ("float64",)) for model in MODELS
+    ]
 
 
 def compare(check: Check, result: Result, load: Any, model: str, policy: str, dtype: str, against: str) -> None:

@@ -1,4 +1,4 @@
-"""What the sections of the check share: the device, the time that is left, and the table that each of them fills."""
+"""What the sections of a check share: the device, the time that is left, and the table that each of them fills."""
 
 from __future__ import annotations
 
@@ -137,6 +137,7 @@ class Check:
         """Name the device and the libraries that it is used with, for a record."""
         return {
             "device": self.device.name,
+            **(_cuda_versions(self.device.xp) if self.is_gpu else {}),
             "processors": self.device.n_processors,
             "shared_bytes": self.device.most_shared_bytes,
             "times_mean_something": self.is_gpu,
@@ -153,8 +154,21 @@ def growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int
     return {name: after[name] - before[name] for name in after}
 
 
+def _cuda_versions(cupy: Any) -> dict[str, Any]:
+    """The GPU's compute capability, and the CUDA of the driver and of CuPy, such as 13000 for 13.0."""
+    runtime = cupy.cuda.runtime
+    return {
+        "compute_capability": str(cupy.cuda.Device().compute_capability),
+        "driver": int(runtime.driverGetVersion()),
+        "runtime": int(runtime.runtimeGetVersion()),
+    }
+
+
 def _rounded(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    """For JSON, which has no infinity."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if np.isfinite(value) else str(value)
 
 
 def _text(value: Any) -> str:

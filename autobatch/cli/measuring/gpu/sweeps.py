@@ -26,7 +26,7 @@ class Sweeps:
 
     def __init__(self, device: Device, steps: NDArray[Any], blocks: int, launches: int) -> None:
         source = module_text({}, REAL.name, "int32")
-        self._device, self._kernel = device, device.load(source, ["sweep"], "the steps of gpu_check")["sweep"]
+        self._device, self._kernel = device, device.load(source, ["sweep"], "steps that are timed")["sweep"]
         self._steps, self._n = device.put(np.tile(steps, launches).view(np.int64)), len(steps)
         self._blocks, self._ran = blocks, 0
 

@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from gpu.check import Check, Result
-from gpu.sweeps import Product, Sizes, Sweeps, empty_steps
-from harness import medians, take_turns
+from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.measuring.gpu.sweeps import Product, Sizes, Sweeps, empty_steps
+from autobatch.cli.measuring.racing import time_ways
 
 ROWS, WIDTHS = (256, 16, 1024, 64, 4096, 16384), (256, 64, 1024)
 OPERATIONS = 2e10  # of one timing, at most: a product is repeated until it has about as many, or MOST times
@@ -36,9 +36,9 @@ def time_product(check: Check, result: Result, n_rows: int, n: int, inner: int) 
     times = check.choose(max(1, min(MOST, int(OPERATIONS // sizes.flops))), 2)
     sweeps = product.sweeps(times, repeats + 1)
     ways = {"sweep": check.waited(sweeps.launch), "library": check.waited(product.ask_library, times)}
-    seconds = take_turns(ways, repeats)
+    seconds = time_ways(ways, repeats)
     result.seconds |= {f"{sizes}, {times} times, {way}": laps for way, laps in seconds.items()}
-    own, library = (median / times for median in medians(seconds).values())
+    own, library = (statistics.median(laps) / times for laps in seconds.values())
     speeds = (sizes.flops / 1e9 / each for each in (own, library))
     result.add(*sizes, 1e6 * own, 1e6 * library, *speeds, own / library)
     for who, error in zip(ways, product.errors(), strict=True):
@@ -67,7 +67,7 @@ def time_blocks(check: Check, result: Result, blocks: int) -> None:
         "a launch among many": check.waited(in_a_row.launch, many),
         "a barrier": check.waited(waiting.launch),
     }
-    seconds = take_turns(ways, repeats)
+    seconds = time_ways(ways, repeats)
     result.seconds |= {f"{what}, {blocks} blocks": laps for what, laps in seconds.items()}
     one, launches, barriers = map(statistics.median, seconds.values())
     for what, cost in zip(ways, (one, launches / many, (barriers - one) / many), strict=True):

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 import autobatch as ab
+from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.workload import load_workload, record
-from gpu.check import Check, Result
 
-SST = Path(__file__).resolve().parents[2] / "../shared/data/sst"
 SIZE = 64  # instances of a mini-batch
 FIRST, LAST = 1e-4, 0.02
 """How far the mean losses of the first and the last tenth may differ, relative to that on the processor: rounding in
 float32 grows from step to step."""
 
 
-def train_on_both(check: Check) -> Result:
-    """Train for an epoch: trees of the Stanford Sentiment Treebank where they are, else generated ones."""
+def train_on_both(check: Check, trees: str | None = None) -> Result:
+    """Train for an epoch.
+
+    Args:
+        trees: the path of those of the first model; None for generated ones.
+    """
     header = ("model", "data", "dtype", "steps", "of these", "cpu", "cuda", "differ by")
     result = Result("mean losses of an epoch of training by Adam", header)
-    data = str(SST) if SST.exists() and not check.quick else None
-    settings = [("tree-lstm", data, "float32"), ("tree-lstm", None, "float64"), ("lattice-lstm", None, "float32")]
+    settings = [
+        ("tree-lstm", None if check.quick else trees, "float32"),
+        ("tree-lstm", None, "float64"),
+        ("lattice-lstm", None, "float32"),
+    ]
     check.measure_each(result, settings, partial(train_model, check, result))
     return result
 

@@ -1,0 +1,148 @@
+"""The short form of the check of a GPU, which `autobatch doctor --gpu` runs and writes to one file.
+
+It runs in a process of its own, which says after each section what it found: where a kernel hangs or ends the process,
+the file still says what was right before.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from autobatch.cli.machine import describe_machine
+from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.measuring.gpu.correctness import check_correctness
+from autobatch.cli.measuring.gpu.products import time_launches, time_products
+from autobatch.cli.measuring.gpu.training import train_on_both
+from autobatch.cli.results import format_table
+from autobatch.devices.finding import find_device
+from autobatch.errors import DataError
+from autobatch.system.files import write_whole
+
+FORMAT, VERSION = "autobatch gpu report", 1
+MODELS = (
+    "tree-lstm", "lattice-lstm", "tree-transformer", "molecule-forces", "lstm-nmt-attention", "mv-rnn", "graph-network",
+    "dag-rnn",
+)  # fmt: skip
+"""Those that have all kinds of kernels between them, the most different first."""
+SECONDS = 60.0
+GRACE = 120.0  # seconds until a section counts as hanging: what began in time may have kernels to compile
+Section = Callable[[Check], Result]
+
+
+def _correctness(check: Check) -> Result:
+    return check_correctness(check, [(model, "auto", "float64", "reference") for model in MODELS])
+
+
+def _launches(check: Check) -> Result:
+    return time_launches(replace(check, quick=not check.is_gpu))
+
+
+SECTIONS: dict[str, tuple[Section, float]] = {
+    "correctness": (_correctness, 0.6),
+    "training": (train_on_both, 0.2),
+    "products": (time_products, 0.1),
+    "launches": (_launches, 0.1),
+}
+"""What is checked, and its share of the time; what one leaves, the next ones have."""
+
+
+def report(path: Path, seconds: float = SECONDS) -> list[str]:
+    """Check the device, write what was found to a file of JSON, and print it; give the failures.
+
+    Raises:
+        BackendError: there is no device.
+        DataError: the file cannot be written.
+    """
+    find_device()
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise DataError(f"cannot write {str(path)!r}: its folder does not exist or cannot be written; give another.")
+    found = list(run_apart(seconds))
+    device = next((facts for facts in found if "device" in facts), {})
+    sections = [facts for facts in found if "section" in facts]
+    failures = [f"{facts['section']}: {failure}" for facts in sections for failure in facts["failures"]]
+    content = {
+        "format": FORMAT, "version": VERSION, "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": describe_machine(), **device, "sections": sections, "failures": failures,
+    }  # fmt: skip
+    try:
+        write_whole(path, json.dumps(content, indent=1, allow_nan=False).encode())
+    except OSError as error:
+        raise DataError(f"cannot write {str(path)!r}: {error.strerror}; give another file.") from error
+    print(_show(sections))
+    return failures
+
+
+def run_sections(seconds: float) -> Iterator[dict[str, Any]]:
+    """Run the sections; give the facts of the device, and what each section found."""
+    check = Check(find_device(), quick=True, seed=0, deadline=time.perf_counter())
+    yield check.describe()
+    deadline, shares = time.perf_counter() + seconds, sum(share for _, share in SECTIONS.values())
+    for name, (section, share) in SECTIONS.items():
+        started = time.perf_counter()
+        left = max(deadline - started, 0.0)
+        result = _run(name, partial(section, replace(check, deadline=started + left * share / shares)))
+        shares -= share
+        yield {"section": name, **result.figures(), "seconds": round(time.perf_counter() - started, 1)}
+
+
+def run_apart(
+    seconds: float, run: Callable[[float], Iterator[dict[str, Any]]] = run_sections
+) -> Iterator[dict[str, Any]]:
+    """Run the sections in a process of its own; give what they give."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_all, args=(theirs, run, seconds))
+    process.start()
+    theirs.close()
+    try:
+        for number in range(1 + len(SECTIONS)):
+            if not ours.poll(seconds + GRACE):
+                yield _ended(number, "did not end")
+                return
+            yield ours.recv()
+    except EOFError:
+        process.join()
+        yield _ended(number, f"ended the process, exit status {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_all(connection: Connection, run: Callable[[float], Iterator[dict[str, Any]]], seconds: float) -> None:
+    for facts in run(seconds):
+        connection.send(facts)
+
+
+def _run(name: str, section: Callable[[], Result]) -> Result:
+    """What a section finds; an error is a failure."""
+    try:
+        return section()
+    except Exception as error:  # a report says whatever is wrong
+        traceback.print_exc()
+        return Result(name, (), failures=[f"{type(error).__name__}: {' '.join(str(error).split())}"])
+
+
+def _ended(number: int, how: str) -> dict[str, Any]:
+    """What is known of the section that ended the process, or of its start."""
+    name = ["start", *SECTIONS][number]
+    return {"section": name, "rows": [], "notes": [], "failures": [how], "seconds": None}
+
+
+def _show(sections: list[dict[str, Any]]) -> str:
+    rows = [
+        (x["section"], "ok" if not x["failures"] else f"FAILED: {'; '.join(x['failures'])}", str(len(x["rows"])))
+        for x in sections
+    ]
+    notes = [f"note: {note}" for x in sections for note in x["notes"]]
+    return "\n".join([format_table(("section", "", "checks"), rows), *notes])
