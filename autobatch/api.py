@@ -269,7 +269,14 @@ class Batched(Engine):
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
-        The arguments, and what is raised, are those of `explain`.
+        Args:
+            instances: as for a call.
+            training: plan backward too.
+            has_aux: as for `value_and_grad`, with `training`.
+
+        Raises:
+            GraphError: the function is async: its mini-batches are planned while they run.
+            PlanError: an instance needs more than `max_bytes` alone.
 
         >>> import autobatch as ab
         >>> double = ab.batched(lambda x: 2.0 * x)
@@ -333,6 +340,8 @@ class Batched(Engine):
 
         Args:
             instances: run once, as for `explain`; None to profile calls as they come, while the profile is entered.
+            training: run backward too.
+            has_aux: as for `value_and_grad`, with `training`.
             n_calls: how many to keep, the last.
 
         Raises:
@@ -360,6 +369,9 @@ class Batched(Engine):
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
 
         That of an async function holds the numbers that programs awaited.
+
+        Args:
+            instances: as for a call.
         """
         minibatch = self.recorder.read(instances)
         is_async = minibatch.has_programs

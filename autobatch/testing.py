@@ -34,6 +34,8 @@ def check_grads(
         instances: a mini-batch, whose mean loss is differentiated.
         module: the parameters' owner, in float64 (`module.astype("float64")`); unchanged afterwards.
         rng: draws the directions.
+        directions: how many.
+        step: how far the parameters go, in their units, to both sides.
         tolerance: of the difference, relative to the larger side plus one.
 
     Raises:

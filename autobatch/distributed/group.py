@@ -74,7 +74,8 @@ class Joined:
     """A group of processes that this one has joined; made by `group`.
 
     Attributes:
-        rank: the number of this process; size: how many there are.
+        rank: the number of this process, from 0.
+        size: how many there are.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -88,6 +89,9 @@ class Joined:
     def gather(self, x: Any) -> list[Any]:
         """The objects that all processes give, in their order; they travel through pickle.
 
+        Args:
+            x: the object of this process.
+
         Raises:
             DistributedError: a process has ended.
         """
@@ -95,6 +99,9 @@ class Joined:
 
     def most(self, number: int) -> int:
         """The largest of the ints that all processes give.
+
+        Args:
+            number: the int of this process.
 
         Raises:
             DistributedError: a process has ended.

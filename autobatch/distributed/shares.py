@@ -74,7 +74,11 @@ def shares(
 
 
 def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
-    """Divide positions among n processes: a list of positions, in order, for each.
+    """Divide positions among processes: a list of positions, in order, for each.
+
+    Args:
+        costs: of the B positions, in any unit.
+        n: how many processes there are.
 
     Cost: O(B log B) for B positions.
 

@@ -168,7 +168,10 @@ class Report(AsText):
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the schedule into a PNG, PDF or SVG file.
+        """Draw the schedule into a file.
+
+        Args:
+            path: ends in .png, .pdf or .svg.
 
         Raises:
             AutobatchError: Matplotlib is missing, or the file cannot be written.

@@ -69,7 +69,7 @@ class ModelSpec:
         return any(p.name == argument for p in self._arguments())
 
     def build(self, dataset: Dataset, dim: int, rng: np.random.Generator) -> ab.Module:
-        """Construct the model with those of `dim`, `rng` and the data's sizes that its constructor names.
+        """Construct the model with those of `dim`, `rng` and the sizes of `dataset` that its constructor names.
 
         Raises:
             DataError: the constructor needs an argument that is none of these.

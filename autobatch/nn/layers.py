@@ -54,7 +54,7 @@ class Linear(Module):
         self.bias = Parameter(rng.uniform(-bound, bound, n_out)) if bias else None
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to the last axis of a value of shape (..., n_in), giving shape (..., n_out)."""
+        """Apply the layer to the last axis of `x`, of shape (..., n_in), giving shape (..., n_out)."""
         return _linear(self.weight, x, self.bias)
 
 
@@ -88,7 +88,7 @@ class Embedding(Module):
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
 
     def __call__(self, ids: Any) -> Any:
-        """Read the row of an id, shape (dim,), or the rows of an int array, shape (*ids.shape, dim)."""
+        """Read the row of an id, shape (dim,), or where `ids` is an int array its rows, shape (*ids.shape, dim)."""
         return ops.lookup(self.weight, ids)
 
 
@@ -122,7 +122,7 @@ class LayerNorm(Module):
         self.eps = eps
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to a value of shape (..., dim), giving the same shape."""
+        """Apply the layer to `x`, of shape (..., dim), giving the same shape."""
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
@@ -130,6 +130,9 @@ class Dropout(Module):
     """Zeroes each element with probability `rate` in training, and scales the others by 1 / (1 - rate).
 
     `eval()` of the model turns it off and `train()` on, inside cells and outside, eager and batched.
+
+    Args:
+        rate: a probability, at least 0 and below 1.
 
     Raises:
         DataError: at the first call, if `rate` is not in 0 <= rate < 1.
@@ -148,7 +151,7 @@ class Dropout(Module):
 
     @cell
     def __call__(self, x: Any) -> Any:
-        """Apply dropout to a value of any shape."""
+        """Apply dropout to `x`, of any shape."""
         return ops.dropout(x, self.rate)
 
 
@@ -213,7 +216,7 @@ class LSTMCell(_RecurrentCell):
     n_gates = 4
 
     def __call__(self, x: Any, state: Any = None) -> Any:
-        """Read x (D,) in a state, (h, c) of shape (H,) each, zeros if None; return the next state."""
+        """Read `x` (D,) in `state`, (h, c) of shape (H,) each, zeros if None; return the next state."""
         return self.lstm_step(x, (self._zeros(),) * 2 if state is None else state)
 
     @cell
@@ -264,7 +267,7 @@ class GRUCell(_RecurrentCell):
     n_gates = 3
 
     def __call__(self, x: Any, state: Any = None) -> Any:
-        """Read x (D,) in a state h (H,), zeros if None; return the next state."""
+        """Read `x` (D,) in `state`, h (H,), zeros if None; return the next state."""
         return self.gru_step(x, self._zeros() if state is None else state)
 
     @cell

@@ -151,7 +151,7 @@ class Op:
 
 
 def define_op(name: str, **parts: Any) -> Op:
-    """Define a primitive op and register it under `name`; see `Op` for the parts."""
+    """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
     OPS[name] = op = Op(name, **parts)
     return op
 

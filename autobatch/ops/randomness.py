@@ -126,9 +126,13 @@ EAGER = _Eager()
 
 @contextmanager
 def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
-    """Within the context, give eager mode the random numbers that instance `key` gets batched, in step `step`.
+    """Within the context, give eager mode the random numbers that an instance gets batched.
 
-    `training` turns dropout on or off outside cells, where eager mode has no module.
+    Args:
+        seed: that of `ab.batched`.
+        step: the number of the training step, from 0.
+        key: that of the instance, by default its position in the mini-batch.
+        training: turns dropout on or off outside cells, where eager mode has no module.
 
     >>> import autobatch as ab
     >>> with randomness(seed=1):

@@ -369,7 +369,8 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
 
     Args:
         query: a vector (D,).
-        keys: any number of vectors (D,); values: as many values of one shape.
+        keys: any number of vectors (D,).
+        values: as many values of one shape.
         scale: factor of the scores; 1/sqrt(D) gives the scaled form (Vaswani et al. 2017).
         shape: the shape of one value, needed when there may be none; the result is then zero.
 

@@ -55,7 +55,7 @@ class Group:
         return {"lr_factor": float(self.lr_factor), **decay}
 
     def selects(self, name: str) -> bool:
-        """Whether a parameter of this name belongs to the group."""
+        """Whether the parameter called `name` belongs to the group."""
         return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.patterns)
 
 

@@ -65,6 +65,9 @@ class LearningRate:
     def load_state_dict(self, state: RateState) -> None:
         """Continue from a stored state, with the arguments that it holds.
 
+        Args:
+            state: from `state_dict`.
+
         Raises:
             CheckpointError: it was stored by another schedule, or is damaged; nothing has changed.
         """
@@ -123,7 +126,7 @@ class _FactorRate(LearningRate, ABC):
 
 @dataclass(eq=False)
 class ConstantRate(_FactorRate):
-    """The rate of the optimizer, times `factor` in the first `n_steps`; torch's ConstantLR."""
+    """The rate of `optimizer`, times `factor` in the first `n_steps`; torch's ConstantLR."""
 
     factor: float = field(default=1.0, metadata=RATE)
     n_steps: int = field(default=0, metadata=COUNT)
@@ -134,7 +137,7 @@ class ConstantRate(_FactorRate):
 
 @dataclass(eq=False)
 class StepRate(_FactorRate):
-    """The rate of the optimizer, multiplied by `factor` after every `n_steps`; torch's StepLR.
+    """The rate of `optimizer`, multiplied by `factor` after every `n_steps`; torch's StepLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -232,7 +235,7 @@ class PlateauRate(LearningRate):
     n_cooling: int = field(init=False, default=0, metadata=COUNT)
 
     def step(self, measure: float) -> None:
-        """Take the measure of a step, and lower the rate if the measure has stopped improving."""
+        """Take the `measure` of a step, a number, and lower the rate if the measure has stopped improving."""
         self.n_worse += 1
         if self._is_better(float(measure)):
             self.best, self.n_worse = float(measure), 0

@@ -233,6 +233,10 @@ class Module:
     def load(self, path: str | os.PathLike[str], strict: bool = True) -> LoadedNames:
         """Read a safetensors file into the parameters, as `load_state_dict` does.
 
+        Args:
+            path: of the file, which `save` or another library has written.
+            strict: as for `load_state_dict`.
+
         Raises:
             CheckpointError: the file is missing, unreadable, cut short or of another format, or does not fit the
                 module; no parameter has changed.

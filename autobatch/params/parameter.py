@@ -154,7 +154,7 @@ class Parameter(Operators):
         return self
 
     def to(self, store: Store) -> Self:
-        """Move the numbers to the memory of a device, and return the parameter."""
+        """Move the numbers to `store`, the memory of a device, and return the parameter."""
         if store is not self._store:
             moved, self._store = store.put(self._store.get(self.array)), store
             self._keep(moved)

@@ -46,7 +46,7 @@ def names() -> list[str]:
 
 
 def get(name: str, backend: str = "reference") -> BasePolicy:
-    """Make the policy called `name`, for a backend; `ab.batched` gives its own.
+    """Make the policy called `name`, for the backend called `backend`; `ab.batched` gives its own.
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
     outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
@@ -93,6 +93,9 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
 
 def load(path: str | os.PathLike[str]) -> Directed:
     """Read a policy that `policy.save` wrote.
+
+    Args:
+        path: of the file.
 
     Raises:
         PolicyError: the file is missing, unreadable, truncated, edited, of another format or of another version.

@@ -260,7 +260,7 @@ class FrontierPolicy(ABC):
     name: str
 
     def prepare(self, graph: Graph) -> None:  # noqa: B027, a hook that may stay empty
-        """Inspect a graph before its first batch; does nothing unless overridden."""
+        """Inspect `graph` before its first batch; does nothing unless overridden."""
 
     @abstractmethod
     def choose(self, frontier: Frontier) -> int:

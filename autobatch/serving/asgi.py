@@ -75,7 +75,8 @@ def app(
         schema: the JSON schema of what `read` takes, for `/openapi.json`.
         title: the name of the model.
         token: what a client has to show as `Authorization: Bearer ...`; None where none is asked for.
-        max_body: bytes of a request; max_instances: in one request.
+        max_body: the most bytes of a request.
+        max_instances: the most instances in one request.
         deadline: seconds after which a request is given up.
         warm_up: is called before `/readyz` says that the server is ready.
 

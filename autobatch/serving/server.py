@@ -127,7 +127,9 @@ class Server:
         return self._submit(Streamed(instance, None) if self._streams else instance, deadline)
 
     async def stream(self, instance: Any, deadline: float | None = None) -> AsyncGenerator[Any, None]:
-        """Give the items that an async generator yields for an instance, each as soon as it is yielded.
+        """Give the items that an async generator yields for `instance`, each as soon as it is yielded.
+
+        `deadline` is that of `submit`.
 
         Raises:
             GraphError: the function is no async generator.
@@ -176,7 +178,7 @@ class Server:
         self._was_cancelled |= future.cancelled()
 
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
-        """Await what the function returns for an instance; arguments and errors are those of `submit`."""
+        """Await what the function returns for `instance`; `deadline` and errors are those of `submit`."""
         return await asyncio.wrap_future(self.submit(instance, deadline))
 
     @property

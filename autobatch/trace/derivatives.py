@@ -297,7 +297,8 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
         arguments, or of what `wrt` returns: a tuple. It is called in the same program.
 
     Raises:
-        GraphError: as `value_and_grad`. ShapeError: the gradients do not fit the value.
+        GraphError: as `value_and_grad`.
+        ShapeError: the gradients do not fit the value.
 
     Shapes: each gradient has that of what it is by.
 
@@ -324,7 +325,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         (value, tangents), both in the structure of what the function returns.
 
     Raises:
-        GraphError: as `value_and_grad`. ShapeError: the tangents do not fit.
+        GraphError: as `value_and_grad`.
+        ShapeError: the tangents do not fit.
 
     Shapes: the tangents are of the shapes of the value.
 
@@ -351,7 +353,8 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         (gradients, products), two tuples.
 
     Raises:
-        GraphError: as `value_and_grad`. ShapeError: the tangents do not fit.
+        GraphError: as `value_and_grad`.
+        ShapeError: the tangents do not fit.
 
     Shapes: each product has that of what it is by.
 

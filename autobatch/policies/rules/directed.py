@@ -66,7 +66,7 @@ class Directed(BasePolicy):
 
         Raises:
             PolicyError: nothing was learned; or the file cannot be written, and an existing file at `path` is left as
-            it was.
+                it was.
         """
         save_policy(self, path)
 

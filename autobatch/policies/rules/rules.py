@@ -21,8 +21,13 @@ class Sufficient(Directed):
     """Run the type with the largest ratio |F_a| / |frontier(G_a)|; among equals, the lowest id.
 
     F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1
-    waiting gains nothing: the choice is optimal. Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an
-    optimal choice.
+    waiting gains nothing: the choice is optimal.
+
+    Args:
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches.
+
+    Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
     """
 
     rule: ClassVar[str] = "sufficient"
@@ -38,6 +43,10 @@ class Critical(Directed):
     """Run a critical type, which lowers the chain bound of the remaining nodes (`autobatch.schedule.chains`).
 
     If there are several or none, the ratio of `Sufficient` decides.
+
+    Args:
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches.
     """
 
     rule: ClassVar[str] = "critical"
