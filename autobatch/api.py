@@ -30,6 +30,7 @@ from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, t
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
+from autobatch.keywords import refuse, refusing, suggesting
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.params.sparse_rows import Gradient
@@ -168,6 +169,7 @@ class Batched(Engine):
         clip: str | None = None,
         max_norm: float = 1.0,
     ) -> Any: ...
+    @refusing
     def value_and_grad(
         self,
         instances: Iterable[Any],
@@ -179,6 +181,7 @@ class Batched(Engine):
         only: Collection[str] | None = None,
         clip: str | None = None,
         max_norm: float = 1.0,
+        **wrong: Any,
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
@@ -226,6 +229,8 @@ class Batched(Engine):
             DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are added up, another
                 one has ended, or does something else.
         """
+        if wrong:
+            refuse(Batched.value_and_grad, wrong)
         group, each = ENTERED.group, None
         if clip is not None or only is not None or max_norm != 1.0 or (isinstance(reduce, str) and reduce == "none"):
             from autobatch.engine.each_instance import each_instance
@@ -236,6 +241,7 @@ class Batched(Engine):
             return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
         return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
 
+    @suggesting()
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
@@ -266,6 +272,7 @@ class Batched(Engine):
             return check_carried(split_graph(self._record_rounds(listed)))
         return check_carried(split_graph(self.recorder.record(show(listed))))
 
+    @suggesting()
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
@@ -293,6 +300,7 @@ class Batched(Engine):
         with run_lock():
             return self._prepare(*read, training, has_aux, measured=False)
 
+    @suggesting()
     def explain(
         self,
         instances: Iterable[Any],
@@ -329,6 +337,7 @@ class Batched(Engine):
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
         return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing)
 
+    @suggesting()
     def profile(
         self,
         instances: Iterable[Any] | None = None,
@@ -439,6 +448,7 @@ class Batched(Engine):
         return [*graphs, self.merged(minibatch.instances)]
 
 
+@suggesting()
 def batched(
     function: Callable[[Any], Any],
     *,

@@ -10,12 +10,14 @@ import numpy as np
 
 from autobatch.api import Batched
 from autobatch.errors import NumericError
+from autobatch.keywords import suggesting
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.awaiting import eager
 
 
+@suggesting()
 def check_grads(
     loss: Batched,
     instances: Sequence[Any],
@@ -72,6 +74,7 @@ def _advice(parameters: Mapping[str, Any]) -> str:
     return '; the module is in float32, where differences are rough: call module.astype("float64")' if is_single else ""
 
 
+@suggesting()
 def check_batched(
     function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10
 ) -> None:

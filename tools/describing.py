@@ -67,8 +67,8 @@ def members_of(path: str, members: Sequence[str]) -> dict[str, Any]:
     found = find(path)
     if not inspect.isclass(found):
         return {path: found} if inspect.isroutine(found) else {}
-    shown = {f"{path}.{name}": inspect.getattr_static(found, name) for name in members}
-    return {name: found if name.endswith(".__init__") else x for name, x in shown.items() if isinstance(x, METHODS)}
+    methods = [name for name in members if isinstance(inspect.getattr_static(found, name), METHODS)]
+    return {f"{path}.{name}": found if name == "__init__" else getattr(found, name) for name in methods}
 
 
 def signature_of(name: str, function: Any, annotated: bool = True) -> str:

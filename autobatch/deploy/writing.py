@@ -11,6 +11,7 @@ from typing import Any
 from autobatch.api import Batched, batched
 from autobatch.deploy.encoding import Encoder, key_text
 from autobatch.errors import CheckpointError, GraphError
+from autobatch.keywords import suggesting
 from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.policies import KINDS
@@ -25,6 +26,7 @@ PARAMETER = "parameter."
 LONGEST = 64
 
 
+@suggesting()
 def export(
     function: Callable[[Any], Any] | Batched,
     path: str | os.PathLike[str],

@@ -14,6 +14,7 @@ import numpy as np
 
 from autobatch import ops
 from autobatch.errors import ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops.define import composite, shape_of
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
@@ -47,6 +48,7 @@ class Linear(Module):
     (2,)
     """
 
+    @suggesting()
     def __init__(self, n_in: int, n_out: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"a Linear from {n_in} to {n_out} numbers", n_in, n_out)
         bound = 1.0 / math.sqrt(n_in)
@@ -83,6 +85,7 @@ class Embedding(Module):
     (2, 3)
     """
 
+    @suggesting()
     def __init__(self, n_rows: int, dim: int, rng: np.random.Generator) -> None:
         _check_sizes(f"an Embedding of {n_rows} rows of {dim} numbers", n_rows, dim)
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
@@ -115,6 +118,7 @@ class LayerNorm(Module):
     array([-1.,  1.])
     """
 
+    @suggesting()
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         _check_sizes(f"a LayerNorm of {dim} numbers", dim)
         self.weight = Parameter(np.ones(dim))
@@ -146,6 +150,7 @@ class Dropout(Module):
     ([0.0, 2.0], {1.0})
     """
 
+    @suggesting()
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
@@ -167,6 +172,7 @@ class _RecurrentCell(Module):
         f"{name}_l0": name for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     }
 
+    @suggesting()
     def __init__(self, n_in: int, n_hidden: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"{type(self).__name__} from {n_in} to {n_hidden} numbers", n_in, n_hidden)
         bound, n_rows = 1.0 / math.sqrt(n_hidden), self.n_gates * n_hidden
@@ -215,6 +221,7 @@ class LSTMCell(_RecurrentCell):
 
     n_gates = 4
 
+    @suggesting()
     def __call__(self, x: Any, state: Any = None) -> Any:
         """Read `x` (D,) in `state`, (h, c) of shape (H,) each, zeros if None; return the next state."""
         return self.lstm_step(x, (self._zeros(),) * 2 if state is None else state)
@@ -266,6 +273,7 @@ class GRUCell(_RecurrentCell):
 
     n_gates = 3
 
+    @suggesting()
     def __call__(self, x: Any, state: Any = None) -> Any:
         """Read `x` (D,) in `state`, h (H,), zeros if None; return the next state."""
         return self.gru_step(x, self._zeros() if state is None else state)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops import reduction
 from autobatch.ops.define import Array, Op, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
@@ -239,6 +240,7 @@ def _mean_edges(x: Any) -> Any:
 SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values into it
 
 
+@suggesting()
 def sum_n(values: Any, shape: Any = None) -> Any:
     """The sum of any number of values, or of equal tuples of values, element by element.
 
@@ -256,6 +258,7 @@ def sum_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _sum_edges, _sum_n)
 
 
+@suggesting()
 def mean_n(values: Any, shape: Any = None) -> Any:
     """The mean of any number of values; zero if there are none (see `sum_n`).
 
@@ -268,6 +271,7 @@ def mean_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _mean_edges, _mean_n)
 
 
+@suggesting()
 def max_n(values: Any, shape: Any = None) -> Any:
     """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
@@ -343,6 +347,7 @@ def logsumexp_n(values: Any) -> Any:
     return _logsumexp_n(values)
 
 
+@suggesting()
 def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
     """The sum of the values, each multiplied by its weight.
 

@@ -17,6 +17,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypedDict
 
 from autobatch.errors import CheckpointError, DataError
+from autobatch.keywords import suggesting
 from autobatch.optim.base import Optimizer, check_kind
 from autobatch.params.module import check_entries
 
@@ -124,6 +125,7 @@ class _FactorRate(LearningRate, ABC):
         self.optimizer.lr = self.base_lr * self.factor_at(self.n_taken)
 
 
+@suggesting()
 @dataclass(eq=False)
 class ConstantRate(_FactorRate):
     """The rate of `optimizer`, times `factor` in the first `n_steps`; torch's ConstantLR."""
@@ -135,6 +137,7 @@ class ConstantRate(_FactorRate):
         return self.factor if n_taken < self.n_steps else 1.0
 
 
+@suggesting()
 @dataclass(eq=False)
 class StepRate(_FactorRate):
     """The rate of `optimizer`, multiplied by `factor` after every `n_steps`; torch's StepLR.
@@ -156,6 +159,7 @@ class StepRate(_FactorRate):
         return self.factor ** (n_taken // self.n_steps)
 
 
+@suggesting()
 @dataclass(eq=False)
 class CosineRate(_FactorRate):
     """A linear warm-up to the rate of the optimizer, then half a cosine down.
@@ -201,6 +205,7 @@ class CosineRate(_FactorRate):
             )
 
 
+@suggesting()
 @dataclass(eq=False)
 class PlateauRate(LearningRate):
     """The rate of the optimizer, times `factor` whenever a measure has stopped improving; torch's ReduceLROnPlateau.

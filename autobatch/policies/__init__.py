@@ -13,6 +13,7 @@ from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
+from autobatch.keywords import suggesting
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
@@ -45,6 +46,7 @@ def names() -> list[str]:
     return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
+@suggesting()
 def get(name: str, backend: str = "reference") -> BasePolicy:
     """Make the policy called `name`, for the backend called `backend`; `ab.batched` gives its own.
 

@@ -23,6 +23,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
+from autobatch.keywords import suggesting
 from autobatch.schedule.simulator import Simulator, finish, start, step
 
 MAX_BATCHES_PRINTED = 40
@@ -67,6 +68,7 @@ class Schedule:
     def __str__(self) -> str:
         return self.text()
 
+    @suggesting()
     def text(self, names: Sequence[str] | None = None) -> str:
         """Write a line per batch, long ones shortened; `names`, from a table of types, replace type ids."""
         lines = [repr(self)]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autobatch.errors import AutobatchError, BackendError, DataError, DeadlineError, ServingError
+from autobatch.keywords import suggesting
 from autobatch.serving.counts import summarize
 from autobatch.serving.server import Server
 from autobatch.serving.workers import EVERY, SEVERAL, Workers
@@ -51,6 +52,7 @@ class Refusal(Exception):
         self.status, self.headers = status, dict(headers or {})
 
 
+@suggesting()
 def app(
     server: Server,
     *,

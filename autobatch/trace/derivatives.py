@@ -18,6 +18,7 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute
+from autobatch.keywords import suggesting
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.ops.taped import Taped
@@ -210,6 +211,7 @@ class Differentiated:
         return _replace(self.value, iter(found))
 
 
+@suggesting()
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives what `function` gives, and its gradient.
 
@@ -256,6 +258,7 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
     return derived
 
 
+@suggesting()
 def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives the gradient of `function`; as `value_and_grad`, without the value.
 
@@ -284,6 +287,7 @@ def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -
     return derived
 
 
+@suggesting()
 def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[Any, Callable[[Any], Any]]:
     """Call a function, and give what it returns and the function of its vector-Jacobian products.
 
@@ -312,6 +316,7 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
     return found
 
 
+@suggesting()
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
     """Call a function, and give what it returns and its Jacobian-vector product: the derivative along a direction.
 
@@ -340,6 +345,7 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 
 
+@suggesting()
 def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
     """Give the gradient of a scalar function, and the product of its Hessian and a vector: `jvp` of `grad`.
 

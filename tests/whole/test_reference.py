@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import autobatch as ab
 import autobatch.torch as abt
@@ -73,14 +73,20 @@ def is_documented(name: str, doc: str) -> bool:
 
 
 def test_signatures_are_written_as_in_the_source() -> None:
-    def draw(x: Any, /, *rest: int, size: float = 1e-3, kind: str = "a", **options: Any) -> list[Any]:
+    def draw(x: Any, /, *rest: int, size: float = 1e-3, kind: Literal["a", "b"] = "a", **options: Any) -> list[Any]:
         return [x, *rest, size, kind, options]
 
     assert signature_of("draw", draw, annotated=False) == 'draw(x, /, *rest, size=1e-3, kind="a", **options)'
     assert signature_of("draw", draw).splitlines() == [
-        "draw(", "    x: Any,", "    /,", "    *rest: int,", "    size: float = 1e-3,", '    kind: str = "a",',
-        "    **options: Any,", ") -> list[Any]",
-    ]  # fmt: skip
+        "draw(",
+        "    x: Any,",
+        "    /,",
+        "    *rest: int,",
+        "    size: float = 1e-3,",
+        '    kind: Literal["a", "b"] = "a",',
+        "    **options: Any,",
+        ") -> list[Any]",
+    ]
 
 
 DOCSTRING = """Count, at most

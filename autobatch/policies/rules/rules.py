@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
+from autobatch.keywords import suggesting
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.restricted import Restricted, start_restricted, unblock
@@ -102,6 +103,7 @@ class Score(Directed):
 
     rule: ClassVar[str] = "score"
 
+    @suggesting()
     def __init__(self, direction: Direction = "forward", compact: bool = False, weights: Weights = LEARNED) -> None:
         super().__init__(direction, compact)
         self.weights = weights
