@@ -209,7 +209,7 @@ class _Handler:
         """The live page."""
         from starlette.responses import HTMLResponse
 
-        text = resources.files("autobatch.serving").joinpath("live.html").read_text("utf-8")
+        text = resources.files("autobatch.serving").joinpath("live.html").read_text(encoding="utf-8")
         return HTMLResponse(text.replace("{{title}}", _escaped(self._title)))
 
     async def openapi(self, request: Request) -> Response:
