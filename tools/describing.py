@@ -18,7 +18,8 @@ METHODS = FunctionType, classmethod, staticmethod
 NO_DEFAULT = inspect.Parameter.empty
 SECTION = re.compile(r"^(Args|Attributes(?:, [^:\n]+)?|Raises|Returns|Yields):\n((?:    .*\n|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): ")
-FIELD = re.compile(r"^(Cost|Gradient|Shapes|Source): ", re.MULTILINE)
+FIELD = re.compile(r"^(Cost|Gradient|Shapes|Source): (.*\n(?: +.*\n)*)", re.MULTILINE)
+LIST = re.compile(r"^((?! *- | {2,}).+\n)(?= *- )", re.MULTILINE)
 EXAMPLE = re.compile(r"(?:^>>>.*\n(?:.+\n)*\n?)+", re.MULTILINE)
 CODE = re.compile(r"(`+[^`]*`+)")
 NUMBER = re.compile(r"^( *\d+)\.(?= )", re.MULTILINE)
@@ -92,8 +93,8 @@ def to_markdown(doc: str) -> str:
     examples = [f"```python\n{found.rstrip()}\n```\n" for found in EXAMPLE.findall(text)]
     text = _escape(EXAMPLE.sub("\0\n", text))
     text = SECTION.sub(_write_section, text)
-    text = FIELD.sub(r"\n**\1:** ", text)
-    text = re.sub(r"(?<=\S\n) {4}(?=\S)", "", text)  # the second line of a field
+    text = FIELD.sub(_write_field, text)
+    text = LIST.sub(r"\1\n", text)
     for example in examples:
         text = text.replace("\0", example, 1)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -202,8 +203,14 @@ def _write_parameters(parameters: Sequence[inspect.Parameter], sources: Mapping[
 
 def _type(annotation: Any) -> str:
     """An annotation as the source writes it."""
+    annotation = getattr(annotation, "__forward_arg__", annotation)
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return written.replace("'", '"')
+
+
+def _write_field(found: re.Match[str]) -> str:
+    """A field as a paragraph."""
+    return f"\n**{found[1]}:** {re.sub('^ +', '', found[2], flags=re.MULTILINE)}"
 
 
 def _write_section(found: re.Match[str]) -> str:

@@ -99,6 +99,11 @@ DOCSTRING = """Count, at most
     Returns:
         A <number>.
 
+    It is the sum of
+      - one,
+        and
+      - two.
+
     Cost: O(n), or
         more.
 
@@ -114,6 +119,12 @@ MARKDOWN = """Count, at most
   differ.
 
 **Returns:** A \\<number>.
+
+It is the sum of
+
+  - one,
+    and
+  - two.
 
 **Cost:** O(n), or
 more.
