@@ -11,7 +11,8 @@ from typing import Any
 import autobatch as ab
 from autobatch import ops
 from checkout import ROOT
-from describing import signature_of, to_markdown
+from docstrings import to_markdown
+from signatures import signature_of
 
 PAGE = ROOT / "docs" / "reference" / "ops.md"
 INTRODUCTION = """# All ops

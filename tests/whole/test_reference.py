@@ -10,10 +10,12 @@ from typing import Any, Literal
 import autobatch as ab
 import autobatch.torch as abt
 from checkout import ROOT
-from describing import find, members_of, signature_of, to_markdown
+from describing import find, members_of
+from docstrings import to_markdown
 from helpers.runs.ways import each
 from list_ops import public_ops
 from reference import PAGES, Name, names_in, renew
+from signatures import signature_of
 
 PUBLIC = {
     **{f"ab.{name}": getattr(ab, name) for name in ab.__all__},
