@@ -30,6 +30,7 @@ from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, t
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
+from autobatch.keywords import refuse, refusing, suggesting
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.params.sparse_rows import Gradient
@@ -168,6 +169,7 @@ class Batched(Engine):
         clip: str | None = None,
         max_norm: float = 1.0,
     ) -> Any: ...
+    @refusing
     def value_and_grad(
         self,
         instances: Iterable[Any],
@@ -179,6 +181,7 @@ class Batched(Engine):
         only: Collection[str] | None = None,
         clip: str | None = None,
         max_norm: float = 1.0,
+        **wrong: Any,
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
@@ -226,6 +229,8 @@ class Batched(Engine):
             DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are added up, another
                 one has ended, or does something else.
         """
+        if wrong:
+            refuse(Batched.value_and_grad, wrong)
         group, each = ENTERED.group, None
         if clip is not None or only is not None or max_norm != 1.0 or (isinstance(reduce, str) and reduce == "none"):
             from autobatch.engine.each_instance import each_instance
@@ -236,6 +241,7 @@ class Batched(Engine):
             return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
         return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
 
+    @suggesting()
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
@@ -265,10 +271,18 @@ class Batched(Engine):
             return check_carried(split_graph(self._record_rounds(listed)))
         return check_carried(split_graph(self.recorder.record(show(listed))))
 
+    @suggesting()
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
-        The arguments, and what is raised, are those of `explain`.
+        Args:
+            instances: as for a call.
+            training: plan backward too.
+            has_aux: as for `value_and_grad`, with `training`.
+
+        Raises:
+            GraphError: the function is async: its mini-batches are planned while they run.
+            PlanError: an instance needs more than `max_bytes` alone.
 
         >>> import autobatch as ab
         >>> double = ab.batched(lambda x: 2.0 * x)
@@ -285,6 +299,7 @@ class Batched(Engine):
         with run_lock():
             return self._prepare(*read, training, has_aux, measured=False)
 
+    @suggesting()
     def explain(
         self,
         instances: Iterable[Any],
@@ -321,6 +336,7 @@ class Batched(Engine):
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
         return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing)
 
+    @suggesting()
     def profile(
         self,
         instances: Iterable[Any] | None = None,
@@ -332,6 +348,8 @@ class Batched(Engine):
 
         Args:
             instances: run once, as for `explain`; None to profile calls as they come, while the profile is entered.
+            training: run backward too.
+            has_aux: as for `value_and_grad`, with `training`.
             n_calls: how many to keep, the last.
 
         Raises:
@@ -359,6 +377,9 @@ class Batched(Engine):
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
 
         That of an async function holds the numbers that programs awaited.
+
+        Args:
+            instances: as for a call.
         """
         minibatch = self.recorder.read(instances)
         is_async = minibatch.has_programs
@@ -426,6 +447,7 @@ class Batched(Engine):
         return [*graphs, self.merged(minibatch.instances)]
 
 
+@suggesting()
 def batched(
     function: Callable[[Any], Any],
     *,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autobatch.keywords import nearest
+
 ARRAY = "arrays of NumPy are constants where values are recorded, so write np.{}"
 INSTEAD = {
     **{name: ARRAY.format(name) for name in ("array", "arange", "eye", "full", "linspace", "ones", "zeros")},
@@ -44,12 +46,9 @@ def advice(name: str, public: Sequence[str]) -> str:
     >>> advice("sign", ["sin"])
     '; compose it of other ops, or define one of your own by ab.ops.define_op'
     """
-    from difflib import get_close_matches
-
     if name in INSTEAD:
         return f"; {INSTEAD[name]}"
     if name in vars(np):
         return "; compose it of other ops, or define one of your own by ab.ops.define_op"
-    spelled = {other.lower(): other for other in public}
-    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.75)
-    return f"; did you mean ab.{spelled[close[0]]}?" if close else ""
+    near = nearest(name, public, likeness=0.75)
+    return f"; did you mean ab.{near}?" if near else ""

@@ -11,14 +11,16 @@ import numpy as np
 
 from autobatch.api import Batched, batched
 from autobatch.errors import NumericError
+from autobatch.keywords import suggesting
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.awaiting import eager
 
-__all__ = ["check_batched", "check_grads"]
+__all__ = ["check_batched", "check_grads", "dump"]
 
 
+@suggesting()
 def check_grads(
     loss: Batched,
     instances: Sequence[Any],
@@ -37,6 +39,8 @@ def check_grads(
         instances: a mini-batch, whose mean loss is differentiated.
         module: the parameters' owner, in float64 (`module.astype("float64")`); unchanged afterwards.
         rng: draws the directions.
+        directions: how many.
+        step: how far the parameters go, in their units, to both sides.
         tolerance: of the difference, relative to the larger side plus one.
 
     Raises:
@@ -73,6 +77,7 @@ def _advice(parameters: Mapping[str, Any]) -> str:
     return '; the module is in float32, where differences are rough: call module.astype("float64")' if is_single else ""
 
 
+@suggesting()
 def check_batched(
     function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10
 ) -> None:

@@ -1,4 +1,4 @@
-"""Write `docs/reference/ops.md`, all ops by kind, from their signatures and docstrings."""
+"""The page `docs/reference/ops.md`, all ops by kind, from their signatures and docstrings; see `reference.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import autobatch as ab
 from autobatch import ops
 from checkout import ROOT
+from docstrings import to_markdown
+from signatures import signature_of
 
 PAGE = ROOT / "docs" / "reference" / "ops.md"
 INTRODUCTION = """# All ops
@@ -26,16 +28,16 @@ shows what this page shows. [Write an op of your own](../tutorials/own_op.md) is
 ENDING = """
 ## Define an op
 
-::: autobatch.ops.define.define_op
-    options: {heading_level: 3}
+### ab.ops.define_op
 
-::: autobatch.ops.define.Op
-    options: {heading_level: 3, members: []}
+<!-- reference: autobatch.ops.define.define_op -->
+<!-- end of reference -->
+
+### ab.ops.Op
+
+<!-- reference: autobatch.ops.define.Op: __init__ -->
+<!-- end of reference -->
 """
-SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
-ARGUMENT = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
-FIELD = re.compile(r"^(\w+): ", re.MULTILINE)
-EXAMPLE = re.compile(r"(?:^>>>.*\n(?:.+\n)*\n?)+", re.MULTILINE)
 
 
 def public_ops() -> dict[str, Any]:
@@ -67,21 +69,7 @@ def _summary(name: str) -> str:
 
 
 def _describe(name: str) -> str:
-    """The section of an op: its arguments without their types, and its docstring as Markdown."""
+    """The section of an op: its arguments without their types, and its docstring."""
     op = getattr(ops, name)
-    parameters = inspect.signature(op).parameters.values()
-    arguments = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
-    return f"\n### {_full_name(name)}\n\n```python\n{_full_name(name)}{arguments}\n```\n\n{_to_markdown(op.__doc__)}"
-
-
-def _to_markdown(doc: str) -> str:
-    """A docstring as Markdown: sections and fields become paragraphs, arguments a list, examples blocks of code."""
-    text = inspect.cleandoc(doc) + "\n"
-    text = FIELD.sub(r"\n**\1:** ", ARGUMENT.sub(r"- `\1`: ", SECTION.sub(r"**\1:**\n", text)))
-    text = re.sub(r"^ {8}", "  ", text, flags=re.MULTILINE)
-    text = EXAMPLE.sub(lambda found: f"```python\n{found[0].rstrip()}\n```\n", text)
-    return re.sub(r"\n{3,}", "\n\n", text)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(list_ops(), encoding="utf-8")
+    called = signature_of(_full_name(name), op, annotated=False)
+    return f"\n### {_full_name(name)}\n\n```python\n{called}\n```\n\n{to_markdown(op.__doc__)}"

@@ -74,7 +74,7 @@ def run_script(name: str, words: Sequence[str]) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM) if hasattr(os, "killpg") else process.terminate()
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:

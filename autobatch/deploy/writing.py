@@ -12,6 +12,7 @@ from autobatch.api import Batched, batched
 from autobatch.deploy.encoding import Encoder, key_text, kinds_of
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, GraphError
+from autobatch.keywords import suggesting
 from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
@@ -23,6 +24,7 @@ PARAMETER = "parameter."
 LONGEST = 64
 
 
+@suggesting()
 def export(
     function: Callable[[Any], Any] | Batched,
     path: str | os.PathLike[str],

@@ -25,6 +25,7 @@ from autobatch.distributed.facts import facts_of
 from autobatch.distributed.shares import Share
 from autobatch.distributed.wire import Alone, TorchWire, Wire
 from autobatch.engine.group import entering
+from autobatch.keywords import suggesting
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 TIMEOUT = 1800.0
 
 
+@suggesting()
 @contextmanager
 def group(timeout: float = TIMEOUT) -> Iterator[Joined]:
     """Within the context, `value_and_grad` computes a mini-batch of which every process of the group has a share.
@@ -74,7 +76,8 @@ class Joined:
     """A group of processes that this one has joined; made by `group`.
 
     Attributes:
-        rank: the number of this process; size: how many there are.
+        rank: the number of this process, from 0.
+        size: how many there are.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -88,6 +91,9 @@ class Joined:
     def gather(self, x: Any) -> list[Any]:
         """The objects that all processes give, in their order; they travel through pickle.
 
+        Args:
+            x: the object of this process.
+
         Raises:
             DistributedError: a process has ended.
         """
@@ -95,6 +101,9 @@ class Joined:
 
     def most(self, number: int) -> int:
         """The largest of the ints that all processes give.
+
+        Args:
+            number: the int of this process.
 
         Raises:
             DistributedError: a process has ended.

@@ -14,6 +14,7 @@ from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.graph.work import work_of
+from autobatch.keywords import suggesting
 from autobatch.nn.minibatches import BucketBy, minibatches, sizes_of
 
 
@@ -27,12 +28,14 @@ class Share(list[Any]):
         digest: of the whole mini-batch: equal where it is the same one.
     """
 
+    @suggesting()
     def __init__(self, instances: Iterable[Any], positions: Iterable[int], size: int, digest: bytes = b"") -> None:
         super().__init__(instances)
         self.positions: NDArray[np.int64] = np.fromiter(positions, np.int64)
         self.size, self.digest = size, digest
 
 
+@suggesting()
 def shares(
     instances: Sequence[Any],
     size: int,
@@ -74,7 +77,11 @@ def shares(
 
 
 def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
-    """Divide positions among n processes: a list of positions, in order, for each.
+    """Divide positions among processes: a list of positions, in order, for each.
+
+    Args:
+        costs: of the B positions, in any unit.
+        n: how many processes there are.
 
     Cost: O(B log B) for B positions.
 

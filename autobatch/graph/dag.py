@@ -26,7 +26,7 @@ class Dag(NamedTuple):
 
 
 def to_dag(graph: Graph) -> Dag:
-    """Give the types and edges of a graph, without a copy."""
+    """Give the types and edges of `graph`, without a copy."""
     parts = graph.sections
     return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types)
 

@@ -168,11 +168,11 @@ class Graph(Encoded):
         return len(self.types)
 
     def type_of(self, node: int) -> str:
-        """Name the type of a node."""
+        """Name the type of `node`, an id from 0."""
         return self.types.names[int(self.type_id[node])]
 
     def inputs_of(self, node: int) -> list[int]:
-        """List the nodes that a node reads, in port order."""
+        """List the nodes that `node` reads, in port order."""
         start, stop = self.edge_ptr[node : node + 2]
         sources: list[int] = self.edge_src[start:stop].tolist()
         return sources

@@ -262,7 +262,10 @@ class Profile:
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the calls for Perfetto (ui.perfetto.dev), as JSON; an existing file is overwritten.
+        """Write the calls for Perfetto (ui.perfetto.dev), as JSON.
+
+        Args:
+            path: of the file; one that exists is overwritten.
 
         Raises:
             DataError: the file cannot be written; it is as it was.

@@ -195,7 +195,10 @@ class Report:
         yield from (f"{name}: {_describe_shared(found)}" for name, found in self.sharing if found.equal)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the schedule into a PNG, PDF or SVG file.
+        """Draw the schedule into a file.
+
+        Args:
+            path: ends in .png, .pdf or .svg.
 
         Raises:
             AutobatchError: Matplotlib is missing, or the file cannot be written.

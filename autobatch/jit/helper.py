@@ -85,7 +85,7 @@ def alone(is_over: Callable[[], bool]) -> Iterator[None]:
         return True
 
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "compiling.lock").open("w") as file:
+    with (folder / "compiling.lock").open("w", encoding="utf-8") as file:
         while not has_lock(file):
             if is_over():
                 end()

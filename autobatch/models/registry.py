@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from difflib import get_close_matches
 from typing import Any
 
 from autobatch.errors import DataError
+from autobatch.keywords import nearest
 from autobatch.models.spec import ModelSpec
 
 MODELS = {
@@ -52,8 +52,8 @@ def find_model(name: str) -> ModelSpec:
         return _spec(name, MODELS[name])
     if ":" in name:
         return _spec(name, name)
-    meant = get_close_matches(name, MODELS, n=1)
-    asked = f"did you mean {meant[0]}? It" if meant else "it"
+    meant = nearest(name, MODELS)
+    asked = f"did you mean {meant}? It" if meant else "it"
     raise DataError(
         f"cannot find model {name!r}: {asked} is none of {', '.join(MODELS)}; "
         f"give one of these, or package.module:Class for a model of your own."

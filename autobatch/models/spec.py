@@ -12,6 +12,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.errors import DataError
+from autobatch.keywords import suggesting
 from autobatch.models.data.dataset import Dataset, Load
 from autobatch.models.data.vocabulary import Vocabulary
 
@@ -22,6 +23,7 @@ Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
 Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
 
 
+@suggesting()
 @dataclass(frozen=True)
 class ModelSpec:
     """A model that the command line can run, named there as `package.module:SPEC` if it is a user's own.
@@ -69,7 +71,7 @@ class ModelSpec:
         return any(p.name == argument for p in self._arguments())
 
     def build(self, dataset: Dataset, dim: int, rng: np.random.Generator) -> ab.Module:
-        """Construct the model with those of `dim`, `rng` and the data's sizes that its constructor names.
+        """Construct the model with those of `dim`, `rng` and the sizes of `dataset` that its constructor names.
 
         Raises:
             DataError: the constructor needs an argument that is none of these.

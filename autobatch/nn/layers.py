@@ -14,6 +14,7 @@ import numpy as np
 
 from autobatch import ops
 from autobatch.errors import ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops.define import composite, shape_of
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
@@ -47,6 +48,7 @@ class Linear(Module):
     (2,)
     """
 
+    @suggesting()
     def __init__(self, n_in: int, n_out: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"a Linear from {n_in} to {n_out} numbers", n_in, n_out)
         bound = 1.0 / math.sqrt(n_in)
@@ -54,7 +56,7 @@ class Linear(Module):
         self.bias = Parameter(rng.uniform(-bound, bound, n_out)) if bias else None
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to the last axis of a value of shape (..., n_in), giving shape (..., n_out)."""
+        """Apply the layer to the last axis of `x`, of shape (..., n_in), giving shape (..., n_out)."""
         return _linear(self.weight, x, self.bias)
 
 
@@ -83,12 +85,13 @@ class Embedding(Module):
     (2, 3)
     """
 
+    @suggesting()
     def __init__(self, n_rows: int, dim: int, rng: np.random.Generator) -> None:
         _check_sizes(f"an Embedding of {n_rows} rows of {dim} numbers", n_rows, dim)
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
 
     def __call__(self, ids: Any) -> Any:
-        """Read the row of an id, shape (dim,), or the rows of an int array, shape (*ids.shape, dim)."""
+        """Read the row of an id, shape (dim,), or where `ids` is an int array its rows, shape (*ids.shape, dim)."""
         return ops.lookup(self.weight, ids)
 
 
@@ -115,6 +118,7 @@ class LayerNorm(Module):
     array([-1.,  1.])
     """
 
+    @suggesting()
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         _check_sizes(f"a LayerNorm of {dim} numbers", dim)
         self.weight = Parameter(np.ones(dim))
@@ -122,7 +126,7 @@ class LayerNorm(Module):
         self.eps = eps
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to a value of shape (..., dim), giving the same shape."""
+        """Apply the layer to `x`, of shape (..., dim), giving the same shape."""
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
@@ -130,6 +134,9 @@ class Dropout(Module):
     """Zeroes each element with probability `rate` in training, and scales the others by 1 / (1 - rate).
 
     `eval()` of the model turns it off and `train()` on, inside cells and outside, eager and batched.
+
+    Args:
+        rate: a probability, at least 0 and below 1.
 
     Raises:
         DataError: at the first call, if `rate` is not in 0 <= rate < 1.
@@ -143,12 +150,13 @@ class Dropout(Module):
     ([0.0, 2.0], {1.0})
     """
 
+    @suggesting()
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
     @cell
     def __call__(self, x: Any) -> Any:
-        """Apply dropout to a value of any shape."""
+        """Apply dropout to `x`, of any shape."""
         return ops.dropout(x, self.rate)
 
 
@@ -164,6 +172,7 @@ class _RecurrentCell(Module):
         f"{name}_l0": name for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     }
 
+    @suggesting()
     def __init__(self, n_in: int, n_hidden: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"{type(self).__name__} from {n_in} to {n_hidden} numbers", n_in, n_hidden)
         bound, n_rows = 1.0 / math.sqrt(n_hidden), self.n_gates * n_hidden
@@ -212,8 +221,9 @@ class LSTMCell(_RecurrentCell):
 
     n_gates = 4
 
+    @suggesting()
     def __call__(self, x: Any, state: Any = None) -> Any:
-        """Read x (D,) in a state, (h, c) of shape (H,) each, zeros if None; return the next state."""
+        """Read `x` (D,) in `state`, (h, c) of shape (H,) each, zeros if None; return the next state."""
         return self.lstm_step(x, (self._zeros(),) * 2 if state is None else state)
 
     @cell
@@ -263,8 +273,9 @@ class GRUCell(_RecurrentCell):
 
     n_gates = 3
 
+    @suggesting()
     def __call__(self, x: Any, state: Any = None) -> Any:
-        """Read x (D,) in a state h (H,), zeros if None; return the next state."""
+        """Read `x` (D,) in `state`, h (H,), zeros if None; return the next state."""
         return self.gru_step(x, self._zeros() if state is None else state)
 
     @cell

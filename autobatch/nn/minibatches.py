@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
+from autobatch.keywords import suggesting
 
 T = TypeVar("T")
 BucketBy = Literal["nodes"] | Callable[[T], float] | Sequence[float] | NDArray[Any]
 WINDOW = 100  # mini-batches
 
 
+@suggesting()
 def minibatches(
     instances: Sequence[T],
     size: int,

@@ -20,6 +20,7 @@ import numpy as np
 
 from autobatch.devices.store import HOST
 from autobatch.errors import DataError, GraphError, ShapeError
+from autobatch.keywords import refuse, suggesting
 from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
@@ -33,6 +34,7 @@ GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
+@suggesting()
 @dataclass(frozen=True, eq=False)
 class Op:
     """A primitive tensor operation.
@@ -109,12 +111,16 @@ class Op:
         for name in self.names[len(args) :]:
             if name in static:
                 args = (*args, static.pop(name))
-        for arg in args:
-            if isinstance(arg, Symbol):
-                return arg.apply(self, args, static)
-        if STAGE.current is not None and any(isinstance(arg, Operators) for arg in args):
-            return STAGE.current.apply(self, args, static)
-        return self.eager(args, static)
+        try:
+            for arg in args:
+                if isinstance(arg, Symbol):
+                    return arg.apply(self, args, static)
+            if STAGE.current is not None and any(isinstance(arg, Operators) for arg in args):
+                return STAGE.current.apply(self, args, static)
+            return self.eager(args, static)
+        except TypeError:
+            refuse(self, static)
+            raise
 
     def limit(self, shapes: Iterable[Shape], static: dict[str, Any]) -> int:
         """What the ints that the op computes stay below; 0 if its result is floats.
@@ -150,8 +156,9 @@ class Op:
         return f"<op {self.name}>"
 
 
+@suggesting(Op)
 def define_op(name: str, **parts: Any) -> Op:
-    """Define a primitive op and register it under `name`; see `Op` for the parts."""
+    """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
     OPS[name] = op = Op(name, **parts)
     return op
 
@@ -257,7 +264,11 @@ def composite(function: F) -> F:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         symbol = first_symbol(args)
-        return function(*args, **kwargs) if symbol is None else symbol.call(function, args, kwargs)
+        try:
+            return function(*args, **kwargs) if symbol is None else symbol.call(function, args, kwargs)
+        except TypeError:
+            refuse(function, kwargs)
+            raise
 
     return cast(F, call)
 

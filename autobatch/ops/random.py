@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import DataError
+from autobatch.keywords import suggesting
 from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import BITS, Randomness, next_site
@@ -74,6 +75,7 @@ def _normal(xp: Any, draw: Array, out: Array, shape: Shape, site: int, random: R
 _normal_op = define_op("normal", shape=lambda draw, shape, site: shape, kernel=_normal, random=True)
 
 
+@suggesting()
 def normal(shape: int | Sequence[int] = ()) -> Any:
     """Draw independent numbers of the standard normal distribution, inside a cell: the noise of a VAE, for example.
 

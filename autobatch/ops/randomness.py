@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import DataError
+from autobatch.keywords import suggesting
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of SplitMix64
@@ -124,11 +125,16 @@ class _Eager(threading.local):
 EAGER = _Eager()
 
 
+@suggesting()
 @contextmanager
 def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
-    """Within the context, give eager mode the random numbers that instance `key` gets batched, in step `step`.
+    """Within the context, give eager mode the random numbers that an instance gets batched.
 
-    `training` turns dropout on or off outside cells, where eager mode has no module.
+    Args:
+        seed: that of `ab.batched`.
+        step: the number of the training step, from 0.
+        key: that of the instance, by default its position in the mini-batch.
+        training: turns dropout on or off outside cells, where eager mode has no module.
 
     >>> import autobatch as ab
     >>> with randomness(seed=1):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autobatch.errors import ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
 from autobatch.ops.elementwise import equal, exp, log, stop_gradient
 from autobatch.ops.operators import FUNCTIONS
@@ -65,6 +66,7 @@ _sum_op = _define_reduction(
 _max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback, _reduced_to_max)
 
 
+@suggesting()
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The sum over `axis` (all axes by default).
 
@@ -92,6 +94,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     return total / size
 
 
+@suggesting()
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The largest element over `axis` (all axes by default).
 
@@ -135,6 +138,7 @@ def _n_choices(x: Shape, axis: int | None) -> int:
 _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_choices)
 
 
+@suggesting()
 def argmax(x: Any, axis: int | None = None) -> Any:
     """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
 
@@ -199,6 +203,7 @@ _log_softmax_op = define_op(
 )  # fmt: skip
 
 
+@suggesting()
 def softmax(x: Any, axis: int = -1) -> Any:
     """exp(x), scaled to sum to one along `axis`; nothing overflows.
 
@@ -211,6 +216,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
     return _softmax_op(x, axis=axis)
 
 
+@suggesting()
 def log_softmax(x: Any, axis: int = -1) -> Any:
     """The logarithm of `softmax` along `axis`, computed directly.
 
@@ -255,6 +261,7 @@ _layer_norm_op = define_op(
 )  # fmt: skip
 
 
+@suggesting()
 def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
     """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016).
 

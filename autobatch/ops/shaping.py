@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops.define import Array, Op, Shape, align, broadcast, composite, define_op, shape_of
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.ports import VariadicPort, as_port
@@ -154,11 +155,12 @@ _transpose_op = define_op(
     "transpose",
     shape=lambda x, axes: tuple(x[a] for a in _axes(len(x), axes)),
     kernel=lambda xp, x, axes: x.transpose(0, *(a + 1 for a in _axes(x.ndim - 1, axes))),
-    pullback=lambda g, out, x, axes: (transpose(g, tuple(int(a) for a in np.argsort(_axes(x.ndim, axes)))),),
+    pullback=lambda g, out, x, axes: (_transpose_back(g, x, axes),),
     view=True,
 )
 
 
+@suggesting()
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
     """`x` with its axes in another order (reversed by default).
 
@@ -170,6 +172,10 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
            [2., 4.]])
     """
     return _transpose_op(x, axes=None if axes is None else tuple(axes))
+
+
+def _transpose_back(g: Any, x: Any, axes: Sequence[int] | None) -> Any:
+    return transpose(g, tuple(int(a) for a in np.argsort(_axes(x.ndim, axes))))
 
 
 def _concat_shape(*parts: Shape, axis: int) -> Shape:
@@ -206,6 +212,7 @@ def _concat_pullback(g: Any, out: Any, *parts: Any, axis: int) -> tuple[Any, ...
 _concat_op = define_op("concat", shape=_concat_shape, kernel=_concat, pullback=_concat_pullback, copies=True)
 
 
+@suggesting()
 def concat(parts: Sequence[Any], axis: int = -1) -> Any:
     """Join values along one axis.
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops import reduction
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, known_shape, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
@@ -248,6 +249,7 @@ def _mean_edges(x: Any) -> Any:
 SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values into it
 
 
+@suggesting()
 def sum_n(values: Any, shape: Any = None) -> Any:
     """The sum of any number of values, or of equal tuples of values, element by element.
 
@@ -265,6 +267,7 @@ def sum_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _sum_edges, _sum_n)
 
 
+@suggesting()
 def mean_n(values: Any, shape: Any = None) -> Any:
     """The mean of any number of values; zero if there are none (see `sum_n`).
 
@@ -277,6 +280,7 @@ def mean_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _mean_edges, _mean_n)
 
 
+@suggesting()
 def max_n(values: Any, shape: Any = None) -> Any:
     """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
@@ -352,6 +356,7 @@ def logsumexp_n(values: Any) -> Any:
     return _logsumexp_n(values)
 
 
+@suggesting()
 def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
     """The sum of the values, each multiplied by its weight.
 
@@ -378,7 +383,8 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
 
     Args:
         query: a vector (D,).
-        keys: any number of vectors (D,); values: as many values of one shape.
+        keys: any number of vectors (D,).
+        values: as many values of one shape.
         scale: factor of the scores; 1/sqrt(D) gives the scaled form (Vaswani et al. 2017).
         shape: the shape of one value, needed when there may be none; the result is then zero.
 

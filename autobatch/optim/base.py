@@ -156,6 +156,9 @@ class Optimizer(ABC):
     def load_state_dict(self, state: OptimizerState) -> None:
         """Continue from a stored state: hyperparameters, those of groups included, counts and arrays.
 
+        Args:
+            state: from `state_dict`.
+
         Raises:
             CheckpointError: it was stored by another optimizer or for another model.
             DataError: a hyperparameter is out of range. In both cases nothing has changed.

@@ -42,7 +42,7 @@ def load_kernels(device: Device) -> dict[str, Any]:
 
 def source() -> str:
     """The text of the module."""
-    return (Path(__file__).parent / "kernels.cuh").read_text()
+    return (Path(__file__).parent / "kernels.cuh").read_text(encoding="utf-8")
 
 
 def launch(device: Device, name: str, n_pieces: int, *args: int) -> None:

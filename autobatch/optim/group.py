@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from autobatch.errors import DataError
+from autobatch.keywords import suggesting
 
 Overrides = dict[str, dict[str, float]]
 """Parameter name to the hyperparameters that differ for it: `lr_factor`, `weight_decay`."""
 
 
+@suggesting()
 @dataclass(frozen=True)
 class Group:
     """Parameters, by name, with a learning rate or a weight decay of their own.
@@ -55,7 +57,7 @@ class Group:
         return {"lr_factor": float(self.lr_factor), **decay}
 
     def selects(self, name: str) -> bool:
-        """Whether a parameter of this name belongs to the group."""
+        """Whether the parameter called `name` belongs to the group."""
         return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.patterns)
 
 

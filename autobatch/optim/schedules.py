@@ -17,6 +17,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypedDict
 
 from autobatch.errors import CheckpointError, DataError
+from autobatch.keywords import suggesting
 from autobatch.optim.base import Optimizer, check_kind
 from autobatch.params.module import check_entries
 
@@ -64,6 +65,9 @@ class LearningRate:
 
     def load_state_dict(self, state: RateState) -> None:
         """Continue from a stored state, with the arguments that it holds.
+
+        Args:
+            state: from `state_dict`.
 
         Raises:
             CheckpointError: it was stored by another schedule, or is damaged; nothing has changed.
@@ -121,9 +125,10 @@ class _FactorRate(LearningRate, ABC):
         self.optimizer.lr = self.base_lr * self.factor_at(self.n_taken)
 
 
+@suggesting()
 @dataclass(eq=False)
 class ConstantRate(_FactorRate):
-    """The rate of the optimizer, times `factor` in the first `n_steps`; torch's ConstantLR."""
+    """The rate of `optimizer`, times `factor` in the first `n_steps`; torch's ConstantLR."""
 
     factor: float = field(default=1.0, metadata=RATE)
     n_steps: int = field(default=0, metadata=COUNT)
@@ -132,9 +137,10 @@ class ConstantRate(_FactorRate):
         return self.factor if n_taken < self.n_steps else 1.0
 
 
+@suggesting()
 @dataclass(eq=False)
 class StepRate(_FactorRate):
-    """The rate of the optimizer, multiplied by `factor` after every `n_steps`; torch's StepLR.
+    """The rate of `optimizer`, multiplied by `factor` after every `n_steps`; torch's StepLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -153,6 +159,7 @@ class StepRate(_FactorRate):
         return self.factor ** (n_taken // self.n_steps)
 
 
+@suggesting()
 @dataclass(eq=False)
 class CosineRate(_FactorRate):
     """A linear warm-up to the rate of the optimizer, then half a cosine down.
@@ -198,6 +205,7 @@ class CosineRate(_FactorRate):
             )
 
 
+@suggesting()
 @dataclass(eq=False)
 class PlateauRate(LearningRate):
     """The rate of the optimizer, times `factor` whenever a measure has stopped improving; torch's ReduceLROnPlateau.
@@ -232,7 +240,7 @@ class PlateauRate(LearningRate):
     n_cooling: int = field(init=False, default=0, metadata=COUNT)
 
     def step(self, measure: float) -> None:
-        """Take the measure of a step, and lower the rate if the measure has stopped improving."""
+        """Take the `measure` of a step, a number, and lower the rate if the measure has stopped improving."""
         self.n_worse += 1
         if self._is_better(float(measure)):
             self.best, self.n_worse = float(measure), 0

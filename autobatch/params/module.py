@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
+from autobatch.keywords import suggesting
 from autobatch.params.checkpoint import read_safetensors, write_arrays
 from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
 from autobatch.system.turns import run_lock
@@ -137,6 +138,7 @@ class Module:
         own = {name: value for name, value in dict(own or {}).items() if not _stands_in(value)}
         return (own, *slots) if slots else own
 
+    @suggesting()
     def train(self, mode: bool = True) -> Self:
         """Turn dropout on (or off, with `mode=False`) in this module and all under it, and return the module."""
         for module in modules_in(self):
@@ -198,6 +200,7 @@ class Module:
         with run_lock():
             return {name: np.array(p.store.get(p.array)) for name, p in self.parameters().items()}
 
+    @suggesting()
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> LoadedNames:
         """Copy arrays into the parameters, after checking that all of them fit.
 
@@ -230,8 +233,13 @@ class Module:
         doing = f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}"
         write_arrays(path, self.state_dict(), {}, doing)
 
+    @suggesting()
     def load(self, path: str | os.PathLike[str], strict: bool = True) -> LoadedNames:
         """Read a safetensors file into the parameters, as `load_state_dict` does.
+
+        Args:
+            path: of the file, which `save` or another library has written.
+            strict: as for `load_state_dict`.
 
         Raises:
             CheckpointError: the file is missing, unreadable, cut short or of another format, or does not fit the

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.keywords import suggesting
 from autobatch.ops.operators import Operators
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -61,6 +62,7 @@ class Parameter(Operators):
     array([4., 5., 6.], dtype=float32)
     """
 
+    @suggesting()
     def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
         self.array = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
@@ -154,7 +156,7 @@ class Parameter(Operators):
         return self
 
     def to(self, store: Store) -> Self:
-        """Move the numbers to the memory of a device, and return the parameter."""
+        """Move the numbers to `store`, the memory of a device, and return the parameter."""
         if store is not self._store:
             moved, self._store = store.put(self._store.get(self.array)), store
             self._keep(moved)

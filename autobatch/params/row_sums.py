@@ -116,7 +116,7 @@ def _kernel(device: Device) -> Any:
     """The kernel, compiled once for each device."""
     if device not in _kernels:
         with compiling(ABOUT, is_kernel=True):
-            text = (Path(__file__).parent / "row_sums.cuh").read_text()
+            text = (Path(__file__).parent / "row_sums.cuh").read_text(encoding="utf-8")
             _kernels[device] = device.load(text, ["sum_rows"], ABOUT)["sum_rows"]
     return _kernels[device]
 

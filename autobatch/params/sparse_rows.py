@@ -95,7 +95,7 @@ class Rows:
 
     @classmethod
     def zeros(cls, shape: Shape, dtype: npt.DTypeLike = FLOAT32, store: Store = HOST) -> Self:
-        """Make an array of zeros, with no rows yet."""
+        """Make an array of zeros, with no rows yet; `shape` is that of the whole, with values of `dtype` on `store`."""
         return cls((), store.xp.zeros((0, *shape[1:]), dtype), shape, store)
 
     @property
@@ -113,7 +113,7 @@ class Rows:
         return Rows(self.ids.copy(), self.values.copy(), self.shape, self.store)
 
     def add_to(self, dense: FloatArray) -> None:
-        """Add to an array of the same shape, in place.
+        """Add to `dense`, an array of the same shape, in place.
 
         Raises:
             ShapeError: it has another shape.

@@ -13,6 +13,7 @@ from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
+from autobatch.keywords import suggesting
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
@@ -47,8 +48,9 @@ def names() -> list[str]:
     return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
+@suggesting()
 def get(name: str, backend: str = "reference") -> BasePolicy:
-    """Make the policy called `name`, for a backend; `ab.batched` gives its own.
+    """Make the policy called `name`, for the backend called `backend`; `ab.batched` gives its own.
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
     outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
@@ -95,6 +97,9 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
 
 def load(path: str | os.PathLike[str]) -> Directed:
     """Read a policy that `policy.save` wrote.
+
+    Args:
+        path: of the file.
 
     Raises:
         PolicyError: the file is missing, unreadable, truncated, edited, of another format or of another version.

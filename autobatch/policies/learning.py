@@ -16,6 +16,7 @@ from typing import Any
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
+from autobatch.keywords import nearest
 from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import (
     DeviceName,
@@ -83,12 +84,12 @@ def learn(
     compact, report = options.pop("compact", True), options.pop("on_progress", lambda progress: None)
     machine = Machine(**{name: options.pop(name, default) for name, default in MACHINE.items()})
     device = check_device(terms.get("device", "cpu"))
-    unknown = options.keys() - {setting.name for setting in fields(QLearning)}
-    if unknown:
-        raise PolicyError(
-            f"learning a policy: there is no option {min(unknown)!r}; the settings of QLearning are "
-            f"{', '.join(setting.name for setting in fields(QLearning))}."
-        )
+    known = [setting.name for setting in fields(QLearning)]
+    if unknown := options.keys() - set(known):
+        names = [*known, *MACHINE, *TERMS, "compact", "held_out", "on_progress", "rival"]
+        near = nearest(min(unknown), names)
+        told = f"did you mean {near!r}?" if near else f"the options are {', '.join(sorted(names))}."
+        raise PolicyError(f"learning a policy: there is no option {min(unknown)!r}; {told}")
     settings = QLearning(**{**SETTINGS, "evaluate_every": EVALUATE_EVERY[device], **options})
     machines = [(machine, settings)]
     if rival:

@@ -23,6 +23,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
+from autobatch.keywords import suggesting
 from autobatch.schedule.simulator import Simulator, finish, start, step
 
 MAX_BATCHES_PRINTED = 40
@@ -77,6 +78,7 @@ class Schedule:
 
         return draw_batches(self.batch_type, self.batch_ptr, self.order, names)
 
+    @suggesting()
     def text(self, names: Sequence[str] | None = None) -> str:
         """Write a line per batch, long ones shortened; `names`, from a table of types, replace type ids."""
         lines = [repr(self)]
@@ -279,7 +281,7 @@ class FrontierPolicy(ABC):
     name: str
 
     def prepare(self, graph: Graph) -> None:  # noqa: B027, a hook that may stay empty
-        """Inspect a graph before its first batch; does nothing unless overridden."""
+        """Inspect `graph` before its first batch; does nothing unless overridden."""
 
     @abstractmethod
     def choose(self, frontier: Frontier) -> int:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autobatch.errors import AutobatchError, BackendError, DataError, DeadlineError, ServingError
+from autobatch.keywords import suggesting
 from autobatch.release import pip_install
 from autobatch.serving.counts import summarize
 from autobatch.serving.server import Server
@@ -52,6 +53,7 @@ class Refusal(Exception):
         self.status, self.headers = status, dict(headers or {})
 
 
+@suggesting()
 def app(
     server: Server,
     *,
@@ -76,7 +78,8 @@ def app(
         schema: the JSON schema of what `read` takes, for `/openapi.json`.
         title: the name of the model.
         token: what a client has to show as `Authorization: Bearer ...`; None where none is asked for.
-        max_body: bytes of a request; max_instances: in one request.
+        max_body: the most bytes of a request.
+        max_instances: the most instances in one request.
         deadline: seconds after which a request is given up.
         warm_up: is called before `/readyz` says that the server is ready.
 
@@ -205,7 +208,7 @@ class _Handler:
         """The live page."""
         from starlette.responses import HTMLResponse
 
-        text = resources.files("autobatch.serving").joinpath("live.html").read_text("utf-8")
+        text = resources.files("autobatch.serving").joinpath("live.html").read_text(encoding="utf-8")
         return HTMLResponse(text.replace("{{title}}", _escaped(self._title)))
 
     async def openapi(self, request: Request) -> Response:

@@ -82,7 +82,8 @@ class Counts:
     Attributes:
         done, failed, cancelled: requests.
         waiting, running: requests now.
-        rounds: the last ones; plans: of the very last.
+        rounds: the last ones.
+        plans: of the very last one.
         latencies: of the last requests that were done.
         names: of the types.
     """

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from autobatch.api import Batched, batched
 from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
+from autobatch.keywords import suggesting
 from autobatch.schedule.schedule import Policy
 from autobatch.serving.counts import Counts
 from autobatch.serving.running import Running
@@ -111,6 +112,7 @@ class Server:
 
     # For callers.
 
+    @suggesting()
     def submit(self, instance: Any, deadline: float | None = None) -> Future[Any]:
         """Give an instance to the server; the future has what the function returns for it.
 
@@ -126,8 +128,11 @@ class Server:
         """
         return self._submit(Streamed(instance, None) if self._streams else instance, deadline)
 
+    @suggesting()
     async def stream(self, instance: Any, deadline: float | None = None) -> AsyncGenerator[Any, None]:
-        """Give the items that an async generator yields for an instance, each as soon as it is yielded.
+        """Give the items that an async generator yields for `instance`, each as soon as it is yielded.
+
+        `deadline` is that of `submit`.
 
         Raises:
             GraphError: the function is no async generator.
@@ -175,8 +180,9 @@ class Server:
         """Note, in whatever thread ends a request, that one was cancelled."""
         self._was_cancelled |= future.cancelled()
 
+    @suggesting()
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
-        """Await what the function returns for an instance; arguments and errors are those of `submit`."""
+        """Await what the function returns for `instance`; `deadline` and errors are those of `submit`."""
         return await asyncio.wrap_future(self.submit(instance, deadline))
 
     @property
@@ -321,6 +327,7 @@ class Server:
             self._alone += requests
 
 
+@suggesting(batched)
 def serve(
     function: Callable[[Any], Any] | Batched,
     *,

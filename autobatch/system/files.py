@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import sys
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -31,8 +32,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Flush a rename in a folder to disk; only POSIX systems can open folders."""
-    if os.name != "posix":
+    """Flush a rename in a folder to disk; Windows does not open folders."""
+    if sys.platform == "win32":
         return
     opened = os.open(folder, os.O_RDONLY)
     try:

@@ -25,6 +25,7 @@ from autobatch.engine.group import ENTERED
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import LongArray
+from autobatch.keywords import refuse
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import Part
@@ -342,6 +343,7 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
         module: the owner of the parameters; by default that which `function` is, or is a method of.
         options: those of `ab.batched`: policy, backend, max_bytes, seed, ...
     """
+    refuse(batched, options, batched_arrays)
     if function is None:
         return lambda function: batched(function, module=module, **options)
     _refuse_transforms()

@@ -153,6 +153,11 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     It needs no event loop, and runs inside one as well. `await function(...)` does the same there.
 
+    Args:
+        function: an async one; of another one the result is given.
+        args: what it is called with.
+        kwargs: what it is called with by keyword.
+
     Raises:
         GraphError: the program awaits something that is not of autobatch; or a function is recorded, where values have
             no numbers yet.

@@ -21,6 +21,7 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import Builder
+from autobatch.keywords import suggesting
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import cell_call
@@ -182,6 +183,7 @@ def cell(function: Callable[P, R]) -> Callable[P, R]: ...
 def cell(
     *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@suggesting()
 def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()) -> Any:
     """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
 

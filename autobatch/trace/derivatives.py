@@ -18,6 +18,7 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute, dtype_of
+from autobatch.keywords import suggesting
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.ops.taped import Taped
@@ -217,6 +218,7 @@ class Differentiated:
         return _replace(self.value, iter(found))
 
 
+@suggesting()
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives what `function` gives, and its gradient.
 
@@ -263,6 +265,7 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
     return derived
 
 
+@suggesting()
 def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives the gradient of `function`; as `value_and_grad`, without the value.
 
@@ -291,6 +294,7 @@ def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -
     return derived
 
 
+@suggesting()
 def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[Any, Callable[[Any], Any]]:
     """Call a function, and give what it returns and the function of its vector-Jacobian products.
 
@@ -304,7 +308,8 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
         arguments, or of what `wrt` returns: a tuple. It is called in the same program.
 
     Raises:
-        GraphError: as `value_and_grad`. ShapeError: the gradients do not fit the value.
+        GraphError: as `value_and_grad`.
+        ShapeError: the gradients do not fit the value.
 
     Shapes: each gradient has that of what it is by.
 
@@ -318,6 +323,7 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
     return found
 
 
+@suggesting()
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
     """Call a function, and give what it returns and its Jacobian-vector product: the derivative along a direction.
 
@@ -331,7 +337,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         (value, tangents), both in the structure of what the function returns.
 
     Raises:
-        GraphError: as `value_and_grad`. ShapeError: the tangents do not fit.
+        GraphError: as `value_and_grad`.
+        ShapeError: the tangents do not fit.
 
     Shapes: the tangents are of the shapes of the value.
 
@@ -345,6 +352,7 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 
 
+@suggesting()
 def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
     """Give the gradient of a scalar function, and the product of its Hessian and a vector: `jvp` of `grad`.
 
@@ -358,7 +366,8 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         (gradients, products), two tuples.
 
     Raises:
-        GraphError: as `value_and_grad`. ShapeError: the tangents do not fit.
+        GraphError: as `value_and_grad`.
+        ShapeError: the tangents do not fit.
 
     Shapes: each product has that of what it is by.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -48,7 +49,7 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
         raise GraphError(f"workers={n_workers}: the instances of an async function run together; give workers=1.")
     if multiprocessing.current_process().daemon:
         raise GraphError(f"workers={n_workers}: this process is a worker itself, and has none; give workers=1.")
-    has_fork = "fork" in multiprocessing.get_all_start_methods()
+    has_fork = can_fork()
     given = (recorder,) if has_fork else (recorder.function, recorder.module)
     size = max(-(-len(instances) // (n_workers * PARTS)), 1)
     parts = [slice(first, first + size) for first in range(0, len(instances), size)]
@@ -69,6 +70,11 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def can_fork() -> bool:
+    """Whether a copy of this process can record; on macOS, libraries of the system may end it."""
+    return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
 def _read(recorder: Recorder, instances: Sequence[Any], part: slice, content: bytes) -> list[Graph]:

@@ -13,7 +13,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.ops.define import Op
 from helpers.runs.ways import each
-from list_ops import PAGE, list_ops, public_ops
+from list_ops import public_ops
 
 
 @each("name, op", public_ops().items())
@@ -43,7 +43,3 @@ def test_an_op_is_itself_in_a_class() -> None:
         activation = ab.tanh
 
     assert Model.activation is Model().activation is ab.tanh
-
-
-def test_the_page_lists_all_ops() -> None:
-    assert PAGE.read_text(encoding="utf-8") == list_ops(), "write it anew: python tools/list_ops.py"

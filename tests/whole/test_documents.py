@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import autobatch as ab
 from checkout import ROOT
 
 DOCS = ROOT / "docs"
@@ -66,43 +63,6 @@ def test_the_decisions_are_listed_in_one_order() -> None:
     listed = re.findall(r"\(([\w-]+\.md)\)", (DOCS / "decisions" / "README.md").read_text(encoding="utf-8"))
     shown = re.findall(r"decisions/([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert shown == ["README.md", *listed]
-
-
-def test_every_public_name_is_in_the_reference() -> None:
-    reference = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
-    described = [named(path) for path in re.findall(r"^::: ([\w.]+)", reference, re.MULTILINE)]
-    headings = set(re.findall(r"^### ab\.([\w.]+)$", reference, re.MULTILINE))
-    names = "distributed", "ops", "optim", "policies", "serving"
-    folders = {"": ab, **{f"{name}.": getattr(ab, name) for name in names}}
-    known = {id(x) for x in described} | {id(x) for module in described for x in vars_of(module)}
-    missing = [
-        f"ab.{prefix}{name}"
-        for prefix, folder in folders.items()
-        for name in folder.__all__
-        if id(getattr(folder, name)) not in known
-        and not {name, f"{prefix}{name}"} & headings
-        and name not in (*names, "testing")
-    ]
-    assert not missing
-
-
-def named(path: str) -> Any:
-    """The object that a page names by its dotted path."""
-    parts = path.split(".")
-    for n_modules in range(len(parts), 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:n_modules]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[n_modules:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(f"{path} cannot be imported")
-
-
-def vars_of(found: Any) -> list[Any]:
-    """What a page shows of a module that it names: all that is in it."""
-    return list(vars(found).values()) if type(found) is type(ab) else []
 
 
 @pytest.mark.slow

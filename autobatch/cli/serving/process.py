@@ -36,7 +36,8 @@ class Reloading:
         self._thread = threading.Thread(target=self._watch, name="autobatch checkpoint", daemon=True)
 
     def __enter__(self) -> Reloading:
-        signal.signal(signal.SIGHUP, self._ask)
+        if hasattr(signal, "SIGHUP"):  # Windows has none
+            signal.signal(signal.SIGHUP, self._ask)
         self._thread.start()
         return self
 

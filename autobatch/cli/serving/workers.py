@@ -41,7 +41,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run_workers(n: int, listening: socket.socket) -> int:
-    """Run the same command in n processes that accept at a socket, until a signal ends them; give the exit status."""
+    """Run the same command in n processes that accept at a socket, until a signal ends them; give the exit status.
+
+    Raises:
+        DataError: this system does not pass sockets on.
+    """
+    if sys.platform == "win32":
+        raise DataError(f"--workers {n}: this system does not pass a socket on to other processes; serve with one.")
     from autobatch.serving.workers import SEVERAL
 
     ended: list[int] = []

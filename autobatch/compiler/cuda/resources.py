@@ -64,7 +64,7 @@ def measure_resources(
     targets = [f"-gencode=arch={gpu.replace('sm', 'compute')},code={gpu}" for gpu in GPUS]
     with TemporaryDirectory(prefix="autobatch_") as folder:
         source = Path(folder) / "kernels.cu"
-        source.write_text(entries_text(kernels, dtype, place))
+        source.write_text(entries_text(kernels, dtype, place), encoding="utf-8")
         options = ["-std=c++17", "-fatbin", "-Xptxas=-v", "-w", "-o", str(source.with_suffix(".fatbin"))]
         try:
             done = subprocess.run(

@@ -60,4 +60,4 @@ def _kernels_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
 
 @cache
 def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text()
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

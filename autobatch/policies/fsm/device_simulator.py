@@ -134,7 +134,7 @@ class DeviceSimulator:
         columns += [chains.height, sim.segment, sim.node_ptr]
         columns += start_all_restricted(joined, node_ptr)[:2] if frontiers else []  # blocked and frontier
         self._graphs = [self._put(column, np.int32) for column in columns]
-        self._kernel = device.load(SOURCE.read_text(), [KERNEL], ABOUT)[KERNEL]
+        self._kernel = device.load(SOURCE.read_text(encoding="utf-8"), [KERNEL], ABOUT)[KERNEL]
 
     def run(self, machines: Sequence[Ranked], steps: bool = False) -> Played:
         """Schedule every dag by every machine: run m * G + g is that of machine m and dag g.

@@ -20,6 +20,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
+from autobatch.keywords import suggesting
 from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
@@ -47,6 +48,7 @@ class Directed(BasePolicy):
 
     rule: ClassVar[str]
 
+    @suggesting()
     def __init__(self, direction: Direction = "forward", compact: bool = False) -> None:
         if direction not in get_args(Direction):
             raise PolicyError(
@@ -66,7 +68,7 @@ class Directed(BasePolicy):
 
         Raises:
             PolicyError: nothing was learned; or the file cannot be written, and an existing file at `path` is left as
-            it was.
+                it was.
         """
         save_policy(self, path)
 

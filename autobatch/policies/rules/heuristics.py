@@ -37,6 +37,11 @@ class Depth(Directed):
 
     The depth of a node is the number of edges on the longest path to it. Nodes of one depth do not depend on each
     other, so the schedule is valid; a type that occurs at many depths needs that many batches.
+
+    Args:
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches.
+
     Source: TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181).
     """
 
@@ -54,6 +59,11 @@ class Agenda(Directed):
 
     Remaining nodes are those that have not run, ready or not: a type with much work far from the inputs waits, so that
     its batches grow. Means are compared exactly, as fractions; among equals the lowest type id runs.
+
+    Args:
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches.
+
     Source: DyNet's agenda (Neubig, Goldberg, Dyer 2017, arXiv:1705.07860).
     """
 

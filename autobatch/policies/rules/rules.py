@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
+from autobatch.keywords import suggesting
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.restricted import Restricted, start_restricted, unblock
@@ -21,8 +22,13 @@ class Sufficient(Directed):
     """Run the type with the largest ratio |F_a| / |frontier(G_a)|; among equals, the lowest id.
 
     F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1
-    waiting gains nothing: the choice is optimal. Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an
-    optimal choice.
+    waiting gains nothing: the choice is optimal.
+
+    Args:
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches.
+
+    Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
     """
 
     rule: ClassVar[str] = "sufficient"
@@ -38,6 +44,10 @@ class Critical(Directed):
     """Run a critical type, which lowers the chain bound of the remaining nodes (`autobatch.schedule.chains`).
 
     If there are several or none, the ratio of `Sufficient` decides.
+
+    Args:
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches.
     """
 
     rule: ClassVar[str] = "critical"
@@ -93,6 +103,7 @@ class Score(Directed):
 
     rule: ClassVar[str] = "score"
 
+    @suggesting()
     def __init__(self, direction: Direction = "forward", compact: bool = False, weights: Weights = LEARNED) -> None:
         super().__init__(direction, compact)
         self.weights = weights

@@ -1,0 +1,95 @@
+"""Keywords that a function does not take: the error names the nearest one that it takes, as Python 3.13 does by itself.
+
+    @suggesting()
+    def minibatches(instances, size, rng=None): ...
+
+    minibatches(graphs, 64, rgn=rng)    # TypeError: minibatches() got an unexpected keyword argument 'rgn'. Did you ...
+
+Names are looked up where a call has failed. A call that is right pays for one more function, or, where it is repeated
+in every step, for nothing: such a function takes `**wrong`, gives it to `refuse`, and is marked `refusing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The name that is written most like another one, whatever the case; None if none is.
+
+    >>> nearest("polcy", ["module", "policy"]), nearest("Relu", ["relu"]), nearest("xyzzy", ["relu"])
+    ('policy', 'relu', None)
+    """
+    from difflib import get_close_matches
+
+    written = {other.lower(): other for other in names}
+    close = get_close_matches(name.lower(), written, n=1, cutoff=likeness)
+    return written[close[0]] if close else None
+
+
+def suggesting(*takers: Callable[..., Any]) -> Callable[[F], F]:
+    """Make a function, or the constructor of a class, name the nearest keyword where it is given a wrong one.
+
+    Args:
+        takers: the functions that take its `**options`, if it has any.
+    """
+
+    def wrap(function: F) -> F:
+        if isinstance(function, type):
+            function.__init__ = wrap(function.__init__)  # type: ignore[misc]
+            return function
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                refuse(function, kwargs, *takers, owner=args[:1])
+                raise
+
+        return cast(F, call)
+
+    return wrap
+
+
+def refusing(function: F) -> F:
+    """Hide the `**wrong` keywords of a function, which it gives to `refuse`, from those who ask for its signature."""
+    shown = signature(function)
+    named = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    vars(function)["__signature__"] = shown.replace(parameters=named)
+    return function
+
+
+def refuse(
+    function: Callable[..., Any], given: Iterable[str], *takers: Callable[..., Any], owner: tuple[Any, ...] = ()
+) -> None:
+    """Raise the TypeError of the first keyword that no function takes, if there is one.
+
+    Args:
+        function: was called.
+        given: the keywords of the call.
+        takers: the functions that take its `**options`.
+        owner: what it was called with first, which a constructor makes.
+    """
+    names = list(dict.fromkeys(name for one in (function, *takers) for name in _keywords(one)))
+    wrong = [name for name in given if name not in names]
+    if not wrong:
+        return
+    near = nearest(wrong[0], names)
+    name = getattr(function, "__name__", repr(function))
+    called = type(owner[0]).__name__ if name == "__init__" else name
+    told = f"Did you mean {near!r}?" if near else f"It takes {', '.join(names)}."
+    raise TypeError(f"{called}() got an unexpected keyword argument {wrong[0]!r}. {told}") from None
+
+
+def _keywords(function: Callable[..., Any]) -> Iterator[str]:
+    """The names by which arguments of a function can be given."""
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind in NAMED and name != "self":
+            yield name
