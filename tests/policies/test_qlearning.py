@@ -242,7 +242,7 @@ def test_what_cannot_be_learned_is_refused() -> None:
     graph = random_dag(0)
     with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
         learn([])
-    with pytest.raises(PolicyError, match=r"there is no option 'episode'; the settings of QLearning are episodes, "):
+    with pytest.raises(PolicyError, match=r"there is no option 'episode'; did you mean 'episodes'\?"):
         learn([graph], episode=3)
     with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):
         learn([graph, random_tree(0)])
