@@ -16,10 +16,10 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from autobatch.api import Batched, batched
@@ -367,7 +367,7 @@ def _versions() -> dict[str, str]:
     return {
         "autobatch": sys.modules["autobatch"].__version__,
         "numpy": np.__version__,
-        "numba": numba.__version__,
+        "numba": version("numba"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": cpu_name(),
