@@ -145,7 +145,8 @@ class Op:
         if self.index_axis is not None:
             arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis], static.get("ignore"))
         if self.view:
-            return freeze(self.kernel(np, arrays[0][None], **static)[0])
+            own = arrays[0].copy() if isinstance(args[0], Operators) else arrays[0]  # parameters change later
+            return freeze(self.kernel(np, own[None], **static)[0])
         is_int = self.limit((a.shape for a in arrays), static) > 0
         out = np.empty((1, *shape), np.int64 if is_int else float_dtype(args, arrays))
         static = {**static, "random": EAGER.source} if self.random else static

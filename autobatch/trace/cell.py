@@ -20,7 +20,7 @@ import numpy as np
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
-from autobatch.ir.builder import Builder
+from autobatch.ir.builder import Builder, Traced
 from autobatch.keywords import suggesting
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE
@@ -77,16 +77,35 @@ class Cell:
         """Run the function on read-only arrays, which have the float type of the owner; parameters are values too."""
         module = owner if isinstance(owner, Module) else None
         dtype = None if module is None else shared_dtype(module)
+        args, kwargs = self._given(owner, args, kwargs, partial(_read_only, dtype=dtype), ARRAYS)
+        with cell_call(None if module is None else module.training):
+            return _on_arrays(self.of(owner)(*args, **kwargs), _result, (*ARRAYS, Parameter))
+
+    def run_inside(self, builder: Builder, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function inside of a cell that is being traced: on values of their own, as in eager mode."""
+
+        def own(x: Any) -> Any:
+            return x.again() if isinstance(x, Traced) else builder.wrap(x)
+
+        args, kwargs = self._given(owner, args, kwargs, own, (Traced,))
+        return _on_arrays(self.of(owner)(*args, **kwargs), own, (Traced, Parameter))
+
+    def _given(
+        self,
+        owner: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        own: Callable[[Any], Any],
+        kinds: tuple[type, ...],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with `own` applied to what is of these kinds, and to parameters unless static."""
         names = list(self.signature.parameters)[owner is not None :] if self.static else []
 
         def given(x: Any, name: str) -> Any:
-            kinds = ARRAYS if name in self.static else (*ARRAYS, Parameter)
-            return _on_arrays(x, partial(_read_only, dtype=dtype), kinds)
+            return _on_arrays(x, own, kinds if name in self.static else (*kinds, Parameter))
 
         args = tuple(map(given, args, chain(names, repeat(names[-1] if names else ""))))
-        kwargs = {name: given(x, name) for name, x in kwargs.items()}
-        with cell_call(None if module is None else module.training):
-            return _on_arrays(self.of(owner)(*args, **kwargs), _result, (*ARRAYS, Parameter))
+        return args, {name: given(x, name) for name, x in kwargs.items()}
 
     @property
     def path(self) -> str:
@@ -217,7 +236,7 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
     if current is None:
         return called.run_eagerly(owner, args, kwargs)
     if isinstance(current, Builder):
-        return called.of(owner)(*args, **kwargs)
+        return called.run_inside(current, owner, args, kwargs)
     return current.call_cell(called, owner, args, kwargs)
 
 

@@ -623,3 +623,44 @@ def test_the_sum_of_a_list_of_one_is_another_value_than_its_element() -> None:
     x = np.ones(2)
     assert np.allclose(both([x]), 1.0)
     assert np.allclose(ab.batched(lambda x: both([x]), backend="reference")([x]), 1.0)
+
+
+def test_a_parameter_that_a_cell_gives_to_another_one_is_a_value() -> None:
+    """What the inner cell differentiates by is its argument alone, though the parameter is read elsewhere too."""
+
+    class Held(ab.Module):
+        def __init__(self) -> None:
+            self.weight = ab.Parameter(np.array([1.0, 2.0]))
+
+        @ab.cell
+        def inner(self, x: Any) -> Any:
+            return ab.jvp(lambda t: t * t * x, (x,), (0.5 * x,))[1]
+
+        @ab.cell
+        def same(self, x: Any) -> Any:
+            return x
+
+        @ab.cell
+        def outer(self) -> Any:
+            return self.inner(self.weight)
+
+        @ab.cell
+        def twice(self, x: Any) -> Any:
+            return ab.grad(lambda x, y: ab.sum(x * y))(x, self.same(x))
+
+        def run(self, x: Any) -> Any:
+            return self.outer(), self.twice(x)
+
+    held, x = Held().astype("float64"), np.array([3.0, 4.0])
+    cubes, once = held.run(x)
+    assert np.allclose(cubes, [1.0, 8.0])
+    assert np.allclose(once, x)
+    for found, expected in zip(ab.batched(held.run, backend="reference")([x]), (cubes, once), strict=True):
+        assert np.allclose(found[0], expected)
+
+
+def test_eager_results_stay_when_parameters_change() -> None:
+    weight = ab.Parameter(np.ones((2, 3)))
+    views = ab.transpose(weight), ab.reshape(weight, (6,)), weight[0], weight[...]
+    weight.data[:] = 5.0
+    assert all(np.array_equal(view, np.ones(view.shape)) for view in views)

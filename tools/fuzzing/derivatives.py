@@ -248,7 +248,7 @@ def _along(body: CallingBody, arg: Tree) -> Tree:
     if isinstance(arg, Structure):
         return Structure(arg.kind, tuple(_along(body, part) for part in arg.parts))
     match arg.spec:
-        case Value(shape):
+        case Value(shape) | Data("untamed", shape):
             return _variable(body, shape)
         case Each():
             return arg  # as many as there are
