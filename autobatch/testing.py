@@ -119,6 +119,7 @@ def _check_equal(expected: list[Any], stacked: Any, tolerance: float) -> None:
             raise NumericError(f"instance {i}: batched differs from eager by {error:.3g}; eager gives {one}.")
 
 
+@suggesting()
 def dump(
     function: Callable[[Any], Any] | Batched,
     instances: Iterable[Any],
@@ -138,7 +139,8 @@ def dump(
         function: batched, or over one instance, which is then batched as `autobatch.batched` does by default.
         instances: as for a call. An async function runs for it, and what it awaited is in the file as numbers.
         path: of the file, such as "case.zip"; one that exists is replaced once all is written.
-        training: what fails is `value_and_grad`; has_aux: as it is given to that.
+        training: what fails is `value_and_grad`.
+        has_aux: as it is given to that.
         values: whether the numbers of parameters are in the file. Without them it has their shapes alone, and what
             depends on numbers may not fail there.
 

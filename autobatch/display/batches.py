@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.display.html import FONT, LETTER, colour_of, write_hint, write_picture, write_text
+from autobatch.display.html import FONT, LETTER, colour_of, write_hint, write_label, write_picture
 
 Ints = NDArray[np.integer[Any]]
 MOST_NODES, MOST_BATCHES = 150, 30  # of a schedule that is drawn node by node
@@ -64,7 +64,7 @@ def draw_batches(batch_type: Ints, batch_ptr: Ints, order: Ints, names: Sequence
     left = LETTER * max((len(lane.name) for lane in lanes.values()), default=0) + 10
     width = BOX_WIDTH if is_small else max(min(WIDTH / n_batches, WIDEST), WIDTH / MOST_COLUMNS)
     columns = _Columns(left, width, n_batches, max(-(-n_batches // MOST_COLUMNS), 1))
-    parts = [write_text(left - 8, lane.base - 3, lane.name, 'text-anchor="end"') for lane in lanes.values()]
+    parts = [write_label(left - 8, lane.base - 3, lane.name, 'text-anchor="end"') for lane in lanes.values()]
     for batch in _choose_batches(batch_type, sizes, columns.per_column):
         lane, x = lanes[int(batch_type[batch])], columns.x(batch // columns.per_column)
         hint = write_hint(f"batch {batch}: {lane.name} x {sizes[batch]}")
@@ -100,7 +100,7 @@ def _draw_boxes(lane: _Lane, nodes: Ints, x: float) -> Iterator[str]:
         y = lane.base - (place + 1) * BOX_HEIGHT
         box = f'x="{x + 1:g}" y="{y + 1:g}" width="{BOX_WIDTH - 2}" height="{BOX_HEIGHT - 2}" rx="2"'
         yield f'<rect {box} fill="{lane.colour}"/>'
-        yield write_text(x + BOX_WIDTH / 2, y + 10, str(node), f'fill="white" font-size="9" {MIDDLE}')
+        yield write_label(x + BOX_WIDTH / 2, y + 10, str(node), f'fill="white" font-size="9" {MIDDLE}')
 
 
 def _draw_column(lane: _Lane, size: int, x: float, width: float) -> Iterator[str]:
@@ -111,17 +111,17 @@ def _draw_column(lane: _Lane, size: int, x: float, width: float) -> Iterator[str
     if width == WIDEST:
         is_inside = height > FONT
         y, colour = (lane.base - 3, ' fill="white"') if is_inside else (lane.base - height - 2, "")
-        yield write_text(x + width / 2, y, str(size), f'font-size="9" {MIDDLE}{colour}')
+        yield write_label(x + width / 2, y, str(size), f'font-size="9" {MIDDLE}{colour}')
 
 
 def _number_batches(columns: _Columns, y: float, is_small: bool) -> Iterator[str]:
     """Draw an axis with the numbers of some batches."""
     left, end = columns.left, columns.x(len(columns))
     yield f'<line x1="{left:.1f}" y1="{y - 3:g}" x2="{end:.1f}" y2="{y - 3:g}" stroke="currentColor" opacity="0.4"/>'
-    yield write_text(left - 8, y + FONT - 1, "batch", f'text-anchor="end" {FAINT}')
+    yield write_label(left - 8, y + FONT - 1, "batch", f'text-anchor="end" {FAINT}')
     apart = NUMBERS_APART / columns.width * columns.per_column
     steps = (step * 10**power for power in range(10) for step in STEPS)
     step = 1 if is_small or columns.width == WIDEST else next(step for step in steps if step >= apart)
     for batch in range(0, columns.n_batches, step):
         x = columns.x(batch // columns.per_column + 0.5)
-        yield write_text(x, y + FONT - 1, str(batch), f"{MIDDLE} {FAINT}")
+        yield write_label(x, y + FONT - 1, str(batch), f"{MIDDLE} {FAINT}")

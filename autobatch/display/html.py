@@ -63,7 +63,7 @@ def write_picture(width: float, height: float, parts: Iterable[str]) -> str:
     )
 
 
-def write_text(x: float, y: float, text: str, options: str = "") -> str:
+def write_label(x: float, y: float, text: str, options: str = "") -> str:
     """Write text into a picture: `y` is its base line; `options` are SVG attributes."""
     return f'<text x="{x:g}" y="{y:g}"{options and " " + options}>{escape(text)}</text>'
 

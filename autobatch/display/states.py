@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from autobatch.display.html import LETTER, colour_of, write_hint, write_picture, write_text
+from autobatch.display.html import LETTER, colour_of, write_hint, write_label, write_picture
 
 ROW = 20  # pixels, from state to state
 DOT = 5  # pixels, the radius of a state
@@ -84,8 +84,8 @@ def _draw_state(state: DrawnState, x: float, place: int, widest: float) -> Itera
     y, colour = _y(place), colour_of(number)
     fill = colour if state.is_learned else "none"
     yield f'<circle cx="{x:g}" cy="{y:g}" r="{DOT}" fill="{fill}" stroke="{colour}" stroke-width="2"/>'
-    yield write_text(x + 14, y + 4, state.text)
-    yield write_text(x + 30 + widest, y + 4, _say_runs(state), f'fill="{colour}"')
+    yield write_label(x + 14, y + 4, state.text)
+    yield write_label(x + 30 + widest, y + 4, _say_runs(state), f'fill="{colour}"')
 
 
 def _say_runs(state: DrawnState) -> str:

@@ -72,6 +72,7 @@ class Schedule:
         """A picture, for notebooks."""
         return self.draw()
 
+    @suggesting()
     def draw(self, names: Sequence[str] | None = None) -> str:
         """Draw the batches as an SVG element; `names`, from a table of types, replace type ids."""
         from autobatch.display.batches import draw_batches

@@ -23,7 +23,7 @@ PUBLIC = {
         ("ab.distributed", "autobatch.distributed"), ("ab.optim", "autobatch.optim"), ("ab.ops", "autobatch.ops"),
         ("ab.policies", "autobatch.policies"), ("ab.serving", "autobatch.serving"),
     ) for name in find(path).__all__},
-    **{f"ab.testing.{name}": getattr(ab.testing, name) for name in ("check_batched", "check_grads")},
+    **{f"ab.testing.{name}": getattr(ab.testing, name) for name in ab.testing.__all__},
     **{f"abt.{name}": getattr(abt, name) for name in ("as_torch", "batched", "cell", "check_batched")},
 }  # fmt: skip
 SHOWN = [name for page in PAGES for name in names_in(page.read_text(encoding="utf-8"))]

@@ -228,7 +228,11 @@ class Fsm(Directed):
         return [way for way in WAYS if self.direction in (way, "both")]
 
     def choices(self, way: Way) -> list[Choice]:
-        """List the choice of the first machine in each state, in the order in which it met them."""
+        """List the choice of the first machine in each state, in the order in which it met them.
+
+        Args:
+            way: "forward" or "backward".
+        """
         from autobatch.policies.fsm.walk import list_choices
 
         return list_choices(self.tables[way], self.types.names, self.machine.encoding)
