@@ -24,7 +24,9 @@ PATHS = (
 )
 """Where there are some."""
 MOST_WORKERS = 8  # kernels compile on as many cores
-LINE = re.compile(r"(?:(\S+::\S+) )?(PASSED|FAILED|ERROR|SKIPPED)\b(?: (\S+::\S+))?")  # one at a time, and several
+LINE = re.compile(  # one at a time, and several side by side; names may have spaces
+    r"(?:^(\S+::.*?) )?(PASSED|FAILED|ERROR|SKIPPED)\b(?: (\S+::.*?))?(?= - |\s*$|\s+\[)", re.MULTILINE
+)
 
 
 def run_tests(check: Check) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,15 @@ def test_failures_are_in_the_file_and_in_the_exit_status(
     path = tmp_path / "gpu.json"
     right = {"section": "products", "rows": [{"rows": 1}], "notes": [], "failures": [], "seconds": 1.0}
     wrong = {**right, "section": "training", "failures": ["differ by inf"]}
-    for found, status in (([FACTS, right], 0), ([FACTS, right, wrong], 1)):
+    partly = {**right, "notes": ["no time was left for [8]"]}
+    told = "All is right", "Attach", "What was checked is right, but no time was left for all"
+    for found, status, end in zip(
+        ([FACTS, right], [FACTS, right, wrong], [FACTS, partly]), (0, 1, 0), told, strict=True
+    ):
         monkeypatch.setattr(short, "run_apart", lambda seconds, found=found: iter(found))
-        assert command("doctor", "--gpu", "--out", str(path))[0] == status
+        given, out, _ = command("doctor", "--gpu", "--out", str(path))
+        assert given == status
+        assert out.splitlines()[-1].startswith(end)
         content = json.loads(path.read_text())
         assert (content["device"], content["sections"]) == (HostDevice.name, found[1:])
         assert content["failures"] == ["training: differ by inf"] * status
@@ -84,8 +91,9 @@ def test_a_section_that_ends_the_process_or_hangs_is_named(monkeypatch: pytest.M
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("_host")
-def test_all_is_right_on_the_processor(command: Command, tmp_path: Path) -> None:
+def test_all_is_right_on_the_processor(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpu.json"
+    monkeypatch.setattr(short, "report", partial(short.report, seconds=60.0))
     status, out, _ = command("doctor", "--gpu", "--out", str(path))
     assert status == 0, out
     content = json.loads(path.read_text())

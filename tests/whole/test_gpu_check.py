@@ -19,6 +19,7 @@ from autobatch.cli.measuring.gpu import correctness, products
 from autobatch.cli.measuring.gpu.check import Check, Result
 from checkout import ROOT
 from gpu import bandwidth, policies
+from gpu.tests import LINE
 from harness import read_words
 from host_device import HostDevice
 
@@ -141,3 +142,19 @@ def test_settings_are_read_as_options_too() -> None:
     }  # fmt: skip
     assert read_words(["--quick", "--out=/tmp"]) == {"quick": "True", "out": "/tmp"}
     assert read_words(["wide"]) == {"wide": ""}
+
+
+def test_tests_are_counted_by_their_whole_names() -> None:
+    said = """
+[gw6] [ 80%] PASSED tests/a.py::t[x, 1 layers]
+[gw6] [ 80%] PASSED tests/a.py::t[x, 2 layers]
+tests/b.py::u[a, b] SKIPPED                     [  3%]
+FAILED tests/b.py::v[a, b] - AssertionError: x
+[gw0] [100%] FAILED tests/b.py::v[a, b]
+"""
+    assert {one or other: how for one, how, other in LINE.findall(said)} == {
+        "tests/a.py::t[x, 1 layers]": "PASSED",
+        "tests/a.py::t[x, 2 layers]": "PASSED",
+        "tests/b.py::u[a, b]": "SKIPPED",
+        "tests/b.py::v[a, b]": "FAILED",
+    }

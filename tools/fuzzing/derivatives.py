@@ -123,8 +123,11 @@ def _variable(body: CallingBody, shape: Any = None) -> Use:
     return body.drawing.data(shape)
 
 
-def _by(body: CallingBody, takes: tuple[Argument, ...], must: bool = False) -> tuple[str, list[Use]]:
+def _by(body: CallingBody, takes: tuple[Argument, ...], along: bool = False) -> tuple[str, list[Use]]:
     """Draw what a function is differentiated by.
+
+    Args:
+        along: whether it gets tangents, which have to be one for each value.
 
     Returns:
         The text of `wrt`, empty if it is the default, and what it gives.
@@ -133,6 +136,7 @@ def _by(body: CallingBody, takes: tuple[Argument, ...], must: bool = False) -> t
     variables = [Use(take.name, take.spec) for take in takes]
     found = [part for use in variables for part in (use, *parts_of(use)) if not isinstance(part.spec, Data)]
     found = [use for k, use in enumerate(found) if use not in found[:k] and _size(use.spec)]
+    found = [use for use in found if not along or _has_known_size(use.spec)]
     parameters = [Use(f"self.{p.name}", Value(p.shape)) for p in body.drawing.parameters]
     chosen = [pick(rng, found)] if found and rng.random() < 0.8 else []
     if rng.random() < 0.35 or not chosen:
@@ -156,6 +160,11 @@ def _size(spec: Spec) -> int:
     if isinstance(spec, Several):
         return sum(map(_size, spec.parts))
     return 0 if isinstance(spec, Data) else 1
+
+
+def _has_known_size(spec: Spec) -> bool:
+    """Whether it holds no number of the data: one of NumPy is a value, and one of Python none."""
+    return all(map(_has_known_size, spec.parts)) if isinstance(spec, Several) else spec != Data("float")
 
 
 def _scalar(body: CallingBody, inner: CallingBody, has_aux: bool = False) -> Tree:
@@ -194,9 +203,9 @@ def _jvp(
     body: CallingBody, inner: CallingBody, name: str, kind: str, takes: tuple[Argument, ...], args: list[Tree]
 ) -> tuple[Tree, str, list[Tree]]:
     returns = _scalar(body, inner) if kind == "hvp" else _returned(body, inner)
-    by, variables = _by(body, takes)
+    by, variables = _by(body, takes, along=True)
     options = [by]
-    if body.rng.random() < 0.4 and all(_size(take.spec) for take in takes):
+    if body.rng.random() < 0.4 and all(_size(take.spec) and _has_known_size(take.spec) for take in takes):
         options, variables = [], [Use(take.name, take.spec) for take in takes]
     if not variables:
         options, variables = (

@@ -59,7 +59,7 @@ class Finding(NamedTuple):
 
 @click.command()
 @click.option("--matmul", is_flag=True, help="Instead, measure the libraries that multiply matrices.")
-@click.option("--gpu", is_flag=True, help="Instead, check the GPU in a minute or two, and write a report.")
+@click.option("--gpu", is_flag=True, help="Instead, check the GPU in some minutes, and write a report.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -104,12 +104,13 @@ def _check_gpu(out: Path) -> int:
     from autobatch.cli.measuring.gpu.short import report
 
     try:
-        failures = report(out)
+        found = report(out)
     except BackendError as error:
         click.echo(f"autobatch: {error}", err=True)
         return UNAVAILABLE
-    click.echo(f"\nAttach {out} to your report." if failures else f"\nAll is right; {out} has the figures.")
-    return 1 if failures else 0
+    right = "What was checked is right, but no time was left for all" if found.notes else "All is right"
+    click.echo(f"\nAttach {out} to your report." if found.failures else f"\n{right}; {out} has the figures.")
+    return 1 if found.failures else 0
 
 
 def _versions() -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autobatch.cli.machine import describe_machine
 from autobatch.cli.measuring.gpu.check import Check, Result
@@ -35,7 +35,7 @@ MODELS = (
     "dag-rnn",
 )  # fmt: skip
 """Those that have all kinds of kernels between them, the most different first."""
-SECONDS = 60.0
+SECONDS = 240.0  # most of which a machine takes that has compiled nothing yet
 GRACE = 120.0  # seconds until a section counts as hanging: what began in time may have kernels to compile
 Section = Callable[[Check], Result]
 
@@ -57,8 +57,15 @@ SECTIONS: dict[str, tuple[Section, float]] = {
 """What is checked, and its share of the time; what one leaves, the next ones have."""
 
 
-def report(path: Path, seconds: float = SECONDS) -> list[str]:
-    """Check the device, write what was found to a file of JSON, and print it; give the failures.
+class Found(NamedTuple):
+    """What a report says: what is wrong, and what no time was left for; a sentence each."""
+
+    failures: list[str]
+    notes: list[str]
+
+
+def report(path: Path, seconds: float = SECONDS) -> Found:
+    """Check the device, write what was found to a file of JSON, and print it.
 
     Raises:
         BackendError: there is no device.
@@ -80,7 +87,7 @@ def report(path: Path, seconds: float = SECONDS) -> list[str]:
     except OSError as error:
         raise DataError(f"cannot write {str(path)!r}: {error.strerror}; give another file.") from error
     print(_show(sections))
-    return failures
+    return Found(failures, [note for facts in sections for note in facts["notes"]])
 
 
 def run_sections(seconds: float) -> Iterator[dict[str, Any]]:
