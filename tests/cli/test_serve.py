@@ -128,11 +128,11 @@ def test_a_file_is_served_and_a_new_one_taken_up(command: Command, run: Path, tm
         new = tmp_path / "new.ab"
         ab.export(lambda word: model.leaf(word), new, examples=[1], module=model, about=model.about)
         shutil.move(new, path)
-        for _ in range(100):
-            if predict(port, TREE)[0]["result"] != json.loads(out):
-                break
+        deadline, n_new = time.monotonic() + 60, 0
+        while n_new < 20 and time.monotonic() < deadline:  # until both workers have taken it up
+            n_new = n_new + 1 if predict(port, TREE)[0]["result"] != json.loads(out) else 0
             time.sleep(0.1)
-        assert predict(port, TREE)[0]["result"] != json.loads(out)
+        assert n_new == 20
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
