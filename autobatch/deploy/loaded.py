@@ -107,7 +107,11 @@ class LoadedCell(Cell):
         for group in variant.lengths.walked:
             lists[group].builder.length(lists[group].group)
         if variant.lengths.walked and variant.lengths.of([len(x) for x in lists]) not in variant.lengths.found:
-            raise self._refuse(f"lists of {', '.join(str(len(x)) for x in lists)} elements")
+            n = [len(x) for x in lists]
+            raise GraphError(
+                f"cell {self.name!r} of a file is called with a list of {max(n)} elements, and the file was not "
+                f"written for so many; export the model with longest={max(n)}."
+            )
         outputs = _append(values.builder, variant.program, values)
         return put_together(variant.structure, outputs)
 

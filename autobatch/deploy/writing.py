@@ -45,11 +45,13 @@ def export(
         path: of the file; one that exists is replaced once all is written.
         examples: instances that call all cells in all ways that are needed.
         module: the owner of the parameters, as for `autobatch.batched`.
-        longest: cells that walk through a list are written for lists of up to so many elements.
+        longest: lists may have up to so many elements where a body walks through them: with Python, and not by ops of
+            lists alone. Others may have any number.
         about: JSON values that whoever loads the model finds as its `about`.
 
     Raises:
-        GraphError: the model is in training mode, there is none, or a cell depends on something that no file can hold.
+        GraphError: the model is in training mode, there is none, the examples call no cell, or a cell depends on
+            something that no file can hold.
         CheckpointError: `about` is not JSON, or the file cannot be written; what was at `path` is still there.
 
     >>> import tempfile
@@ -82,6 +84,8 @@ def export(
     if any(part.training for part in modules_in(module)):
         raise GraphError(f"{type(module).__name__} is exported in training mode; call eval() on it first.")
     fresh(list(examples))
+    if not any(family.entry.origin[0] == "cell" for family in fresh.recorder.calls.traces.families):
+        raise GraphError("the examples call no cell, so the file would hold none; give instances that do.")
     names = {id(x): name for name, x in module._named_parts()}
     encoder = Encoder(lambda x: names.get(id(x)))
     content = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -18,7 +19,7 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+LOG = logging.getLogger("autobatch.serve")
 
 NDJSON = "application/x-ndjson"
 MOST_BYTES = 1 << 20
@@ -333,19 +336,24 @@ def to_json(x: Any) -> Any:
 
 def _parse(text: bytes, what: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"{what} is no JSON: {error}.") from None
 
 
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _refusal(error: Exception) -> Refusal:
-    """How an error of an instance is answered; what is no error of autobatch is not explained to clients."""
+    """How an error of an instance is answered; what is no error of autobatch is for the log, and not for clients."""
     if isinstance(error, DeadlineError):
         return Refusal(504, str(error))
     if isinstance(error, ServingError):
         return Refusal(503, str(error), {"Retry-After": "1"})
     if isinstance(error, AutobatchError):
         return Refusal(422, str(error))
+    LOG.error("the model failed on an instance.", exc_info=error)
     return Refusal(500, f"the model failed on the instance ({type(error).__name__}).")
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.cli.serving.predictor import Predictor
+from autobatch.cli.training.trained import Trained
+from autobatch.models.data.vocabulary import Vocabulary
 from helpers.runs.commands import Command
 from helpers.twins.cases import AWAITING, MORE
 
@@ -56,7 +60,7 @@ def test_what_a_file_lacks_is_told(command: Command, tmp_path: Path) -> None:
     ab.export(lambda x: cell(x, (np.zeros(3), np.zeros(3))), tmp_path / "cell.ab", examples=[np.ones(2)], module=cell)
     status, _, err = command("predict", "--model", tmp_path / "cell.ab")
     assert status == 2
-    assert "holds the cells of a model, and not by which name the command knows the model" in err
+    assert "ab.export wrote it, of a model that commands do not know" in err
 
 
 def test_measuring_needs_the_library_of_the_metric(
@@ -78,3 +82,38 @@ def test_measuring_needs_the_library_of_the_metric(
         assert "bleu" not in out
     status, _, err = command("predict", "seq2seq", *kept)
     assert (status, err) == (0, "")
+
+
+def test_a_file_of_other_vocabularies_is_not_taken_up(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters alone would be read by the words of the model that is served."""
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
+    for data in ("reviews", "listops"):
+        given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", data, "--checkpoint", tmp_path / data
+        assert command("train", "tree-lstm", *given)[0] == 0
+    predictor = Predictor.of(Trained("tree-lstm", tmp_path / "reviews").read())
+    stored = Trained("tree-lstm", tmp_path / "reviews").read()
+    stored.parameters["output.bias"] = stored.parameters["output.bias"] + 1.0
+    predictor.take(stored)
+    assert np.array_equal(predictor.model.state_dict()["output.bias"], stored.parameters["output.bias"])
+    before = predictor.model.state_dict()
+    words = stored.encoding.vocabularies["words"].words
+    for vocabularies in ({"words": Vocabulary(words[::-1])}, {}):
+        other = replace(stored, encoding=replace(stored.encoding, vocabularies=vocabularies))
+        with pytest.raises(ab.CheckpointError, match="with vocabularies of its own; begin the server anew"):
+            predictor.take(other)
+    with pytest.raises(ab.CheckpointError, match="begin the server anew"):
+        predictor.take(Trained("tree-lstm", tmp_path / "listops").read())
+    assert all(np.array_equal(x, before[name]) for name, x in predictor.model.state_dict().items())
+
+
+def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "trees.txt").write_text("(1 (1 a) (0 b))\n" * 20)
+    given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", tmp_path / "trees.txt"
+    assert command("train", "tree-lstm", *given, "--checkpoint", tmp_path / "run")[0] == 0
+    assert command("export", "tree-lstm", "--checkpoint", tmp_path / "run", "--out", tmp_path / "trees.ab")[0] == 0
+    (tmp_path / "trees.txt").unlink()
+    status, _, err = command("eval", "--model", tmp_path / "trees.ab")
+    assert status == 2
+    assert err.endswith("The model was trained on that; name other data by --data.\n")

@@ -172,6 +172,7 @@ def test_an_async_generator_is_streamed(model: Served) -> None:
         ({"instance": {"x": [0, 0, 0], "n": 7}}, 500, "the model failed on the instance (Boom)."),
         (b"x" * 5000, 413, "more than 4000 bytes"),
         ("[" * 3000, 400, "no JSON"),
+        ('{"instance": {"x": [NaN, 0, 0], "n": 1}}', 400, "NaN is no number of JSON"),
     ],
 )
 def test_wrong_requests_are_refused_in_a_sentence(model: Served, body: Any, status: int, says: str) -> None:
@@ -291,3 +292,15 @@ def test_what_json_cannot_hold_is_an_error(x: Any) -> None:
     with pytest.raises(DataError, match="which JSON cannot"):
         to_json([x])
     assert to_json({"a": (np.float32(0.5), np.arange(2), float("nan"), None)}) == {"a": [0.5, [0, 1], None, None]}
+
+
+def test_an_error_of_the_program_is_in_the_log(model: Served, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(ab.serve(model.run, backend="reference"))
+    try:
+        client.predict({"instance": {"x": [0, 0, 0], "n": 7}})
+    finally:
+        client.close()
+    (said,) = [record for record in caplog.records if record.name == "autobatch.serve"]
+    assert said.getMessage() == "the model failed on an instance."
+    assert said.exc_info is not None
+    assert type(said.exc_info[1]).__name__ == "Boom"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.cli.training.stored import StoredModel
-from autobatch.errors import DataError
+from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
 
@@ -43,6 +43,22 @@ class Predictor:
         model.load_state_dict(stored.parameters)
         model.eval()
         return cls(spec, stored, model)
+
+    def take(self, stored: StoredModel) -> None:
+        """Take the parameters of another file of the same model.
+
+        Raises:
+            CheckpointError: it is of another model, or has other vocabularies, by which instances are read.
+        """
+        own = self.stored
+        named = {name: vocabulary.words for name, vocabulary in stored.encoding.vocabularies.items()}
+        known = {name: vocabulary.words for name, vocabulary in own.encoding.vocabularies.items()}
+        if stored.settings.model != own.settings.model or stored.encoding.sizes != own.encoding.sizes or named != known:
+            raise CheckpointError(
+                f"cannot take up {str(stored.path)!r}: it is of another model, or of other data, with vocabularies of "
+                f"its own; begin the server anew."
+            )
+        self.model.load_state_dict(stored.parameters)
 
     def read(self, text: Any) -> Any:
         """Read an instance: the text that a file of the model's data holds for it.

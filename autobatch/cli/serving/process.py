@@ -67,7 +67,7 @@ class Reloading:
             return
         self._seen = seen
         stored = self._trained.read()
-        self._predictor.model.load_state_dict(stored.parameters)
+        self._predictor.take(stored)
         self._seen = _stamp(stored.path)
         LOG.info("took up %r.", str(stored.path))
 

@@ -13,7 +13,7 @@ from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.deploy.loading import load
-from autobatch.errors import CheckpointError
+from autobatch.errors import CheckpointError, DataError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.files import from_text, to_text
@@ -76,9 +76,14 @@ class StoredModel:
         settings, encoding = self.settings, self.encoding
         if data not in (None, settings.data):
             encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
-        workload = load_workload(
-            settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision
-        )
+        try:
+            workload = load_workload(
+                settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision
+            )
+        except DataError as error:
+            if data is not None:
+                raise
+            raise DataError(f"{error} The model was trained on that; name other data by --data.") from error
         workload.model.load_state_dict(self.parameters)
         return workload
 
@@ -223,8 +228,8 @@ def read_exported(path: Path) -> StoredModel:
         made_of = _made_of(model.about)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: it holds the cells of a model, and not by which name the command knows the "
-            f"model; call them after ab.load, or export a checkpoint by autobatch export."
+            f"cannot use {str(path)!r}: ab.export wrote it, of a model that commands do not know; load it by "
+            f"ab.load, or write a model of the package by autobatch export."
         ) from error
     learned = policy if isinstance(policy, Directed) else None
     return StoredModel(path=path, **made_of, learned=learned, parameters=model.state_dict())
