@@ -413,8 +413,8 @@ def _content(program: CellProgram) -> Hashable:
 
 
 def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:
-    """`key` with elements for empty lists, whose shape the body gave as `shape=`."""
-    if key.kind == "each":
+    """`key` with elements for empty lists, whose shape the body gave as `shape=`; arrays of n rows are groups too."""
+    if key.kind in ("each", "rows"):
         element = resolved.get(next(groups))
         return key if element is None else Key("each", None, (element,))
     return replace(key, children=tuple(_resolve(child, resolved, groups) for child in key.children))

@@ -400,3 +400,13 @@ def test_lists_of_different_lengths_are_refused_whenever_they_come() -> None:
         ):
             run([(2, 2), (2, 3)])
         assert run([(2, 2)]).shape == (1,)
+
+
+def test_an_empty_list_behind_an_array_of_any_length() -> None:
+    @ab.cell(ragged=("rows",))
+    def both(rows: Any, xs: list[Any]) -> Any:
+        return ab.sum(rows, axis=0) + ab.sum_n(xs, shape=(2,))
+
+    instances = [(np.ones((3, 2)), []), (np.ones((1, 2)), [np.ones(2)])]
+    found = ab.batched(lambda pair: both(*pair), backend="reference")(instances)
+    assert np.array_equal(found, [[3.0, 3.0], [2.0, 2.0]])
