@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from autobatch.errors import BackendError
 from autobatch.jit.progress import NOTICE
@@ -144,25 +144,29 @@ class Helper:
     def _run(self, messages: SimpleQueue[int | None]) -> None:
         """Start the process, and write to it what is asked; in a thread, as it reads nothing while it starts."""
         import subprocess
+        import tempfile
 
         command = [sys.executable, "-P", "-m", "autobatch.jit.helper"]
         environment = {**os.environ, VARIABLE: NOW, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        said = tempfile.TemporaryFile()  # noqa: SIM115  # the other thread closes it
         try:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
             )
         except OSError as error:
+            said.close()
             self._failure = f"no process can be started ({error.strerror or error})"
             return
-        threading.Thread(target=self._listen, args=(process, messages), name="autobatch compiled", daemon=True).start()
+        listening = threading.Thread(target=self._listen, args=(process, said, messages), daemon=True)
+        listening.start()
         assert process.stdin is not None
         with suppress(OSError), process.stdin as pipe:  # it may have ended, which the other thread finds too
             while (number := messages.get()) is not None:
                 pickle.dump((number, self._tasks[number], self._seconds.get(number, 0.0)), pipe)
                 pipe.flush()
 
-    def _listen(self, process: Any, messages: SimpleQueue[int | None]) -> None:
-        """Take the answers of the process until it ends."""
+    def _listen(self, process: Any, said: IO[bytes], messages: SimpleQueue[int | None]) -> None:
+        """Take the answers of the process until it ends; keep the last line that it said if it failed."""
         with suppress(EOFError, pickle.UnpicklingError, OSError), process.stdout as pipe:
             while True:
                 number = pickle.load(pipe)
@@ -171,10 +175,14 @@ class Helper:
                     self._seconds.pop(number, None)
         messages.put(None)
         status = process.wait()
+        with said:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").split("\n")
+        last = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
         with self._lock:
             self._messages = None
             if status:
-                self._failure = f"the process that compiles ended with status {status}"
+                self._failure = f"the process that compiles ended with status {status}{last}"
             else:
                 for number in self._seconds:  # asked for while it ended
                     self._send(number)

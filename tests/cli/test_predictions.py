@@ -117,3 +117,22 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
     status, _, err = command("eval", "--model", tmp_path / "trees.ab")
     assert status == 2
     assert err.endswith("The model was trained on that; name other data by --data.\n")
+
+
+def test_data_without_labels_are_not_measured(command: Command, tmp_path: Path) -> None:
+    """A share is left out where nothing counts towards it; where nothing counts at all, that is said."""
+    data = {name: tmp_path / f"{name}.jsonl" for name in ("all", "below", "none")}
+    data["all"].write_text('{"word": "a", "label": "1", "children": [{"word": "b", "label": "2"}]}\n' * 20)
+    data["below"].write_text('{"word": "a", "children": [{"word": "b", "label": "2"}]}\n')
+    data["none"].write_text('{"word": "a", "children": [{"word": "b"}]}\n')
+    given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", data["all"], "--checkpoint", tmp_path / "run"
+    assert command("train", "tree-lstm-childsum", *given)[0] == 0
+    evaluate = "eval", "tree-lstm-childsum", "--checkpoint", tmp_path / "run", "--data"
+    assert "root accuracy" in command(*evaluate, data["all"])[1]
+    status, out, _ = command(*evaluate, data["below"])
+    assert status == 0
+    assert "nodes accuracy" in out
+    assert "root accuracy" not in out
+    status, out, err = command(*evaluate, data["none"])
+    assert (status, out) == (2, "")
+    assert "nothing in its 1 instance has a label; autobatch predict needs none." in err

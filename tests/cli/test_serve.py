@@ -227,6 +227,20 @@ def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
 
 
 @SLOW
+def test_workers_end_with_the_first_process_however_it_ends(run: Path) -> None:
+    with serving(run, "--backend", "reference", "--workers", "2") as (process, port):
+        workers = workers_of(process)
+        process.kill()
+        process.wait()
+        for _ in range(100):
+            if not any(Path(f"/proc/{worker}").exists() for worker in workers):
+                break
+            time.sleep(0.1)
+        with pytest.raises(ConnectionRefusedError):
+            ask(port, "GET", "/live")
+
+
+@SLOW
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 def test_a_log_on_a_full_disk_stops_nothing(run: Path) -> None:
     with (

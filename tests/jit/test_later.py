@@ -110,6 +110,25 @@ def test_a_helper_that_dies_is_told_and_its_tasks_are_done_here(cache: Path, tmp
     wait((tmp_path / "made").is_dir)
 
 
+def test_the_last_words_of_a_helper_are_told(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('no such numbers')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = Helper()
+    helper.waits_for(make(tmp_path), 0.0)
+    wait(lambda: helper._failure)
+    with pytest.warns(UserWarning, match=r"ended with status 1 \(ImportError: no such numbers\)"):
+        helper.waits_for(make(tmp_path), 0.0)
+
+
+def test_what_a_task_prints_is_no_answer(cache: Path, tmp_path: Path) -> None:
+    helper, task = Helper(), make(tmp_path / "made")
+    helper.waits_for(Task("os", "system", ("echo hello",)), 1.0)
+    helper.waits_for(task, 0.0)
+    wait(lambda: helper.n_waiting == 0)
+    assert (tmp_path / "made").is_dir()
+    assert not helper._failure
+
+
 def test_where_no_process_can_be_started_tasks_are_done_here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     helper, task = Helper(), Task("os", "getpid", ())

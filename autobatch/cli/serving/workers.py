@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from types import FrameType
 
@@ -16,6 +17,8 @@ from autobatch.errors import DataError
 
 HELD = "AUTOBATCH_SOCKET"
 """The environment of a worker has the number of the socket at which the first process listens."""
+FIRST = "AUTOBATCH_FIRST"
+"""The environment of a worker has the number of a pipe whose other end only the first process holds."""
 LEAST_LIFE = 5.0  # seconds; a worker that dies earlier is not begun again
 CHECK_EVERY = 0.2  # seconds
 
@@ -27,6 +30,7 @@ def listen(host: str, port: int) -> socket.socket:
         DataError: the address cannot be had.
     """
     if HELD in os.environ:
+        threading.Thread(target=_end_with_first, name="autobatch first process", daemon=True).start()
         return socket.socket(fileno=int(os.environ[HELD]))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -40,6 +44,12 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+def _end_with_first() -> None:
+    """End this worker as SIGTERM does when the first process is gone, however it ended."""
+    os.read(int(os.environ[FIRST]), 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def run_workers(n: int, listening: socket.socket) -> int:
     """Run the same command in n processes that accept at a socket, until a signal ends them; give the exit status.
 
@@ -51,12 +61,14 @@ def run_workers(n: int, listening: socket.socket) -> int:
     from autobatch.serving.workers import SEVERAL
 
     ended: list[int] = []
-    with tempfile.TemporaryDirectory() as shared:
-        environment = {**os.environ, HELD: str(listening.fileno()), SEVERAL: shared}
+    theirs, ours = os.pipe()
+    passed = listening.fileno(), theirs
+    with tempfile.TemporaryDirectory() as shared, os.fdopen(theirs), os.fdopen(ours, "w"):
+        environment = {**os.environ, HELD: str(passed[0]), FIRST: str(passed[1]), SEVERAL: shared}
 
         def begin() -> tuple[subprocess.Popen[bytes], float]:
             command = [sys.executable, "-m", "autobatch", *sys.argv[1:]]
-            return subprocess.Popen(command, env=environment, pass_fds=[listening.fileno()]), time.monotonic()
+            return subprocess.Popen(command, env=environment, pass_fds=passed), time.monotonic()
 
         workers = [begin() for _ in range(n)]
 

@@ -65,6 +65,11 @@ def evaluate(
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
         metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()
+        if not metrics:
+            raise DataError(
+                f"cannot measure {stored.settings.model} on {workload.dataset.name}: nothing in its "
+                f"{say_instances(len(instances))} has a label; autobatch predict needs none."
+            )
         words = "  ".join(workload.spec.say(metric, value) for metric, value in metrics.items())
         click.echo(f"{workload.dataset.name}, {say_instances(len(instances))}:  {words}")
         settings = stored.settings

@@ -13,10 +13,11 @@ from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.deploy.loading import load
+from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.policies.files import from_text, to_text
+from autobatch.policies.files import from_text
 from autobatch.policies.rules.directed import Directed
 from autobatch.schedule.schedule import Policy
 
@@ -155,7 +156,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         "position": asdict(fitting.position),
         "best": best,
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
-        "policy": policy_text(fitting.loss.policy),
+        "policy": describe_policy(fitting.loss.policy, "cannot store the policy").get("text"),
         "optimizer": optimizer,
     }
     save_checkpoint(path, arrays, state)
@@ -166,18 +167,6 @@ def describe(settings: Settings, workload: Workload) -> dict[str, Any]:
     dataset = workload.dataset
     vocabularies = {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()}
     return {"settings": asdict(settings), "sizes": dict(dataset.sizes), "vocabularies": vocabularies}
-
-
-def policy_text(policy: Policy) -> str | None:
-    """Write a policy whose name does not say all of it; None for others."""
-    if isinstance(policy, Directed) and policy.rule in policies.KINDS:
-        return to_text(policy, "cannot store the policy")
-    return None
-
-
-def read_policy(path: Path, text: str | None) -> Directed | None:
-    """Read what `policy_text` wrote."""
-    return None if text is None else from_text(text, policies.KINDS, f"cannot load the policy in {str(path)!r}")
 
 
 def read_run(path: Path) -> StoredRun:
@@ -192,6 +181,7 @@ def read_run(path: Path) -> StoredRun:
         raise CheckpointError(str(error).replace("save_checkpoint", "autobatch train --checkpoint")) from error
     try:
         position = {**state["position"], "tally": Tally(**state["position"]["tally"])}
+        text, doing = state.get("policy"), f"cannot load the policy in {str(path)!r}"
         return StoredRun(
             path=path,
             **_made_of(state),
@@ -199,7 +189,7 @@ def read_run(path: Path) -> StoredRun:
             position=Position(**position),
             best=state["best"],
             draws=state["draws"],
-            learned=read_policy(path, state.get("policy")),
+            learned=None if text is None else from_text(text, policies.KINDS, doing),
             parameters=_named(arrays, PARAMETER),
             optimizer={**state["optimizer"], "arrays": _named(arrays, OPTIMIZER)},
         )
