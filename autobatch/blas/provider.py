@@ -6,6 +6,7 @@ torch in their packages.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -81,6 +82,14 @@ class ByNumPy(Provider):
 
 class ByTorch(Provider):
     """torch, on tensors that share the arrays' memory; compiled code calls its library, if that can be found."""
+
+    def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:
+        import torch
+
+        super().__init__(name, version, addresses)
+        with warnings.catch_warnings():  # torch warns once of an array that is read-only, as operands may be
+            warnings.simplefilter("ignore")
+            torch.from_numpy(np.broadcast_to(np.zeros(1, np.float32), 1))
 
     def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
         import torch

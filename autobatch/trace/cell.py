@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial, update_wrapper
 from itertools import chain, repeat
 from types import FunctionType
@@ -19,12 +19,12 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar, overload
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Builder, Traced
 from autobatch.keywords import suggesting
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE
-from autobatch.ops.randomness import cell_call
+from autobatch.ops.randomness import EAGER, cell_call
 from autobatch.ops.taped import Taped, value_on
 from autobatch.params.module import Module, shared_dtype
 from autobatch.params.parameter import Parameter
@@ -32,7 +32,9 @@ from autobatch.trace.inputs import FloatInput
 
 CARRIED = ".carrier"
 ARRAYS = (np.ndarray, np.floating, Taped, FloatInput)
-DERIVED = ("carrier", "signature")
+DATA_INSIDE: tuple[type, ...] = (Parameter,)
+"""What is a value of a call inside a call, besides arrays."""
+DERIVED = ("carrier", "signature", "names", "float_defaults")
 """Attributes that are made when they are asked for."""
 
 
@@ -74,10 +76,20 @@ class Cell:
         return method
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function on read-only arrays, which have the float type of the owner; parameters are values too."""
+        """Run the function on read-only arrays, which have the float type of the owner.
+
+        Parameters are values too, and so are floats: the data of a call. In a call inside a call they are constants.
+        """
         module = owner if isinstance(owner, Module) else None
         dtype = None if module is None else shared_dtype(module)
-        args, kwargs = self._given(owner, args, kwargs, partial(_read_only, dtype=dtype), ARRAYS)
+        if EAGER.depth:
+            data, number = DATA_INSIDE, None
+        else:
+            given = self.names[: len(args) + (owner is not None)]
+            kwargs = {**{name: x for name, x in self.float_defaults.items() if name not in given}, **kwargs}
+            data, number = (*DATA_INSIDE, float), dtype or _float_type(leaves((args, kwargs)))
+        own = partial(_read_only, dtype=dtype, number=number)
+        args, kwargs = self._given(owner, args, kwargs, own, ARRAYS, data)
         with cell_call(None if module is None else module.training):
             return _on_arrays(self.of(owner)(*args, **kwargs), _result, (*ARRAYS, Parameter))
 
@@ -87,7 +99,7 @@ class Cell:
         def own(x: Any) -> Any:
             return x.again() if isinstance(x, Traced) else builder.wrap(x)
 
-        args, kwargs = self._given(owner, args, kwargs, own, (Traced,))
+        args, kwargs = self._given(owner, args, kwargs, own, (Traced,), DATA_INSIDE)
         return _on_arrays(self.of(owner)(*args, **kwargs), own, (Traced, Parameter))
 
     def _given(
@@ -97,12 +109,13 @@ class Cell:
         kwargs: dict[str, Any],
         own: Callable[[Any], Any],
         kinds: tuple[type, ...],
+        data: tuple[type, ...],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with `own` applied to what is of these kinds, and to parameters unless static."""
-        names = list(self.signature.parameters)[owner is not None :] if self.static else []
+        """The arguments of a call, with `own` applied to what is of some kinds, and to what is `data` unless static."""
+        names = self.names[owner is not None :] if self.static else []
 
         def given(x: Any, name: str) -> Any:
-            return _on_arrays(x, own, kinds if name in self.static else (*kinds, Parameter))
+            return _on_arrays(x, own, kinds if name in self.static else kinds + data)
 
         args = tuple(map(given, args, chain(names, repeat(names[-1] if names else ""))))
         return args, {name: given(x, name) for name, x in kwargs.items()}
@@ -128,6 +141,17 @@ class Cell:
     def signature(self) -> inspect.Signature:
         """Of the function."""
         return inspect.signature(self.function)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the arguments, the owner first if there is one."""
+        return list(self.signature.parameters)
+
+    @cached_property
+    def float_defaults(self) -> dict[str, Any]:
+        """The defaults that hold floats, which are data of a call too."""
+        defaults = {name: p.default for name, p in self.signature.parameters.items() if p.kind is not p.POSITIONAL_ONLY}
+        return {name: x for name, x in defaults.items() if any(isinstance(part, float) for part in leaves(x))}
 
     @cached_property
     def carrier(self) -> Callable[..., Any]:
@@ -240,11 +264,22 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
     return current.call_cell(called, owner, args, kwargs)
 
 
-def _read_only(x: Any, dtype: Any) -> Any:
-    """An array, a parameter or a NumPy scalar as a read-only array; floats are cast to the model's dtype.
+def _float_type(args: Iterable[Any]) -> Any:
+    """The widest float type of the arrays among the arguments; float64 if there are none."""
+    found = {x.dtype for x in args if isinstance(x, ARRAYS) and x.dtype.kind == "f"}
+    return np.result_type(*found) if found else np.float64
+
+
+def _read_only(x: Any, dtype: Any, number: Any) -> Any:
+    """An array, a parameter or a number as a read-only array; floats are cast to the model's dtype, if it has one.
 
     It is another object each time, as two arguments of a batched call are two values: derivatives go by identity.
+
+    Args:
+        number: the dtype of Python's floats.
     """
+    if isinstance(x, float) and not isinstance(x, np.floating):
+        return freeze(np.asarray(x, number))
     x = value_on(STAGE.current, x) if isinstance(x, Parameter) else x
     if isinstance(x, (Taped, FloatInput)):
         value = x.read() if isinstance(x, FloatInput) else Taped(x.value, x.tape, x.entry)

@@ -8,7 +8,7 @@ among its arguments. Other values that it reads are constants to the derivative.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -92,13 +92,17 @@ class Variables:
                 raise NeedsLength(x.group, "differentiates along it")
         own = [*map(_shape, self.values)]
         if [*map(_shape, found)] != own:
-            differs = ", where n differs between nodes" if any("n" in shape for shape in own) else ""
             raise ShapeError(
                 f"{what} of shapes {[*map(_shape, found)]} are given for values of shapes "
-                f"{own}{differs}; give one for each, of its shape. An array that arguments hold "
+                f"{own}{_of_any_number(own)}; give one for each, of its shape. An array that arguments hold "
                 f"in several places is one value."
             )
         return found
+
+
+def _of_any_number(shapes: Iterable[Any]) -> str:
+    """What is added to shapes if one of them has rows of any number."""
+    return ", where n differs between nodes" if any("n" in shape for shape in shapes) else ""
 
 
 def _is_variable(x: Any) -> bool:
@@ -198,7 +202,8 @@ class Differentiated:
         found = _leaves(given)
         if [*map(_shape, found)] != self._shapes:
             raise ShapeError(
-                f"gradients of shapes {[*map(_shape, found)]} are given for results of shapes {self._shapes}."
+                f"gradients of shapes {[*map(_shape, found)]} are given for results of shapes "
+                f"{self._shapes}{_of_any_number(self._shapes)}."
             )
         return self.variables.like(self._by.pull(self._results, found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -119,6 +120,19 @@ def test_no_operand_is_copied(provider: Provider) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10_000 + (4 * gemm.BLOCK_WORDS if provider.name == gemm.NAME else 0)
+
+
+def test_torch_does_not_warn_of_operands_that_are_read_only() -> None:
+    program = """
+import numpy as np, torch
+from autobatch.blas.finding import get_provider
+a, out = np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)
+a.flags.writeable = False
+get_provider("torch").multiply(a, a, out)
+print(out.sum())
+"""
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "8.0\n", "")
 
 
 def test_matrices_that_do_not_fit_are_refused(provider: Provider) -> None:

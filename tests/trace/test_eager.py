@@ -141,7 +141,7 @@ def test_elements_cannot_be_set(model64: Model) -> None:
 
 STRUCTURES: dict[str, Callable[[Any], Any]] = {
     "an array": lambda x: x,
-    "a tuple": lambda x: (1, (x, 2.0)),
+    "a tuple": lambda x: (1, (x, 2)),
     "a list": lambda x: [x, [x]],
     "a dict": lambda x: {"a": x, "b": {"c": x}},
     "a dataclass": lambda x: State(x),

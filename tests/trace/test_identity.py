@@ -134,3 +134,65 @@ def test_eager_results_stay_when_parameters_change() -> None:
     views = ab.transpose(weight), ab.reshape(weight, (6,)), weight[0], weight[...]
     weight.data[:] = 5.0
     assert all(np.array_equal(view, np.ones(view.shape)) for view in views)
+
+
+def by_a_number(x: Any, number: Any) -> Any:
+    """The gradients by an array and by a number, added up; the number has one if it is a value."""
+    by_x, by_number = ab.grad(lambda x, y: ab.sum(x * y), wrt=lambda x, y: (x, y))(x, number)
+    return by_x if by_number is None else by_x + by_number
+
+
+@ab.cell
+def of_data(x: Any, number: float = 2.5) -> Any:
+    return by_a_number(x, number)
+
+
+@ab.cell(static=("number",))
+def of_a_static_number(x: Any, number: float = 2.5) -> Any:
+    return by_a_number(x, number)
+
+
+@ab.cell
+def of_computed(x: Any, number: float) -> Any:
+    return by_a_number(x, number * 2.0)
+
+
+@ab.cell
+def of_a_constant(x: Any) -> Any:
+    return by_a_number(x, 2.0)
+
+
+@ab.cell
+def of_a_structure(parts: dict[str, Any]) -> Any:
+    return by_a_number(parts["x"], parts["numbers"][1])
+
+
+@ab.cell
+def of_calls_inside(x: Any, number: float) -> Any:
+    return of_data(x, number) + of_data(x, 2.0) + of_data(x) + of_computed(x, number)
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "data": (lambda x: of_data(x, 3.0), 3.0 + 3.0),
+    "data by name": (lambda x: of_data(number=3.0, x=x), 3.0 + 3.0),
+    "a default": (of_data, 2.5 + 3.0),
+    "an int": (lambda x: of_data(x, 3), 3.0),
+    "static": (lambda x: of_a_static_number(x, 3.0), 3.0),
+    "a static default": (of_a_static_number, 2.5),
+    "computed from data": (lambda x: of_computed(x, 1.5), 3.0 + 3.0),
+    "a constant": (of_a_constant, 2.0),
+    "in a structure": (lambda x: of_a_structure({"x": x, "numbers": (1, 3.0)}), 3.0 + 3.0),
+    "through a call inside": (lambda x: of_calls_inside(x, 3.0), 6.0 + 2.0 + 2.5 + 9.0),
+    "outside of cells": (lambda x: by_a_number(x, 3.0), 3.0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_a_value_where_it_is_data_of_a_cell(name: str, dtype: str) -> None:
+    """A number that a cell is called with has a gradient in every stage; one that a program holds has none."""
+    function, expected = NUMBERS[name]
+    x = np.array([1.0, 2.0], dtype)
+    assert np.array_equal(function(x), np.full(2, expected))
+    assert function(x).dtype == dtype
+    assert np.array_equal(ab.batched(function, backend="reference")([x])[0], np.full(2, expected))
