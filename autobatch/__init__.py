@@ -132,6 +132,8 @@ else:
             return import_module(f"autobatch.{name}")
         if name in LAZY:
             return getattr(import_module(LAZY[name]), name)
+        if name == "torch":
+            raise AttributeError("autobatch.torch is a module of its own: import autobatch.torch as abt.", name=name)
         from autobatch.missing import advice
 
         raise AttributeError(f"module 'autobatch' has no attribute {name!r}{advice(name, __all__)}", name=name)

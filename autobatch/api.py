@@ -520,7 +520,7 @@ def batched(
 
     if module is None:
         module = _module_of(function)
-    if not callable(function) or not isinstance(module, Module | None):
+    if not callable(function) or isinstance(function, type) or not isinstance(module, Module | None):
         raise GraphError(
             f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_name(function)} "
             f"and {_name(module)}; give a method of a model, such as model.loss, or a model that has __call__."

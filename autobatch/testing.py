@@ -12,7 +12,7 @@ import numpy as np
 from autobatch.api import Batched, batched
 from autobatch.errors import NumericError
 from autobatch.keywords import suggesting
-from autobatch.ops.randomness import randomness
+from autobatch.ops.randomness import check_generator, randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.awaiting import eager
@@ -32,7 +32,8 @@ def check_grads(
 ) -> None:
     """Compare the gradient along random directions with central differences of the loss.
 
-    Along a direction v over all trainable parameters, <grad, v> must equal (L(p + step v) - L(p - step v)) / (2 step).
+    Along a direction v over all trainable parameters, sum(grad * v) must equal
+    (L(p + step v) - L(p - step v)) / (2 step).
 
     Args:
         loss: batched; its function returns a scalar.
@@ -47,6 +48,7 @@ def check_grads(
         NumericError: they differ; the message gives both.
     """
     parameters = {name: p for name, p in module.parameters().items() if p.trainable}
+    check_generator(rng)
     start = {name: p.data.copy() for name, p in parameters.items()}
     random_step = loss.step
     _, grads = loss.value_and_grad(instances)
@@ -64,7 +66,7 @@ def check_grads(
             slope = sum(float((grads[name] * v).sum()) for name, v in along.items())
             difference = (mean_loss_at(along, step) - mean_loss_at(along, -step)) / (2 * step)
             if not abs(slope - difference) <= tolerance * (1 + max(abs(slope), abs(difference))):
-                message = f"<grad, v> is {slope:.10g}, the central difference {difference:.10g}"
+                message = f"sum(grad * v) is {slope:.10g}, the central difference {difference:.10g}"
                 raise NumericError(f"gradient check: {message}{_advice(start)}.")
     finally:
         for name, parameter in parameters.items():

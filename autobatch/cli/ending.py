@@ -76,3 +76,8 @@ def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
         os.write(sys.stdout.fileno(), _SHOW_CURSOR)
     os.write(sys.stderr.fileno(), b"autobatch: interrupted.\n")
     os._exit(INTERRUPTED)
+
+
+def describe_end(status: int) -> str:
+    """How a process ended, by its exit status; a negative one is a signal."""
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -96,6 +96,17 @@ class Encoding:
     sizes: Mapping[str, int]
 
 
+def find_here(model: str) -> ModelSpec:
+    """Find a model; a user's own package.module:Class is looked for where the command is given, too.
+
+    Raises:
+        DataError: there is no such model, or it cannot be used.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return find_model(model)
+
+
 def load_workload(
     model: str,
     data: str | None,
@@ -111,9 +122,7 @@ def load_workload(
     Raises:
         DataError: there is no such model or data, or it is malformed.
     """
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a user's own package.module:Class is looked for where the command is given
-    spec = find_model(model)
+    spec = find_here(model)
     _say_unused_dim(spec, dim)
     data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
     known = () if encoding is None else (encoding.vocabularies,)

@@ -109,8 +109,8 @@ class LoadedCell(Cell):
         if variant.lengths.walked and variant.lengths.of([len(x) for x in lists]) not in variant.lengths.found:
             n = [len(x) for x in lists]
             raise GraphError(
-                f"cell {self.name!r} of a file is called with a list of {max(n)} elements, and the file was not "
-                f"written for so many; export the model with longest={max(n)}."
+                f"it is called with a list of {max(n)} elements, and the file that it comes from was not written for "
+                f"so many; export the model with longest={max(n)}."
             )
         outputs = _append(values.builder, variant.program, values)
         return put_together(variant.structure, outputs)

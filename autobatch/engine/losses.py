@@ -25,12 +25,12 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
     """The factor of each instance's loss, float64 (B,)."""
     if isinstance(reduce, str):
         if reduce not in ("mean", "sum"):
-            raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.")
+            raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum', 'none' or an array of weights.")
         return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
     try:
         weights = np.asarray(reduce, np.float64)
     except (TypeError, ValueError):
-        raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.") from None
+        raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum', 'none' or an array of weights.") from None
     if weights.shape != (n_instances,):
         raise ShapeError(
             f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."

@@ -210,7 +210,7 @@ def _describe_shared(found: Shared) -> str:
     """What looking for equal nodes of a type gave, and what followed."""
     among = f"{found.nodes}" if found.looked_up == found.nodes else f"the {found.looked_up} looked up of {found.nodes}"
     return f"{found.equal} of {among} nodes equal an earlier one, " + (
-        "and are not computed again" if found.is_shared else "too few to save more than sharing them costs"
+        "and are not computed again" if found.is_shared else "but sharing them costs more than it saves"
     )
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.keywords import nearest
@@ -43,7 +47,8 @@ def find_model(name: str) -> ModelSpec:
     """Find a model by its name, or by `package.module:Class`.
 
     A class of the user's is an `ab.Module` with a method `loss(tree)`; it reads the same data as `tree-lstm` and is
-    measured like it if it has `scores(tree)`. For other data, `package.module:name` may name a `ModelSpec`.
+    measured like it if it has `scores(tree)`: the root's scores (n_classes,), and a list of those of all nodes in
+    postorder. For other data, `package.module:name` may name a `ModelSpec`.
 
     Raises:
         DataError: there is no such model, or it cannot be used.
@@ -81,9 +86,31 @@ def _spec(name: str, place: str) -> ModelSpec:
         reads=SPEC.reads,
         default_data=SPEC.default_data,
         load=SPEC.load,
-        count_correct=SPEC.count_correct if hasattr(found, "scores") else None,
-        predict=SPEC.predict if hasattr(found, "scores") else None,
+        count_correct=_of_scores(name, SPEC.count_correct) if hasattr(found, "scores") else None,
+        predict=_of_scores(name, SPEC.predict) if hasattr(found, "scores") else None,
     )
+
+
+def _of_scores(name: str, function: Any) -> Any:
+    """A function of what the batched method `scores` of a user's class returned, which is checked."""
+
+    def call(outputs: Any, trees: Sequence[Any], vocabularies: Any) -> Any:
+        if not _are_scores(outputs, trees):
+            raise DataError(
+                f"cannot use what scores(tree) of {name} returned: it has to be a tuple of the root's scores, of shape "
+                f"(n_classes,), and of a list of the scores of all nodes in postorder."
+            )
+        return function(outputs, trees, vocabularies)
+
+    return call
+
+
+def _are_scores(outputs: Any, trees: Sequence[Any]) -> bool:
+    if type(outputs) is not tuple or len(outputs) != 2 or np.ndim(outputs[0]) != 2 or len(outputs[1]) != len(trees):
+        return False
+    shapes = [[np.shape(scores) for scores in of_tree] for of_tree in outputs[1]]
+    n_nodes = [sum(1 for _ in tree.postorder()) for tree in trees]
+    return [len(of_tree) for of_tree in shapes] == n_nodes and {*chain.from_iterable(shapes)} == {outputs[0].shape[1:]}
 
 
 def _import(place: str) -> Any:

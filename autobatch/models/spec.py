@@ -40,8 +40,8 @@ class ModelSpec:
             `autobatch.models.data.dataset.load_trees`; `vocabularies` are those of a checkpoint.
         count_correct: makes metrics of what the model predicts.
             `count_correct(outputs of the batched predictor, instances, vocabularies)` gives for each, under a name such
-            as "tag_accuracy", numbers that add up over mini-batches; the metric is the share of the first in the other,
-            and is left out where that is 0.
+            as "tag_accuracy", numbers that add up over mini-batches; the metric is the share of the first in the other.
+            Metrics that it gives for no mini-batch are left out.
         predict: of the same arguments; gives the content of the JSON line of each instance.
         predictor: the method that predicts, which the module has if there is one of these two; it may be `async`, and
             then decide by values that it awaits.

@@ -121,7 +121,7 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 def count_labels(
     outputs: Sequence[Any], trees: Sequence[LabelledTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
-    """Count right and all labels, at roots and at all nodes that have labels.
+    """Count right and all labels, at roots and at all nodes that have labels; neither where there are none.
 
     Args:
         outputs: of batched `LabelledTreeClassifier.scores`: per tree the logits of its nodes.
@@ -136,7 +136,8 @@ def count_labels(
     found, meant = (
         [[[pair[side] for pair in of_tree] for of_tree in part] for part in (roots, pairs)] for side in (0, 1)
     )
-    return {"root_accuracy": count_tags(found[0], meant[0]), "nodes_accuracy": count_tags(found[1], meant[1])}
+    counts = {"root_accuracy": count_tags(found[0], meant[0]), "nodes_accuracy": count_tags(found[1], meant[1])}
+    return {metric: counted for metric, counted in counts.items() if counted[1]}
 
 
 def name_labels(

@@ -16,6 +16,7 @@ from autobatch import ops
 from autobatch.errors import ShapeError
 from autobatch.keywords import suggesting
 from autobatch.ops.define import composite, shape_of
+from autobatch.ops.randomness import check_generator
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.cell import cell
@@ -51,6 +52,7 @@ class Linear(Module):
     @suggesting()
     def __init__(self, n_in: int, n_out: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"a Linear from {n_in} to {n_out} numbers", n_in, n_out)
+        check_generator(rng)
         bound = 1.0 / math.sqrt(n_in)
         self.weight = Parameter(rng.uniform(-bound, bound, (n_out, n_in)))
         self.bias = Parameter(rng.uniform(-bound, bound, n_out)) if bias else None
@@ -88,6 +90,7 @@ class Embedding(Module):
     @suggesting()
     def __init__(self, n_rows: int, dim: int, rng: np.random.Generator) -> None:
         _check_sizes(f"an Embedding of {n_rows} rows of {dim} numbers", n_rows, dim)
+        check_generator(rng)
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
 
     def __call__(self, ids: Any) -> Any:
@@ -175,6 +178,7 @@ class _RecurrentCell(Module):
     @suggesting()
     def __init__(self, n_in: int, n_hidden: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"{type(self).__name__} from {n_in} to {n_hidden} numbers", n_in, n_hidden)
+        check_generator(rng)
         bound, n_rows = 1.0 / math.sqrt(n_hidden), self.n_gates * n_hidden
         self.weight_ih = Parameter(rng.uniform(-bound, bound, (n_rows, n_in)))
         self.weight_hh = Parameter(rng.uniform(-bound, bound, (n_rows, n_hidden)))

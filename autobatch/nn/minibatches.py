@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.keywords import suggesting
+from autobatch.ops.randomness import check_generator
 
 T = TypeVar("T")
 BucketBy = Literal["nodes"] | Callable[[T], float] | Sequence[float] | NDArray[Any]
@@ -62,6 +63,8 @@ def minibatches(
     """
     if size < 1:
         raise DataError(f"mini-batches of {size} instances; a mini-batch has at least one.")
+    if rng is not None:
+        check_generator(rng)
     size = int(size)  # products of NumPy's short ints would wrap around
     order = np.arange(len(instances)) if rng is None else rng.permutation(len(instances))
     batches = [order[start : start + size] for start in range(0, len(order), size)]

@@ -151,6 +151,12 @@ def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True
         EAGER.source = before
 
 
+def check_generator(rng: Any) -> None:
+    """Refuse what is no generator of random numbers; DataError."""
+    if not isinstance(rng, np.random.Generator | np.random.RandomState):
+        raise DataError(f"rng={rng!r} is no generator of random numbers; give np.random.default_rng(seed).")
+
+
 @contextmanager
 def cell_call(training: bool | None) -> Iterator[None]:
     """Within the context, all sites share a draw, as in one call of a cell. A call inside a call is part of it."""

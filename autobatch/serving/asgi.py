@@ -244,6 +244,8 @@ class _Handler:
             return self._read(given)
         except AutobatchError as error:
             return error
+        except (LookupError, RecursionError, TypeError, ValueError) as error:
+            return DataError(f"cannot read the instance ({type(error).__name__}: {error}).")
 
     async def _answer(self, instance: Any) -> Any:
         """The result of an instance, as JSON has it.

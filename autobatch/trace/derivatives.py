@@ -65,7 +65,7 @@ class Variables:
         if not self.values and not _is_empty(chosen):
             raise GraphError(
                 f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is "
-                f"{chosen!r}; an int or a plain number has no gradient, np.asarray(number) has one."
+                f"{chosen!r}; ints and plain numbers have no gradient, np.asarray(number, float) has one."
             )
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)

@@ -54,6 +54,14 @@ class Lossy(ab.Module):
     def loss(self, tree):
         return self.leaf(tree.label)
 
+class Rootless(Mine):
+    def scores(self, tree):
+        return super().scores(tree)[0]
+
+class Childless(Mine):
+    def scores(self, tree):
+        return super().scores(tree)[0], []
+
 class Demanding(Mine):
     def __init__(self, n_words, n_layers): ...
 
@@ -287,6 +295,14 @@ def test_a_model_of_the_users_own_trains(command: Command, trees: Path, name: st
     assert (status, err) == (0, "" if takes_dim else unused)
     assert out.startswith(f"{name}, dim 4, " if takes_dim else f"{name}, 5 parameters")
     assert ("dev root" in out) == takes_dim
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize("name", ["my_models:Rootless", "my_models:Childless"])
+def test_scores_of_another_form_are_refused(command: Command, trees: Path, name: str) -> None:
+    status, _, err = command("train", name, "--data", trees, *SMALL, "--epochs", 1)
+    assert status == 2
+    assert f"cannot use what scores(tree) of {name} returned: it has to be a tuple of the root's scores" in err
 
 
 # --- how errors end ---

@@ -113,6 +113,9 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
     given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", tmp_path / "trees.txt"
     assert command("train", "tree-lstm", *given, "--checkpoint", tmp_path / "run")[0] == 0
     assert command("export", "tree-lstm", "--checkpoint", tmp_path / "run", "--out", tmp_path / "trees.ab")[0] == 0
+    read = Predictor.of(Trained(None, tmp_path / "trees.ab").read()).read
+    with pytest.raises(ab.DataError, match="an instance is a text, as a file of the data holds it, and not 3"):
+        read(3)
     (tmp_path / "trees.txt").unlink()
     status, _, err = command("eval", "--model", tmp_path / "trees.ab")
     assert status == 2
@@ -133,6 +136,9 @@ def test_data_without_labels_are_not_measured(command: Command, tmp_path: Path) 
     assert status == 0
     assert "nodes accuracy" in out
     assert "root accuracy" not in out
+    predictor = Predictor.of(Trained("tree-lstm-childsum", tmp_path / "run").read())
+    assert predictor.read(json.loads(data["below"].read_text())) == predictor.read(data["below"].read_text())
+    assert command("train", "tree-lstm-childsum", "--data", data["none"])[2].startswith("autobatch: cannot train on")
     status, out, err = command(*evaluate, data["none"])
     assert (status, out) == (2, "")
     assert "nothing in its 1 instance has a label; autobatch predict needs none." in err

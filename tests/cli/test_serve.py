@@ -217,7 +217,6 @@ def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
         assert live["done"] >= 21  # and what warmed them up
         workers = workers_of(process)
         assert len(workers) == 2
-        time.sleep(5.5)  # a worker that dies sooner is not begun again
         os.kill(workers[0], signal.SIGKILL)
         time.sleep(1.0)
         for _ in range(20):
@@ -251,7 +250,6 @@ def test_a_log_on_a_full_disk_stops_nothing(run: Path) -> None:
         ),
     ):
         expected = predict(port, TREE)
-        time.sleep(5.5)  # a worker that dies sooner is not begun again
         for worker in workers_of(process):
             os.kill(worker, signal.SIGHUP)  # it loads the checkpoint again, and says so
         os.kill(workers_of(process)[0], signal.SIGKILL)

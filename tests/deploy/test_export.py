@@ -226,7 +226,7 @@ def test_lists_are_as_long_as_the_file_was_written_for(path: Path) -> None:
     loaded = ab.load(path)
     function = ab.batched(lambda n: loaded.total([loaded.leaf(1).h] * n), module=loaded, backend="reference")
     assert function([1, 4]).shape == (2, 3)
-    with pytest.raises(ab.GraphError, match=r"'total' of a file is called with a list of 30 .*longest=30"):
+    with pytest.raises(ab.GraphError, match=r"'total': it is called with a list of 30 .*longest=30"):
         function([30])
 
 

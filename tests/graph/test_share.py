@@ -452,7 +452,7 @@ def test_explain_says_what_the_rule_shared_and_what_not() -> None:
     report = loss.explain([[1, 3]] + [[k, 89 - k] for k in range(40)])
     assert report.rewrites.shared == 0
     assert (
-        "  leaf: 2 of the 64 looked up of 82 nodes equal an earlier one, too few to save more than sharing them costs"
+        "  leaf: 2 of the 64 looked up of 82 nodes equal an earlier one, but sharing them costs more than it saves"
         in str(report)
     )
     assert "join:" not in str(report)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -279,3 +281,17 @@ def test_values_and_gradients_are_those_of_torch(name: str, function: Function, 
             gradient = next(left)
             gradient = torch.zeros_like(x) if gradient is None else gradient
             torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+def test_where_torch_is_missing_the_error_names_the_extra() -> None:
+    program = """
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda kind, name, *rest: None if name == "torch" else find(name, *rest))
+import autobatch.torch
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (
+        "autobatch.torch needs the package torch; pip install 'autobatch-nn[torch]'." in ended.stderr.splitlines()[-1]
+    )

@@ -286,3 +286,19 @@ def test_recurrent_layers_with_more_than_a_cell_holds_are_refused() -> None:
     state = {**model.state_dict(), "rnn.bias_ih_l0": np.ones(4 * N_HIDDEN)}
     with pytest.raises(CheckpointError, match=r"'rnn\.bias_ih' and 'rnn\.bias_ih_l0' are one parameter"):
         model.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: Linear(2, 3, rng),
+        lambda rng: Embedding(2, 3, rng),
+        lambda rng: LSTMCell(2, 3, rng),
+        lambda rng: next(ab.minibatches([1, 2], 1, rng)),
+    ],
+)
+def test_a_seed_is_no_generator(draw: Any) -> None:
+    with pytest.raises(
+        ab.DataError, match=r"rng=0 is no generator of random numbers; give np.random.default_rng\(seed"
+    ):
+        draw(0)

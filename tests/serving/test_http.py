@@ -169,6 +169,7 @@ def test_an_async_generator_is_streamed(model: Served) -> None:
         ({"instances": []}, 400, "no instance"),
         ({"instances": [0] * 9}, 413, "9 instances are more than 8"),
         ({"instance": {"x": [1], "n": 0}}, 422, "an instance is an object"),
+        ({"instance": {"x": ["a", "b", "c"], "n": 0}}, 422, "cannot read the instance (ValueError: "),
         ({"instance": {"x": [0, 0, 0], "n": 7}}, 500, "the model failed on the instance (Boom)."),
         (b"x" * 5000, 413, "more than 4000 bytes"),
         ("[" * 3000, 400, "no JSON"),

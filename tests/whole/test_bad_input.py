@@ -143,6 +143,8 @@ def test_unknown_options(model: Model, name: str) -> None:
 def test_no_function_no_instances(model: Model) -> None:
     with refused(ab.GraphError, "takes a function over one instance", "give a method of a model, such as model.loss"):
         ab.batched(model)  # type: ignore[arg-type]
+    with refused(ab.GraphError, "takes a function over one instance", "give a method of a model, such as model.loss"):
+        ab.batched(Model)  # type: ignore[arg-type]
     loss = ab.batched(model.loss)
     for run in (loss, loss.value_and_grad, loss.record_all, loss.explain):
         with refused(ab.DataError, "a mini-batch is a list of instances, not 3; for one instance, give [instance]"):

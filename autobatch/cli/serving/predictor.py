@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from autobatch.cli.training.stored import StoredModel
+from autobatch.cli.workload import find_here
 from autobatch.errors import CheckpointError, DataError
-from autobatch.models import ModelSpec, find_model
+from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
 
 N_WARMING = 8  # instances with which a model warms up
@@ -33,7 +35,7 @@ class Predictor:
             CheckpointError: the model is not what it was.
         """
         settings, encoding = stored.settings, stored.encoding
-        spec = find_model(settings.model)
+        spec = find_here(settings.model)
         if spec.predict is None:
             raise DataError(
                 f"cannot serve {settings.model}: it has no scores; give the model a method scores(instance)."
@@ -61,13 +63,15 @@ class Predictor:
         self.model.load_state_dict(stored.parameters)
 
     def read(self, text: Any) -> Any:
-        """Read an instance: the text that a file of the model's data holds for it.
+        """Read an instance: the text that a file of the model's data holds for it, or the object, if that is JSON.
 
         Raises:
             DataError: it is no text, or not that of one instance.
         """
+        if isinstance(text, dict):
+            text = json.dumps(text)
         if not isinstance(text, str):
-            raise DataError(f"an instance is a text, {self.spec.reads}, and not {text!r}.")
+            raise DataError(f"an instance is a text, as a file of the data holds it, and not {text!r}.")
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
             file.write(text if text.endswith("\n") else text + "\n")
             file.flush()

@@ -12,6 +12,7 @@ import threading
 import time
 from types import FrameType
 
+from autobatch.cli.ending import describe_end
 from autobatch.cli.serving.log import LOG
 from autobatch.errors import DataError
 
@@ -19,7 +20,8 @@ HELD = "AUTOBATCH_SOCKET"
 """The environment of a worker has the number of the socket at which the first process listens."""
 FIRST = "AUTOBATCH_FIRST"
 """The environment of a worker has the number of a pipe whose other end only the first process holds."""
-LEAST_LIFE = 5.0  # seconds; a worker that dies earlier is not begun again
+LEAST_LIFE = 5.0  # seconds; a worker that fails earlier would fail again
+MOST_KILLED = 5  # workers in a row that a signal ends as early
 CHECK_EVERY = 0.2  # seconds
 
 
@@ -81,18 +83,21 @@ def run_workers(n: int, listening: socket.socket) -> int:
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, pass_on)
+        n_killed = 0
         while not ended:
             time.sleep(CHECK_EVERY)
             for place, (process, since) in enumerate(workers):
                 status = process.poll()
                 if status is None or ended:
                     continue
-                if time.monotonic() - since < LEAST_LIFE:
-                    LOG.error("a worker ended with status %s as soon as it began.", status)
+                is_early = time.monotonic() - since < LEAST_LIFE
+                n_killed = n_killed + 1 if is_early else 0
+                if is_early and (status >= 0 or n_killed == MOST_KILLED):
+                    LOG.error("a worker %s as soon as it began.", describe_end(status))
                     pass_on(signal.SIGTERM, None)
                     _wait(workers)
-                    return status or 1
-                LOG.warning("a worker ended with status %s; another takes its place.", status)
+                    return max(status, 1)
+                LOG.warning("a worker %s; another takes its place.", describe_end(status))
                 workers[place] = begin()
         _wait(workers)
     return 0

@@ -6,7 +6,6 @@ The others print nothing, and end with the first. Where one of them ends before,
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from datetime import timedelta
 from typing import IO
 
 import autobatch as ab
+from autobatch.cli.ending import describe_end
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import Alone, ConnectionLost
 from autobatch.errors import DistributedError
@@ -128,6 +128,5 @@ class _Others:
         told.seek(0)
         lines = told.read().decode(errors="replace").strip().splitlines()
         status = process.returncode
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         said = f", and said: {lines[-1].removeprefix('autobatch: ')}" if lines and status > 0 else ""
-        return f"process {rank} of {self._n} {how}{said}"
+        return f"process {rank} of {self._n} {describe_end(status)}{said}"

@@ -52,23 +52,18 @@ class Scorer:
                 self._given = record(self._predictor, self._given)
 
     def measure(self) -> dict[str, float]:
-        """Compute the metrics, none if the model has none; a share that nothing counts towards is left out."""
+        """Compute the metrics, none if the model has none; a share that nothing counts towards is 0."""
         spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
         if spec.count_correct is None:
             return {}
         own = [spec.count_correct(outputs, instances, vocabularies) for outputs, instances in self._outputs()]
+        parts = own if self._joined is None else [*chain.from_iterable(self._joined.gather(own))]
         totals: dict[str, list[float]] = {}
-        for part in own if self._joined is None else chain.from_iterable(self._joined.gather(own)):
+        for part in sorted(parts, key=len, reverse=True):  # metrics in the order of a mini-batch that has most
             for metric, counts in part.items():
                 before = totals.get(metric, [0] * len(counts))
                 totals[metric] = [sum(both) for both in zip(before, counts, strict=True)]
-        found: dict[str, float] = {}
-        for metric, counts in totals.items():
-            if metric in spec.metrics:
-                found[metric] = spec.metrics[metric](*counts)
-            elif counts[1]:
-                found[metric] = counts[0] / counts[1]
-        return found
+        return {metric: spec.metrics.get(metric, _share)(*counts) for metric, counts in totals.items()}
 
     def predict(self) -> Iterator[dict[str, Any]]:
         """Give what a JSON line says of each instance, in order."""
@@ -97,3 +92,7 @@ def say_missing_metrics(workload: Workload) -> None:
             f"{pip_install(extra)}.",
             err=True,
         )
+
+
+def _share(n_right: float, n_all: float) -> float:
+    return n_right / max(n_all, 1)

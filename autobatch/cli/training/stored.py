@@ -11,7 +11,7 @@ from autobatch import policies
 from autobatch.cli.results import Tally
 from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
-from autobatch.cli.workload import Encoding, Workload, load_workload
+from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
 from autobatch.deploy.loading import load
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
@@ -75,6 +75,7 @@ class StoredModel:
             CheckpointError: the model is not what it was.
         """
         settings, encoding = self.settings, self.encoding
+        find_here(settings.model)
         if data not in (None, settings.data):
             encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
         try:

@@ -154,6 +154,9 @@ class Loader:
             name: Vocabulary.count(chain.from_iterable(map(words.of, train)), words.min_count)
             for name, words in self.words.items()
         }
+        for name, words in self.words.items():
+            if words.min_count == 1 and len(known[name]) == 1 and vocabularies is None:
+                raise DataError(f"cannot train on {data!r}: its {len(train)} training instances have no {name}.")
         ids = [known[name].id for name in self.words]
         train, dev = ([self.encode(instance, *ids) for instance in part] for part in (train, dev))
         return Dataset(data, train, dev, known, {**{f"n_{name}": len(known[name]) for name in known}, **sizes})
