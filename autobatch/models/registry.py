@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -106,11 +105,17 @@ def _of_scores(name: str, function: Any) -> Any:
 
 
 def _are_scores(outputs: Any, trees: Sequence[Any]) -> bool:
-    if type(outputs) is not tuple or len(outputs) != 2 or np.ndim(outputs[0]) != 2 or len(outputs[1]) != len(trees):
+    """Whether outputs are root logits (B, C), and for each of the B trees the logits (C,) of its nodes."""
+    if type(outputs) is not tuple or len(outputs) != 2:
         return False
-    shapes = [[np.shape(scores) for scores in of_tree] for of_tree in outputs[1]]
+    root, of_trees = outputs
+    if not isinstance(root, np.ndarray) or root.ndim != 2 or type(of_trees) is not list or len(of_trees) != len(trees):
+        return False
+    if any(type(of_nodes) is not list for of_nodes in of_trees):
+        return False
     n_nodes = [sum(1 for _ in tree.postorder()) for tree in trees]
-    return [len(of_tree) for of_tree in shapes] == n_nodes and {*chain.from_iterable(shapes)} == {outputs[0].shape[1:]}
+    shapes = {getattr(scores, "shape", None) for of_nodes in of_trees for scores in of_nodes}
+    return [*map(len, of_trees)] == n_nodes and shapes == {root.shape[1:]}
 
 
 def _import(place: str) -> Any:

@@ -62,6 +62,19 @@ class Childless(Mine):
     def scores(self, tree):
         return super().scores(tree)[0], []
 
+class Twice(Mine):
+    def scores(self, tree):
+        return super().scores(tree)[0], super().scores(tree)[0]
+
+class Listed(Mine):
+    def scores(self, tree):
+        return super().scores(tree)[1], super().scores(tree)[1]
+
+class Nested(Mine):
+    def scores(self, tree):
+        root, nodes = super().scores(tree)
+        return root, [[scores] for scores in nodes]
+
 class Demanding(Mine):
     def __init__(self, n_words, n_layers): ...
 
@@ -298,11 +311,13 @@ def test_a_model_of_the_users_own_trains(command: Command, trees: Path, name: st
 
 
 @pytest.mark.usefixtures("user_module")
-@pytest.mark.parametrize("name", ["my_models:Rootless", "my_models:Childless"])
+@pytest.mark.parametrize("name", ["Rootless", "Childless", "Twice", "Listed", "Nested"])
 def test_scores_of_another_form_are_refused(command: Command, trees: Path, name: str) -> None:
-    status, _, err = command("train", name, "--data", trees, *SMALL, "--epochs", 1)
+    status, _, err = command("train", f"my_models:{name}", "--data", trees, *SMALL, "--epochs", 1)
     assert status == 2
-    assert f"cannot use what scores(tree) of {name} returned: it has to be a tuple of the root's scores" in err
+    assert (
+        f"cannot use what scores(tree) of my_models:{name} returned: it has to be a tuple of the root's scores" in err
+    )
 
 
 # --- how errors end ---

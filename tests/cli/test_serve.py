@@ -91,7 +91,7 @@ def predict(port: int, *texts: str, **headers: str) -> list[Any]:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
     return [int(number) for number in listed.stdout.split()]
 
 
@@ -223,6 +223,18 @@ def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
             assert predict(port, TREE) == expected
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+@SLOW
+def test_workers_that_are_killed_again_and_again_end_the_server(run: Path) -> None:
+    with serving(run, "--backend", "reference", "--workers", "2") as (process, _):
+        for _ in range(600):
+            if process.poll() is not None:
+                break
+            for worker in workers_of(process)[:1]:
+                os.kill(worker, signal.SIGKILL)
+            time.sleep(0.1)
+        assert process.wait(60) == 1
 
 
 @SLOW

@@ -65,7 +65,7 @@ def evaluate(
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
         metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()
-        if not metrics:
+        if not metrics and not workload.spec.missing_packages():
             raise DataError(
                 f"cannot measure {stored.settings.model} on {workload.dataset.name}: nothing in its "
                 f"{say_instances(len(instances))} has a label; autobatch predict needs none."

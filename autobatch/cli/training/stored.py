@@ -75,7 +75,7 @@ class StoredModel:
             CheckpointError: the model is not what it was.
         """
         settings, encoding = self.settings, self.encoding
-        find_here(settings.model)
+        find_here(settings.model)  # what it raises is not about data
         if data not in (None, settings.data):
             encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
         try:
