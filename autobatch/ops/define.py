@@ -45,8 +45,8 @@ class Op:
     Attributes:
         name: as programs print it.
         shape: per-node shapes of the arguments (and the static arguments) to the shape of the result.
-        kernel: `kernel(xp, *arrays, out=out, **static)`; arrays and out are `(rows, *shape)`. A view op returns
-            its result instead and takes no `out`.
+        kernel: `kernel(xp, *arrays, out=out, **static)`; arrays and out are `(rows, *shape)`, and `out` has at least
+            one element. A view op returns its result instead and takes no `out`.
         pullback: `pullback(g, y, *args, **static)`, one gradient per argument; None for ops without a derivative.
         scalar: for element-wise ops, the expression of one element, which reads the arguments by number.
         view: the result is a view of the first argument: no memory, no launch.
@@ -207,7 +207,13 @@ def broadcast(what: str, *shapes: Shape) -> Shape:
 
 
 def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[str, Any]) -> None:
-    """Run `op` on arrays with a row axis; lower-rank arguments of element-wise ops get axes of length one behind it."""
+    """Run `op` on arrays with a row axis; lower-rank arguments of element-wise ops get axes of length one behind it.
+
+    A kernel is not called where there is nothing to compute: a list may have no elements in the whole batch, and an
+    axis may have length zero. A sum over no rows adds nothing.
+    """
+    if not out.size or (op.sums_rows and any(array.shape[0] == 0 for array in arrays if hasattr(array, "shape"))):
+        return
     if op.scalar is not None:
         arrays = [align(a, out.ndim) for a in arrays]
     op.kernel(xp, *arrays, out=out, **static)

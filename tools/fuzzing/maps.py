@@ -42,7 +42,10 @@ class Map:
             chance = rng.random()
             if chance < 0.25 and len(shape) == 1:
                 shape = (pick(rng, self.body.drawing.sizes), *shape)
-                text, shape = f"({self.read(self.body.drawing.weight(shape))} @ {text})", shape[:1]
+                weight, shape = self.read(self.body.drawing.weight(shape)), shape[:1]
+                is_affine = rng.random() < 0.5
+                bias = self.read(self.body.drawing.weight(shape)) if is_affine else ""
+                text = f"ab.affine({weight}, {text}, {bias})" if is_affine else f"({weight} @ {text})"
             elif chance < 0.4 and len(shape) == 1 and shape[0] > 0:
                 text = pick(rng, PARTS).replace("{0}", text)
             elif chance < 0.65:
@@ -66,7 +69,7 @@ class Map:
 
 def draw_map(body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> None:
     """Draw a line that maps over a list, and makes one value of the results."""
-    rng = body.rng
+    rng, element = body.rng, shape
     drawn = Map(body, use, shape, others)
     made = drawn.written(drawn.element())
     shape = drawn.shape
@@ -79,4 +82,5 @@ def draw_map(body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> Non
         options.append(f"ab.attend({drawn.read(body.value(shape))}, {made}, {made}, shape={shape})")
     if not body.smooth:
         options.append(f"ab.max_n({made}, shape={shape})")
-    body.add(pick(rng, options), *drawn.args)
+    known = f"ab.sum(ab.sum_n({{0}}, shape={element})) + " if rng.random() < 0.5 else ""  # of an empty list, too
+    body.add(known + pick(rng, options), *drawn.args)

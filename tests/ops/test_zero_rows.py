@@ -1,0 +1,191 @@
+"""Every op where no instance of the mini-batch has an element: inside `ab.each`, beside a sum over the same list."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cuda.backend import Cuda
+from autobatch.backends.reference import Reference
+from helpers.programs.gradient_cases import INTERNAL, ROWS, WIDTH, RowsCase
+from helpers.programs.op_cases import CASES, OPERATORS, Case
+from helpers.runs.recorded import types_of
+from helpers.runs.ways import each
+from host_device import HostDevice
+
+ALL = (*CASES, *OPERATORS, *INTERNAL)
+FIRST = tuple({case.name: case for case in ALL}.values())  # one of each name
+COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]
+if shutil.which("g++") is not None:
+    COMPILED.append(lambda: Cuda(poison=True, device=HostDevice()))
+TOLERANCE = 1e-10
+WALKED = (
+    "cross_entropy",
+    "lookup",
+    "pick",
+    "top_k",
+    "stack",
+    "softmax_n",
+    "max_n",
+    "matmul stacks",
+    "einsum b",
+    "einsum h",
+)
+"""How the names of cases begin that may need a type for each length of the lists."""
+
+
+class Lists(ab.Module):
+    """Applies a case to each element of lists that may be empty.
+
+    Args:
+        roles: for each float argument, whether it is a "value", an element of a list, or a "parameter".
+    """
+
+    def __init__(self, case: Case, roles: tuple[str, ...]) -> None:
+        rng = np.random.default_rng(0)
+        self.case, self.roles = case, roles
+        self.factors = [ab.Parameter(np.asarray(case.floats(rng, shape))) for shape in case.shapes]
+        self.astype("float64")
+
+    @ab.cell
+    def scaled(self, factor: Any, x: Any) -> Any:
+        return factor * x
+
+    @ab.cell
+    def node(self, x: Any, lists: Any, ids: Any) -> Any:
+        total = ab.tanh(x)
+        for values, shape in zip(lists, self.case.shapes, strict=True):
+            total = total + 0.1 * ab.sum(ab.sum_n(values, shape=shape))
+
+        def of_element(*values: Any) -> Any:
+            parts = zip(values, self.factors, self.roles, strict=True)
+            out = ab.tanh(1.0 * self.case.compute(*(p if role == "parameter" else v for v, p, role in parts), *ids))
+            return ab.sum(out * out) + 0.1 * ab.sum(values[0])
+
+        return total + ab.sum_n(ab.each(of_element, *lists), shape=())
+
+    def loss(self, instance: Any) -> Any:
+        x, lists, ids = instance
+        parts = zip(self.factors, lists, strict=True)
+        return self.node(x, [[self.scaled(factor, value) for value in values] for factor, values in parts], ids)
+
+
+def draw_instance(case: Case, rng: np.random.Generator, length: int) -> Any:
+    """A number, a list for each float argument, and ids."""
+    drawn = [case.arguments(rng)[0] for _ in range(length)]
+    lists = [[floats[k] for floats in drawn] for k in range(len(case.shapes))]
+    return np.asarray(rng.standard_normal()), lists, case.arguments(rng)[1]
+
+
+def check(case: Case, roles: tuple[str, ...], backend: Any) -> None:
+    """Compare values with eager ones, and gradients with those of the instances one by one, in a batch without rows."""
+    rng, model = np.random.default_rng(0), Lists(case, roles)
+    batched = ab.batched(model.loss, backend=backend, policy="depth")
+    instances = [draw_instance(case, rng, length) for length in (0, 0, 2, 0, 1)]
+    for chosen in (instances[:2], instances, instances[:1]):
+        np.testing.assert_allclose(batched(chosen), [model.loss(one) for one in chosen], rtol=TOLERANCE, atol=TOLERANCE)
+        found = {name: np.array(g) for name, g in batched.value_and_grad(chosen, reduce="sum")[1].items()}
+        alone = [{n: np.array(g) for n, g in batched.value_and_grad([one])[1].items()} for one in chosen]
+        for name, gradient in found.items():
+            expected = sum(gradients[name] for gradients in alone)
+            np.testing.assert_allclose(gradient, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        if chosen is not instances:
+            assert not any(np.any(gradient) for gradient in found.values())
+    nodes = [node_type for node_type in types_of(batched) if node_type.name == "node"]
+    assert len(nodes) == 1 or case.name.startswith(WALKED)
+
+
+@each("case", FIRST[::3])
+def test_ops_of_no_rows(case: Case) -> None:
+    check(case, ("value",) * len(case.shapes), Reference(poison=True))
+
+
+@pytest.mark.slow
+@each("case", ALL)
+def test_ops_of_no_rows_with_any_arguments_shared(case: Case) -> None:
+    for roles in itertools.product(("value", "parameter"), repeat=len(case.shapes)):
+        check(case, roles, Reference(poison=True))
+
+
+@pytest.mark.slow
+@each("case", FIRST)
+def test_ops_of_no_rows_in_lowered_cells(case: Case) -> None:
+    check(case, ("value",) * len(case.shapes), Cpu(poison=True, jitted=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", COMPILED, ids=["cpu", "cuda"][: len(COMPILED)])
+def test_ops_of_no_rows_in_compiled_cells(make: Any) -> None:
+    for case in FIRST[::6]:
+        check(case, ("value",) * len(case.shapes), make())
+    for roles in itertools.product(("value", "parameter"), repeat=3):
+        check(next(case for case in CASES if case.name == "affine"), roles, make())
+
+
+# Layers, reductions of what was mapped, and arrays without rows.
+
+
+class Layers(ab.Module):
+    """The layers that are made of products, each over the elements of a list."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.linear, self.lstm = ab.Linear(3, 3, rng=rng), ab.LSTMCell(3, 3, rng=rng)
+        self.gru, self.norm = ab.GRUCell(3, 3, rng=rng), ab.LayerNorm(3)
+        self.astype("float64")
+
+    @ab.cell
+    def node(self, x: Any, children: Any) -> Any:
+        total = ab.sum_n(children, shape=(3,)) + x
+        mapped = [
+            ab.each(lambda h: ab.sigmoid(self.linear(h)) * h, children),
+            ab.each(lambda h: self.lstm(h, (x, h))[0], children),
+            ab.each(lambda h: self.gru(h, x), children),
+            ab.each(lambda h: self.norm(h * h), children),
+        ]
+        for values in mapped:
+            total = total + ab.sum_n(values, shape=(3,)) + ab.mean_n(values, shape=(3,))
+            total = total + ab.max_n(values, shape=(3,)) + ab.dot_n(ab.softmax_n(values), children, shape=(3,))
+            total = total + ab.attend(x, values, children, shape=(3,))
+        return total
+
+    def loss(self, tree: Any) -> Any:
+        return ab.sum(ab.tanh(self.visit(tree)))
+
+    def visit(self, tree: Any) -> Any:
+        x, children = tree
+        return self.node(x, [self.visit(child) for child in children])
+
+
+@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
+def test_layers_over_lists_without_elements(make: Any) -> None:
+    rng, model = np.random.default_rng(1), Layers()
+
+    def tree(*children: Any) -> Any:
+        return rng.standard_normal(3), list(children)
+
+    trees = [tree(), tree(tree(), tree(tree())), tree(tree())]
+    batched = ab.batched(model.loss, backend=make())
+    ab.testing.check_batched(model.loss, batched, trees, TOLERANCE)
+    ab.testing.check_grads(batched, trees, model, np.random.default_rng(2))
+    assert len([node_type for node_type in types_of(batched) if node_type.name == "node"]) == 1
+
+
+@each("case", [case for case in ROWS if case.name not in ("max", "max ties", "logsumexp", "one row", "mean", "attend")])
+@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
+def test_arrays_without_rows(case: RowsCase, make: Any) -> None:
+    compute = ab.cell(lambda x, q: ab.sum(case.compute(x, q)), ragged=("x",))
+    rng = np.random.default_rng(0)
+    instances = [(rng.standard_normal((n, WIDTH)), rng.standard_normal(WIDTH)) for n in (0, 3, 0)]
+    batched = ab.batched(lambda item: compute(*item), module=Layers(), backend=make())
+    for chosen in (instances[::2], instances):
+        np.testing.assert_allclose(batched(chosen), [compute(*one) for one in chosen], rtol=1e-9, atol=1e-9)
+        gradients = batched.value_and_grad(chosen, inputs=True)[2]
+        assert [g[0].shape for g in gradients] == [x.shape for x, _ in chosen]
