@@ -220,8 +220,10 @@ def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
 
 
 def _shapes(key: Any) -> Any:
-    """The shape of an element, or of each part of it."""
+    """The shape of an element, or of each part of it; the key of data."""
     kind, detail, children = key[:3]
+    if kind in ("int", "float"):
+        return Key(kind, tuple(detail), dtype="".join(key[4:]))
     return tuple(detail) if kind == "value" else tuple(map(_shapes, children))
 
 

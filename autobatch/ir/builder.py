@@ -107,6 +107,8 @@ class Traced(Symbol):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if isinstance(self.var.source, Attribute):
             numbers, _, number = self.var.source.name.rpartition(".")
+            if self.var.domain >= 0:  # an element of a list
+                numbers = self.var.source.name.partition(".")[0]
             what = f"the numbers in {numbers!r}, which differ" if numbers else f"the number {number!r}, which differs"
             raise GraphError(
                 f"an array is made of {what} between the nodes of a batch; make it before the call, by np.array, and "

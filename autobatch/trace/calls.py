@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from autobatch.trace.tape import Layout, Step, Tape
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
+ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
+A_LIST = "a list may have any length in one type"
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
@@ -103,6 +105,7 @@ class Calls:
                 "__calls": self,
                 "__log": self.log,
                 "__log_float": self.floats.append,
+                "__log_each": self.floats.extend,
                 "__log_floats": self.floats.frombytes,
             }
         )
@@ -397,8 +400,8 @@ class Calls:
                     f"ops to all rows at once, or to the rows between cells."
                 ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
-            if reader.lengths[needs.group]:
-                self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}; {ONE_TYPE}"
+            if reader.lengths[needs.group]:  # the reason of other lists, read next, is often that this one is fixed
+                self.types.of_one_length.setdefault(entry.name, _why_one_length(text, needs.why, reader.of_one_length))
             return self._slow(entry, args)
         except NeedsData as needs:
             texts = reader.data(needs.leaves)
@@ -407,7 +410,7 @@ class Calls:
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = texts
             return self._slow(entry, args)
         if form not in entry.known.by_form:
-            self._note_lengths(entry, keys)
+            self._note_lengths(entry, keys, reader)
             self._add_form(entry, reader, family)
         return entry.call(entry.known.by_form[form], args)
 
@@ -421,8 +424,8 @@ class Calls:
                 lifted[place] = self.lifting.lift(x, entry.is_static, is_ragged=name in entry.ragged)
         return lifted
 
-    def _note_lengths(self, entry: Entry, keys: Mapping[str, Key]) -> None:
-        """Note an argument if calls before differ from these in nothing but the lengths of such arrays."""
+    def _note_lengths(self, entry: Entry, keys: Mapping[str, Key], reader: FormReader) -> None:
+        """Note an argument if calls before differ from these in nothing but the lengths of such arrays or lists."""
         if entry.name in self.types.of_one_length:
             return
         for other in self.traces.keys_of(entry):
@@ -430,6 +433,11 @@ class Calls:
             if apart and all(_is_longer(keys[name], other[name]) for name in apart):
                 advice = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"
                 self.types.of_one_length[entry.name] = advice
+            elif apart and all(_is_other_list(keys[name], other[name]) for name in apart):
+                if keys[apart[0]].kind == "tuple":
+                    self.types.of_one_length[entry.name] = f"of {apart[0]}, because it is a tuple; {A_LIST}"
+                elif (why := reader.of_one_length.get(apart[0])) is not None:
+                    self.types.of_one_length[entry.name] = f"of {apart[0]}, because its elements {why}; {ALIKE}"
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
         """Read arguments, and again where the body needs the length of a list, or the numbers of data, of these."""
@@ -505,12 +513,26 @@ def cell_at(owner: Any, path: str) -> Any:
     return reduce(lambda at, name: getattr(at, name, None), path.split("."), owner)
 
 
+def _why_one_length(text: str, why: str, others: Mapping[str, str]) -> str:
+    """Say which list has a type for each length, why, and what to do; `others` are lists of separate elements."""
+    if not others:
+        return f"of {text}, because the body {why}; {ONE_TYPE}"
+    separate = " and ".join(f"the elements of {other} {reason}" for other, reason in others.items())
+    return f"of {text}, because the body {why}, and {separate}; {ALIKE}"
+
+
 def _is_longer(key: Key, other: Key) -> bool:
     """Whether two arrays, ids or rows of floats, differ in the length of their first axis alone."""
     least = {"int": 1, "value": 2}.get(key.kind, 0)
     if not least or (key.kind, key.below) != (other.kind, other.below) or len(key.detail) != len(other.detail):
         return False
     return len(key.detail) >= least and key.detail[1:] == other.detail[1:]
+
+
+def _is_other_list(key: Key, other: Key) -> bool:
+    """Whether two lists of separate elements, or two plain tuples, differ in their lengths."""
+    is_list = key.kind == other.kind and key.kind in ("list", "tuple") and key.detail is None
+    return is_list and len(key.children) != len(other.children)
 
 
 def _row(table: Parameter, index: Any) -> int | None:

@@ -233,8 +233,9 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
     Calls of a cell are of one type, and can run together, if their static arguments, their structure and the shapes of
     their values are equal. The length of a list is part of the structure, unless the body treats all elements alike:
     it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces what comes out (Python's `sum`, `ab.sum_n`,
-    `ab.softmax_n`, `ab.attend`). Such a list has any length; where
-    the body maps over it, an empty one makes a type of its own.
+    `ab.softmax_n`, `ab.attend`). Such a list has any length; where the body maps over it, an empty one makes a type of
+    its own. Its elements are values, ints, floats or arrays of ints, or tuples, dicts and dataclasses of these, all of
+    one form.
 
     Args:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import Traced, TracedCondition
-from autobatch.ir.program import SHARED, Constant, source_key
+from autobatch.ir.program import NODE, Constant, source_key
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS, is_zero
@@ -187,7 +187,7 @@ class ListBuilder(RowBuilder):
         if op is OPS["add"] and len(elements) == 2 and _continues(first, last):
             return self.sum_up_to(last)
         is_map = not (op.segments or op.random or first.at.is_sum) and all(x.at == first.at for x in elements)
-        if not is_map or (op.index_axis is not None and values[1].var.domain != SHARED):
+        if not is_map or (op.index_axis is not None and values[1].var.domain == NODE):
             raise NeedsLength(first.var.domain, RANDOM if op.random else MIXED)
         index = self.append(op, [self.at_edges(value, first) for value in values], static).index
         return (ElementCondition if is_condition else Element)(self, index, first.at)

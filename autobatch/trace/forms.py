@@ -21,15 +21,15 @@ that the user made (logged as an int per value). `code` describes to the decoder
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autobatch.errors import DataError, GraphError
-from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure
+from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure, parts_of
 from autobatch.ir.program import DRAW, LEAVES, NODE, Attribute, CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.rows import count_rows
@@ -44,8 +44,10 @@ BUILTINS: dict[str, Any] = {
 }
 BUILTINS["__rows"] = count_rows
 BOOL = "bool"
-LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()"}
-LOG_FLOATS = {"float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())"}
+LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()", "each": "*{}"}
+LOG_FLOATS = {
+    "float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())", "each": "__log_each({})",
+}  # fmt: skip
 
 
 @dataclass
@@ -55,15 +57,43 @@ class Leaf:
     Attributes:
         kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats", "each", or "rows" of data.
         first: the number of the first leaf.
-        refs: for "value" the expression of its ref; for "each" the name of the list of refs that the conditions make.
-        counts: number of leaves per ref; for "each" of all refs of one element.
+        refs: for "value" the expression of its ref; for "each" the name of the list of refs that the conditions make,
+            empty if the elements hold data alone.
+        leaves: the numbers of the leaves of each ref; for "each" of all refs of one element.
     """
 
     kind: str
     text: str
     first: int
     refs: str = ""
-    counts: tuple[int, ...] = (1,)
+    leaves: tuple[tuple[int, ...], ...] = ()
+
+
+class Element(NamedTuple):
+    """How an element of a list, or a part of one, is recognised and logged.
+
+    Attributes:
+        tests: the conditions that an expression has the form of the element.
+        refs: the expression of each ref of a value, with the leaves that it stands for.
+        ints, floats: the expression of each int or float, or of several behind a star, with its leaf.
+    """
+
+    key: Key
+    tests: list[str]
+    refs: list[tuple[str, tuple[int, ...]]]
+    ints: list[tuple[str, int]]
+    floats: list[tuple[str, int]]
+
+
+class EachData(NamedTuple):
+    """The data in the elements of a list `x`; see `Element`."""
+
+    ints: list[tuple[str, int]]
+    floats: list[tuple[str, int]]
+
+
+class NotAlike(Exception):
+    """The elements of a list have no common form that consists of values and data."""
 
 
 class FormReader:
@@ -78,6 +108,8 @@ class FormReader:
 
     Attributes:
         lists: the expressions of the variadic groups, and `lengths` their lengths; `rows` those that are no lists.
+        data_of: the data in the elements of each list that has some, by variadic group.
+        of_one_length: what the elements of a list do that makes them separate arguments, by the list's expression.
     """
 
     def __init__(
@@ -97,6 +129,8 @@ class FormReader:
         self.lists: list[str] = []
         self.rows: set[str] = set()
         self.lengths: list[int] = []
+        self.data_of: dict[int, EachData] = {}
+        self.of_one_length: dict[str, str] = {}
         self.n_leaves = 0
 
     def read(self, name: str, x: Any, text: str) -> Key:
@@ -116,7 +150,7 @@ class FormReader:
             return self._data(kind, (), text, f"__type({text}) is __{kind}")
         if isinstance(x, np.ndarray):
             return self._array(name, x, text)
-        if type(x) is list and text not in self.fixed and (key := self._each(x, text)) is not None:
+        if type(x) is list and text not in self.fixed and (key := self._each(name, x, text)) is not None:
             return key
         if is_structure(x):
             return self._container(name, x, text)
@@ -138,14 +172,16 @@ class FormReader:
 
     def data(self, leaves: set[int] | None) -> set[str]:
         """The expressions of these leaves, or of all, as far as they are ints of the node."""
-        ints = (leaf for leaf in self.leaves if leaf.kind in LOG_INTS)
-        return {leaf.text for leaf in ints if leaves is None or leaf.first in leaves}
+        ints = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind in LOG_INTS]
+        ints += [(self.lists[group], leaf) for group, data in self.data_of.items() for _, leaf in data.ints]
+        return {text for text, leaf in ints if leaves is None or leaf in leaves}
 
     def _handle(self, x: Value | Outputs, text: str) -> Key:
         self.handles.check(x)
-        tests, ((ref, n),) = self._tests(x, text, whole=True)
-        self.conditions += tests
-        self.leaves.append(Leaf("value", text, self.n_leaves, ref, (n,)))
+        n = sum(1 for _ in x.key.leaves())
+        self.conditions.append(f"__type({text}) is {x.class_name}")
+        leaves = tuple(range(self.n_leaves, self.n_leaves + n))
+        self.leaves.append(Leaf("value", text, self.n_leaves, f"{text}{path_to_ref(x.key)}", (leaves,)))
         self.n_leaves += n
         return x.key
 
@@ -153,7 +189,8 @@ class FormReader:
         """Read a value of any number of rows, which is logged as a list of them."""
         self.handles.check(x)
         self.conditions.append(f"__type({text}) is {x.class_name}")
-        self.leaves.append(Leaf("each", text, first_leaf(len(self.lists)), f"{text}.refs"))
+        leaf = first_leaf(len(self.lists))
+        self.leaves.append(Leaf("each", text, leaf, f"{text}.refs", ((leaf,),)))
         self._add_rows(x, text)
         return x.key
 
@@ -169,26 +206,36 @@ class FormReader:
                 f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
                 f"bools, so convert it first."
             )
-        kind, letters = "float", "f"
-        if x.dtype.kind != "f":
-            kind, letters = "int", "iub" if not self.tells_bools else "b" if x.dtype.kind == "b" else "iu"
         if name in self.ragged and x.ndim:
-            return self._rows(kind, letters, x, text)
-        condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
-        key = self._data(kind, x.shape, text, condition)
-        if letters != "b":
-            return key
-        self.leaves[-1].kind = "ints"  # also of a single one, which is no int
-        return replace(key, dtype=BOOL)
+            return self._rows(x, text)
+        key, condition = self._array_key(x, text)
+        self._data(key.kind, x.shape, text, condition)
+        if key.dtype == BOOL:
+            self.leaves[-1].kind = "ints"  # also of a single one, which is no int
+        return key
 
-    def _rows(self, kind: str, letters: str, x: Any, text: str) -> Key:
+    def _array_key(self, x: Any, text: str) -> tuple[Key, str]:
+        """The key of an array, and the condition that identifies it."""
+        kind, letters, dtype = self._kind_of(x)
+        test = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
+        return Key(kind, x.shape, dtype=dtype), test
+
+    def _kind_of(self, x: Any) -> tuple[str, str, str]:
+        """Of an array the kind of its key, the letters of the dtypes that have it, and the dtype of the key."""
+        if x.dtype.kind == "f":
+            return "float", "f", ""
+        letters = "iub" if not self.tells_bools else "b" if x.dtype.kind == "b" else "iu"
+        return "int", letters, BOOL if letters == "b" else ""
+
+    def _rows(self, x: Any, text: str) -> Key:
         """Read an array of any number of rows."""
-        shape, dtype = x.shape[1:], BOOL if letters == "b" else ""
+        shape, (kind, letters, dtype) = x.shape[1:], self._kind_of(x)
         self.conditions.append(
             f"__type({text}) is __ndarray and {text}.ndim == {x.ndim} and {text}.shape[1:] == {shape} "
             f"and {text}.dtype.kind in {letters!r}"
         )
         self.leaves.append(Leaf("rows", text, first_leaf(len(self.lists))))
+        self.data_of[len(self.lists)] = EachData([(text, first_leaf(len(self.lists)))], [])
         self._add_rows(x, text)
         return Key("rows", None, (Key(kind, shape, dtype=dtype),))
 
@@ -213,26 +260,81 @@ class FormReader:
             return f"__exact({text}) == {self.constant(exact(x))}"
         return f"__type({text}) is __type({name}) and {text} == {name}"
 
-    def _each(self, x: list[Any], text: str) -> Key | None:
-        """The key of a list of any length, if its elements have one form and consist of values only; else None."""
+    def _each(self, name: str, x: list[Any], text: str) -> Key | None:
+        """The key of a list of any length, if its elements have one form and hold values and data only; else None."""
         if not x:
             self.conditions.append(f"__type({text}) is __list and not {text}")
             self._add_list(x, text)
             return Key("each", None)
-        keys = {self._key(element) for element in x}
-        key = keys.pop()
-        if keys or key is None or not any(True for _ in key.leaves()):
+        examples = {_make_up(element): element for element in x}
+        whole, group = len(examples) == 1, len(self.lists)
+        try:
+            parts = [self._element(name, x, "x", whole, count(first_leaf(group))) for x in examples.values()]
+        except NotAlike as error:
+            self.of_one_length[text] = str(error)
             return None
-        whole = len(set(map(_makeup, x))) == 1
-        (first, _), (tests, refs) = self._tests(x[0], f"{text}[0]", whole), self._tests(x[0], "x", whole)
-        name, each = f"__refs_{len(self.lists)}", f"for x in {text} if {' and '.join(tests)}"
-        made = f"{refs[0][0]} {each}" if len(refs) == 1 else f"ref {each} for ref in ({', '.join(r for r, _ in refs)})"
+        part = parts[0]
+        if any(other.key != part.key for other in parts) or not any(True for _ in part.key.leaves()):
+            self.of_one_length[text] = f"differ: {' and '.join(dict.fromkeys(str(p.key) for p in parts))}"
+            return None
+        refs = "0" if not part.refs else part.refs[0][0]
+        each, variable = f"for x in {text} if {' and '.join(part.tests)}", f"__refs_{group}"
+        if len(part.refs) > 1:
+            refs, each = "ref", f"{each} for ref in ({', '.join(ref for ref, _ in part.refs)})"
+        first = self._element(name, x[0], f"{text}[0]", whole, count()).tests
         conditions = [f"__type({text}) is __list", text, *first]
-        conditions.append(f"__len({name} := [{made}]) == {len(refs)} * __len({text})")
+        conditions.append(f"__len({variable} := [{refs} {each}]) == {max(len(part.refs), 1)} * __len({text})")
         self.conditions.append(" and ".join(conditions))
-        self.leaves.append(Leaf("each", text, first_leaf(len(self.lists)), name, tuple(n for _, n in refs)))
+        leaves = tuple(leaves for _, leaves in part.refs)
+        self.leaves.append(Leaf("each", text, first_leaf(group), variable if leaves else "", leaves))
+        self.data_of[group] = EachData(part.ints, part.floats)
         self._add_list(x, text)
-        return Key("each", None, (key,))
+        return Key("each", None, (part.key,))
+
+    def _element(self, name: str, x: Any, text: str, whole: bool, leaves: Iterator[int]) -> Element:
+        """Read an element of a list, or a part of one.
+
+        Args:
+            whole: all outputs of a node together are recognised by their class and have one ref.
+            leaves: the numbers of the leaves from this one on.
+
+        Raises:
+            NotAlike: it is no value or data.
+        """
+        if self.is_static(name, x):
+            raise NotAlike(f"hold {x!r}, which is part of the type")
+        if isinstance(x, Value | Outputs) and not isinstance(x, Rows) and (whole or isinstance(x, Value)):
+            self.handles.check(x)
+            own = tuple(islice(leaves, sum(1 for _ in x.key.leaves())))
+            return Element(x.key, [f"__type({text}) is {x.class_name}"], [(f"{text}{path_to_ref(x.key)}", own)], [], [])
+        if type(x) in (int, float):
+            kind, data = type(x).__name__, [(text, next(leaves))]
+            test = f"__type({text}) is __{kind}"
+            return Element(Key(kind, ()), [test], [], *((data, []) if type(x) is int else ([], data)))
+        if isinstance(x, np.ndarray) and x.dtype.kind in "iub":
+            key, condition = self._array_key(x, text)
+            return Element(key, [condition], [], [(LOG_INTS["ints"].format(text), next(leaves))], [])
+        if not is_structure(x) or isinstance(x, (list, Rows)):
+            raise NotAlike(f"hold {_describe(x)}")
+        tests, paths = self._paths(x, text, whole)
+        parts = [self._element(name, part, path, whole, leaves) for part, path in zip(parts_of(x), paths, strict=True)]
+        joined = [[*chain.from_iterable(own)] for own in zip(*(part[1:] for part in parts), strict=True)]
+        of_parts, refs, ints, floats = joined or ([], [], [], [])
+        key = x.key if isinstance(x, Outputs) else Key.of_structure(x, [part.key for part in parts])
+        return Element(key, [*tests, *of_parts], refs, ints, floats)
+
+    def _paths(self, x: Any, text: str, whole: bool) -> tuple[list[str], list[str]]:
+        """The conditions that `text` is a container like `x`, and the expressions of its parts."""
+        cls = self.constant(type(x))
+        if isinstance(x, dict):
+            tests = [f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}"]
+            return tests, [f"{text}[{self.constant(key)}]" for key in x]
+        if is_dataclass(x):
+            return [f"__type({text}) is {cls}"], [f"{text}.{f.name}" for f in fields(x)]
+        is_kind = f"__type({text}) is {cls}"
+        if not whole and (type(x) is tuple or isinstance(x, Outputs)):
+            is_kind = f"__type({text}) in __tuples"
+        return [f"{is_kind} and __len({text}) == {len(x)}"], [f"{text}[{i}]" for i in range(len(x))]
 
     def _add_rows(self, x: Any, text: str) -> None:
         self.rows.add(text)
@@ -242,39 +344,10 @@ class FormReader:
         self.lists.append(text)
         self.lengths.append(len(x))
 
-    def _key(self, x: Any) -> Key | None:
-        """The key of a value, or of a tuple of such; None for anything else."""
-        if isinstance(x, (Value, Outputs)) and not isinstance(x, Rows):
-            self.handles.check(x)
-            return x.key
-        children = [self._key(child) for child in x] if type(x) is tuple else [None]
-        return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
-
-    def _tests(self, x: Any, text: str, whole: bool) -> tuple[list[str], list[tuple[str, int]]]:
-        """The conditions that `text` has the form of `x`, a value or tuple of such; its refs, each with its leaf count.
-
-        Args:
-            whole: all outputs of a node together are recognised by their class and have one ref.
-        """
-        if isinstance(x, Value) or (whole and isinstance(x, Outputs)):
-            n = sum(1 for _ in x.key.leaves())
-            return [f"__type({text}) is {x.class_name}"], [(f"{text}{path_to_ref(x.key)}", n)]
-        parts = [self._tests(part, f"{text}[{i}]", whole) for i, part in enumerate(x)]
-        is_tuple = f"__type({text}) is __tuple" if whole else f"__type({text}) in __tuples"
-        tests = [f"{is_tuple} and __len({text}) == {len(x)}", *(test for tests, _ in parts for test in tests)]
-        return tests, [ref for _, refs in parts for ref in refs]
-
     def _container(self, name: str, x: Any, text: str) -> Key:
-        cls = self.constant(type(x))
-        if isinstance(x, dict):
-            self.conditions.append(f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}")
-            children = [self.read(name, part, f"{text}[{self.constant(key)}]") for key, part in x.items()]
-        elif is_dataclass(x):
-            self.conditions.append(f"__type({text}) is {cls}")
-            children = [self.read(name, getattr(x, f.name), f"{text}.{f.name}") for f in fields(x)]
-        else:
-            self.conditions.append(f"__type({text}) is {cls} and __len({text}) == {len(x)}")
-            children = [self.read(name, part, f"{text}[{i}]") for i, part in enumerate(x)]
+        tests, paths = self._paths(x, text, whole=True)
+        self.conditions += tests
+        children = [self.read(name, part, path) for part, path in zip(parts_of(x), paths, strict=True)]
         return Key.of_structure(x, children)
 
 
@@ -283,18 +356,17 @@ class Item(NamedTuple):
 
     Attributes:
         kind: VALUE or EACH of the decoder's codes, WORDS or ROWS for ints or floats.
-        leaves: for each ref of a value, or of an element of a list, the leaves that it stands for; else the leaf.
+        leaves: for each ref of a value, or of an element of a list, the leaves that it stands for; else those of data.
         size: ints or floats, of the node or of each row.
+        group: the variadic group that it has rows of.
+        columns: of ROWS, the leaf of each int or float of a row.
     """
 
     kind: int
     leaves: tuple[tuple[int, ...], ...]
     size: int = 0
-
-    @property
-    def group(self) -> int:
-        """The variadic group that it has rows of."""
-        return self.leaves[0][0] // LEAVES + NODE
+    group: int = NODE
+    columns: tuple[int, ...] = ()
 
     def is_needed(self, program: CellProgram) -> bool:
         """Whether a program reads it."""
@@ -346,14 +418,14 @@ def make_form(
     if lengths.walked:
         found = _tuple([f"__len({reader.lists[group]})" for group in lengths.walked])
         conditions.append(f"{found} in {reader.constant(lengths.found)}")
-    if all(leaf.kind not in ("value", "each") for leaf in reader.leaves):
+    if not any(leaf.refs for leaf in reader.leaves):
         conditions.append(IS_RECORDING)
     for leaf in reader.leaves:
         if leaf.kind in ("value", "each"):
-            leaves = count(leaf.first)
-            item = Item(EACH if leaf.kind == "each" else VALUE, tuple(tuple(islice(leaves, n)) for n in leaf.counts))
-            if leaf.kind == "each" or item.is_needed(program):
-                logged += [f"__len({leaf.text})", f"*{leaf.refs}"] if leaf.kind == "each" else [leaf.refs]
+            is_list = leaf.kind == "each"
+            item = Item(EACH if is_list else VALUE, leaf.leaves, group=leaf.first // LEAVES + NODE)
+            if is_list or item.is_needed(program):
+                logged += [f"__len({leaf.text})"] * is_list + [f"{'*' * is_list}{leaf.refs}"] * bool(leaf.refs)
                 ints.append(item)
         elif leaf.kind.startswith("int") and leaf.first in data:
             logged.append(LOG_INTS[leaf.kind].format(leaf.text))
@@ -365,12 +437,14 @@ def make_form(
         logged.append("__draw()")
         ints.append(Item(WORDS, ((DRAW,),), 1))
     for group in program.data_groups:  # they follow all other attributes of a node
-        text, row = reader.lists[group], ((first_leaf(group),),)
-        logged.append(f"__len({text})")
-        ints.append(Item(ROWS, row, n_ints := program.words(False, group)))
-        logged += [LOG_INTS["ints"].format(text)] if n_ints else []
-        floats.append(Item(ROWS, row, n_floats := program.words(True, group)))
-        log_floats += [LOG_FLOATS["floats"].format(text)] if n_floats else []
+        is_array = reader.lists[group] in reader.rows
+        (of_ints, rows), (of_floats, float_rows) = (_rows_of(reader, program, group, kind) for kind in (False, True))
+        logged += [f"__len({reader.lists[group]})", LOG_INTS["ints" if is_array else "each"].format(rows)][
+            : 1 + bool(rows)
+        ]
+        log_floats += [LOG_FLOATS["floats" if is_array else "each"].format(float_rows)] * bool(float_rows)
+        ints.append(of_ints)
+        floats.append(of_floats)
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
     for place, index in enumerate(program.results):
         if (group := program.vars[index].domain) >= 0:
@@ -381,6 +455,25 @@ def make_form(
     body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
     return Form(tuple(conditions), tuple(body), code_of(node_type, ints), tuple(ints), tuple(floats))
+
+
+def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: bool) -> tuple[Item, str]:
+    """What is logged of the data in a variadic group, its ints or its floats, and the expression of all of them."""
+    attributes = [(v.source, v.size) for v in program.vars if isinstance(v.source, Attribute) and v.domain == group]
+    own = {source.leaf: size for source, size in attributes if source.is_float == is_float}
+    columns = tuple(leaf for leaf, size in own.items() for _ in range(size))
+    item = Item(ROWS, tuple((source.leaf,) for source, _ in attributes), len(columns), group, columns)
+    text, data = reader.lists[group], reader.data_of.get(group)
+    if not own or data is None:
+        return item, ""
+    if text in reader.rows:
+        return item, text
+    parts = {leaf: part for part, leaf in (data.floats if is_float else data.ints)}
+    row = [parts[leaf] for leaf in own]
+    if row == ["x"]:
+        return item, text
+    one = len(row) == 1 and not row[0].startswith("*")
+    return item, f"[{row[0]} for x in {text}]" if one else f"[i for x in {text} for i in ({', '.join(row)},)]"
 
 
 def code_of(node_type: NodeType, ints: Iterable[Item]) -> tuple[int, ...]:
@@ -397,9 +490,24 @@ def _length(reader: FormReader, program: CellProgram, group: int) -> str:
     return " + ".join(f"__rows({n}, {cut})" for n, cut in zip(lengths, cuts, strict=True))
 
 
-def _makeup(x: Any) -> Any:
-    """A key of a tuple of values: equal for tuples in which the same parts are all outputs of a node."""
-    return tuple(map(_makeup, x)) if type(x) is tuple else type(x)
+def _make_up(x: Any) -> Any:
+    """A key of an element of a list: of equal ones, the same parts are of the same kinds."""
+    if type(x) is tuple:
+        return tuple(map(_make_up, x))
+    if isinstance(x, np.ndarray):
+        return x.shape, x.dtype.kind
+    if is_structure(x) and not isinstance(x, Outputs):
+        return type(x), (*x,) if isinstance(x, dict) else None, tuple(map(_make_up, parts_of(x)))
+    return type(x)
+
+
+def _describe(x: Any) -> str:
+    """What an element of a list holds, for messages."""
+    if isinstance(x, (bool, str, type(None))):
+        return f"{x!r}, which is part of the type"
+    if isinstance(x, list):
+        return "lists, which have lengths of their own"
+    return f"a {type(x).__name__}, which is part of the type" if not isinstance(x, Rows) else "arrays of n rows"
 
 
 def _tuple(items: list[str]) -> str:

@@ -193,9 +193,10 @@ class Step:
         vars, outputs = self._program.vars, self._program.outputs
         leaf_of = {v.source.name: v.source.leaf for v in vars if isinstance(v.source, Port)}
         read = [what for what in given if name[what] in leaf_of]
-        needed = [[item for item in items if self._reads(item)] for items in (layout.ints, layout.floats)]
-        self._ints = [place for place, item in enumerate(layout.ints) if item in needed[0]]
-        self._floats = [(item, item in needed[1]) for item in layout.floats] if needed[1] else []
+        ints, floats = ([self._needed(item) for item in items] for items in (layout.ints, layout.floats))
+        needed = [[item for item, _ in of_kind if item is not None] for of_kind in (ints, floats)]
+        self._ints = [(place, columns) for place, (item, columns) in enumerate(ints) if item is not None]
+        self._floats = [*zip(layout.floats, floats, strict=True)] if needed[1] else []
         kept = {product: number for number, product in enumerate(products) if product in leaf_of}
         output_of = calls.traces.keep_products(base, kept.values())
         self._kept = [output_of[number] for number in kept.values()]
@@ -211,9 +212,18 @@ class Step:
         self._made = [place for place, what in enumerate(passed[: len(self.results)]) if what is None]
         self._rows = [(place, domain) for place in self._made if (domain := vars[outputs[place]].domain) >= 0]
 
-    def _reads(self, item: Item) -> bool:
-        """Whether the type reads an item, or must know its length, for derivatives of its own."""
-        return item.is_needed(self._program) or (item.kind == EACH and item.group in self.family.lengths.walked)
+    def _needed(self, item: Item) -> tuple[Item | None, list[int] | None]:
+        """Find what is logged of an item, None for nothing, and the columns that are left of its rows, None for all.
+
+        The type reads the item, or must know its length, for derivatives of its own.
+        """
+        is_walked = item.kind == EACH and item.group in self.family.lengths.walked
+        if not is_walked and not item.is_needed(self._program):
+            return None, None
+        left = [n for n, leaf in enumerate(item.columns) if leaf in self._program.leaves]
+        if len(left) == len(item.columns):
+            return item, None
+        return item._replace(size=len(left), columns=tuple(item.columns[n] for n in left)), left
 
     def serves(self, lengths: Sequence[int]) -> bool:
         """Whether it is right for a call with lists of these lengths."""
@@ -236,8 +246,9 @@ class Step:
         first = made[0].ref
         found.kept[first >> OUTPUT_BITS] = made
         words = [first]
-        for place in self._ints:
-            words += tape.log[at[place] : at[place + 1]]
+        for place, columns in self._ints:
+            part = tape.log[at[place] : at[place + 1]]
+            words += [part[0], *_pick(part[1:], columns, call.layout.ints[place].size)] if columns is not None else part
         words += [(call.number << OUTPUT_BITS) + output for output in self._kept]
         for what, shape in self._own:
             refs = given[what]
@@ -247,10 +258,11 @@ class Step:
             words += refs
         self._calls.log += words
         begin = call.floats
-        for item, is_needed in self._floats:
+        for item, (needed, columns) in self._floats:
             size = _size(item, call.lengths)
-            if is_needed:
-                self._calls.floats.extend(tape.floats[begin : begin + size])
+            if needed is not None:
+                numbers = tape.floats[begin : begin + size]
+                self._calls.floats.extend(_pick(numbers, columns, item.size) if columns is not None else numbers)
             begin += size
         for place in self._made:
             results[place] = first + place
@@ -479,6 +491,11 @@ def _width(item: Item, n: int) -> int:
 def _size(item: Item, lengths: Sequence[int]) -> int:
     """How many floats an item has."""
     return item.size * (lengths[item.group] if item.kind == ROWS else 1)
+
+
+def _pick(rows: Sequence[Any], columns: Sequence[int], width: int) -> list[Any]:
+    """Some columns of rows that lie one after another."""
+    return [rows[row + column] for row in range(0, len(rows), width) for column in columns]
 
 
 def _number(ref: int) -> int:

@@ -21,6 +21,9 @@ from autobatch.trace.ragged import Ragged
 
 
 def _key_of_shape(shape: Any) -> Key:
+    """The key of an element that is described by its shape, or by a tuple of the shapes of its parts."""
+    if isinstance(shape, Key):
+        return shape
     if all(isinstance(s, int) for s in shape):
         return Key("value", shape)
     return Key("tuple", None, tuple(_key_of_shape(s) for s in shape))

@@ -12,7 +12,7 @@ one program (`autobatch.trace.elements`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
@@ -320,6 +320,7 @@ class Traces:
                 needed = tracer.builder.needed
                 if not needed:
                     walked = tuple(sorted(tracer.builder.walked))
+                    _check_ties(program, walked, lengths)
                     known = Lengths(walked, {tuple(lengths[group] for group in walked)})
                     program = keep_products(program, family.kept)
                     return tracer, Body(program, structure, tuple(tracker.guards.values()), known)
@@ -349,6 +350,15 @@ class Traces:
             len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type,
             owner if isinstance(owner, Module) else None,
         )  # fmt: skip
+
+
+def _check_ties(program: CellProgram, walked: Sequence[int], lengths: Sequence[int]) -> None:
+    """Raise NeedsLength if a body walks through lists side by side that are not equally long, as Python's zip does."""
+    counts = program.row_counts(lengths) if walked and program.ties else {}
+    for tie in program.ties:
+        together = [group for group in tie if group in walked]
+        if together and counts[tie[0]] != counts[tie[1]]:
+            raise NeedsLength(together[0], "walks through it beside a list of another length")
 
 
 def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
