@@ -40,6 +40,8 @@ SPELLED = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
     "__truediv__": "div", "__neg__": "neg",
 }  # fmt: skip
+PLAIN_INDEX = (int, slice, type(None), type(Ellipsis))
+"""Of these an index is made that cuts a value; others take elements, as tensors and lists do."""
 INFERENCE_MODE: Any = torch._C._InferenceMode
 
 
@@ -68,9 +70,9 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
         stacked = stack_values(list(map(to_arrays, args[0])))
-        if stacked is not None and not "out" in kwargs:
+        if stacked is not None and "out" not in kwargs:
             return stacked
-    if name in DIRECT and all(map(_is_float, args)):
+    if name in DIRECT and "dtype" not in kwargs and all(map(_is_float, args)):
         return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
     return current.call_cell(cell_of_function(function), None, *given)
@@ -178,7 +180,8 @@ class TensorMethods:
         return without_gradient(super().apply(op, tuple(map(to_arrays, args)), static))  # type: ignore[misc]
 
     def __getitem__(self, index: Any) -> Any:
-        if any(isinstance(x, (torch.Tensor, Value)) for x in leaves_of(index)):
+        parts = index if type(index) is tuple else (index,)
+        if not all(type(x) in PLAIN_INDEX for x in parts):
             return apply(torch.Tensor.__getitem__, (self, index), {})
         return super().__getitem__(index)  # type: ignore[misc]
 
