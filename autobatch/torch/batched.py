@@ -11,7 +11,6 @@ from functools import update_wrapper
 from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 

@@ -69,7 +69,7 @@ def _is_number(structure: Any) -> bool:
 
 
 def _join(found: list[Any]) -> Any:
-    """Stack tensors if they are alike; numbers beside them, such as the 0 of an empty sum, are tensors of their dtype."""
+    """Stack tensors if they are alike; a number beside them, such as the 0 of an empty sum, has their dtype."""
     like: Tensor = next(x for x in found if isinstance(x, Tensor))
     tensors = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype) for x in found]
     kinds = {(x.shape, x.dtype) for x in tensors}

@@ -6,6 +6,7 @@ whose rows are the values (`autobatch.torch.stacked`). Reductions of it read all
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,8 @@ from autobatch.torch.entering import CURRENT, Precision
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
+from autobatch.torch.seen_class import asks_for_class
 from autobatch.torch.stacked import reduce_rows, stack_values
-from autobatch.torch.structures import leaves_of
 from autobatch.trace.handles import Rows, Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
@@ -145,7 +146,7 @@ class TensorMethods:
     @property
     def __class__(self) -> Any:
         """Return the class of tensors, so that `isinstance(value, torch.Tensor)` holds; `type` gives the true one."""
-        return torch.Tensor
+        return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
 
     @property
     def dtype(self) -> torch.dtype:
