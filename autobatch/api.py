@@ -79,8 +79,10 @@ class Batched(Engine):
                 return np.zeros(0, self.executor.dtype)
             columns = join_columns([run.outputs for _, run in self._run(step)])
             self._finish(step, rounds)
-        give = list_results if rounds is not None and self.options.on_error == "return" else stack_results
+        give = list_results if rounds is not None and self.options.on_error == "return" else self._stack_results
         return give(step.graph.structures, self._typed(columns))
+
+    _stack_results = staticmethod(stack_results)
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """What the function returned for each of some instances.

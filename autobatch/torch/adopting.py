@@ -16,16 +16,17 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
 from autobatch.torch.cells import cell_of_function
-from autobatch.torch.entering import CURRENT, Pending
+from autobatch.torch.entering import CURRENT
 from autobatch.torch.kinds import WITHIN, to_floats
 from autobatch.torch.parameters import find_parameter
-from autobatch.trace.handles import Outputs, Value
+from autobatch.torch.stacked import STACK, join_rows
+from autobatch.trace.handles import Outputs, Rows, Value
 
 
 def to_arrays(x: Any) -> Any:
     """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
     if isinstance(x, (Value, Outputs)):
-        return x
+        return join_rows(x) if isinstance(x, Rows) and x.key.detail is STACK else x
     kind = type(x)
     if kind is int or kind is str or kind is bool:
         return x
@@ -49,7 +50,7 @@ def to_arrays(x: Any) -> Any:
         own = parts_of(x)
         parts = [to_arrays(part) for part in own]
         return x if all(map(is_, parts, own)) else Key.of_structure(x, ()).build(parts)
-    return x.joined() if isinstance(x, Pending) else x
+    return x
 
 
 def _is_transformed() -> GraphError:

@@ -11,7 +11,6 @@ from functools import update_wrapper
 from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -37,6 +36,7 @@ from autobatch.torch.modules import TorchModule
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
+from autobatch.torch.results import stack_tensors, to_tensors
 from autobatch.torch.tangents import (
     Along,
     Directions,
@@ -48,7 +48,6 @@ from autobatch.torch.tangents import (
     slots_of_tangents,
 )
 from autobatch.trace.record import MiniBatch, Recorder, list_instances
-from autobatch.trace.results import stack_results
 
 
 class TorchBatched(Batched):
@@ -72,14 +71,15 @@ class TorchBatched(Batched):
 
         Returns:
             What the function returns, with tensors (B, *shape); lists, and what is in them, come back per instance.
-            A tensor of shape (0,) for no instances.
+            A tensor whose shape differs between instances is a list of tensors, one for each. A tensor of shape (0,)
+            for no instances.
 
         Raises:
             GraphError: torch compiles, traces or transforms the call; or a group of `ab.distributed` is entered.
         """
         _refuse_transforms()
         if not torch.is_grad_enabled():
-            return _to_tensors(super().__call__(instances))
+            return to_tensors(super().__call__(instances))
         if ENTERED.group is not None:
             raise GraphError(
                 "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; leave "
@@ -97,7 +97,9 @@ class TorchBatched(Batched):
                 self.step += 1
                 self._finish(step, rounds)
         columns: list[Any] = list(Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
-        return _to_tensors(stack_results(step.graph.structures, self._typed(columns)))
+        return stack_tensors(step.graph.structures, self._typed(columns))
+
+    _stack_results = staticmethod(stack_tensors)
 
     def along(
         self, passing: Passing, gradients: Mapping[int, torch.Tensor], directions: Sequence[torch.Tensor | None]
@@ -201,7 +203,7 @@ class TorchBatched(Batched):
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """What the function returned for each of some instances, with tensors; see `autobatch.api.Batched`."""
-        results: list[Any] = _to_tensors(super().results_of(structures, columns))
+        results: list[Any] = to_tensors(super().results_of(structures, columns))
         return results
 
     def _typed(self, columns: list[Any]) -> list[Any]:
@@ -376,13 +378,3 @@ def _refuse_transforms() -> None:
         f"{what} cannot take apart a batched function, which records and runs programs of its own; give it the plain "
         f"function of one instance, or call the batched function outside."
     )
-
-
-def _to_tensors(x: Any) -> Any:
-    """Arrays in a structure of results as tensors."""
-    if isinstance(x, np.ndarray):
-        return torch.from_numpy(x)
-    if isinstance(x, (list, tuple)):
-        parts: Sequence[Any] = [_to_tensors(part) for part in x]
-        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    return {key: _to_tensors(part) for key, part in x.items()} if isinstance(x, dict) else x

@@ -22,7 +22,7 @@ from autobatch.torch.bodies import RUNS, make_body
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
-from autobatch.trace.handles import Value
+from autobatch.trace.handles import Rows, Value
 from autobatch.trace.hooks import LOOKUPS
 
 GLOBAL_HOOKS: dict[str, Any] = {
@@ -177,6 +177,9 @@ def returning_without_gradient(function: Callable[..., Any]) -> Callable[..., An
 def _detached(x: Any) -> Any:
     if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):  # type: ignore[attr-defined]
         return x
+    if isinstance(x, Rows):
+        rows = [*map(_detached, x)]
+        return x.of([row.ref for row in rows], rows)
     return STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (x,), {})
 
 

@@ -14,6 +14,7 @@ from autobatch.errors import GraphError, NumericError
 from autobatch.ir.arguments import parts_of
 from autobatch.keywords import suggesting
 from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
+from autobatch.torch.kinds import is_float
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.outline import functions_behind, leaves_behind
 from autobatch.torch.structures import leaves_of
@@ -138,9 +139,10 @@ def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) 
 def _total(results: Sequence[Any]) -> Tensor:
     """A sum of all numbers that have gradients, each with a weight of its own."""
     draw, total = torch.Generator().manual_seed(0), torch.zeros((), dtype=torch.float64)
-    for x in (x for one in results for x in leaves_of(one) if isinstance(x, Tensor) and x.requires_grad):
+    for x in (x for one in results for x in leaves_of(one) if isinstance(x, Tensor) and is_float(x.dtype)):
         weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
-        total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
+        if x.requires_grad:  # a constant has its weights too: batched it lies beside results with gradients
+            total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
     return total
 
 

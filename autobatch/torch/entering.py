@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -87,13 +86,3 @@ def switch_grad_mode(is_on: bool | None) -> bool:
     if is_on is not None and is_on != before:
         torch.set_grad_enabled(is_on)
     return before
-
-
-class Pending(ABC):
-    """Something recorded that is no value until a cell reads it."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def joined(self) -> Any:
-        """The value."""

@@ -16,9 +16,9 @@ from autobatch.errors import GraphError
 from autobatch.ops.operators import STAGE
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function
-from autobatch.torch.entering import Pending
 from autobatch.torch.parameters import TensorParameter, find_parameter
-from autobatch.trace.handles import Value
+from autobatch.torch.stacked import join_rows
+from autobatch.trace.handles import Rows, Value
 from autobatch.trace.tape import Derivatives, Tape
 
 REQUIRES: Any = torch.Tensor.requires_grad_
@@ -109,8 +109,8 @@ def _listed(x: Any) -> Sequence[Any]:
 
 def _value(x: Any, what: str) -> Value:
     """A value of floats of the module's dtype."""
-    if isinstance(x, Pending):
-        x = x.joined()
+    if isinstance(x, Rows):
+        x = join_rows(x)
     if not isinstance(x, Value) or x.key.below or x.key.dtype:
         shape = tuple(getattr(x, "shape", ()))
         raise GraphError(

@@ -11,6 +11,7 @@ import torch
 
 from autobatch.errors import GraphError
 from autobatch.jit.addresses import address_of
+from autobatch.ops.operators import Symbol
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.guards import content_of
 
@@ -128,7 +129,7 @@ def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
 @content_of.register
 def _(x: torch.Tensor) -> Hashable | None:
     """What a trace has of a tensor that is a constant there; a parameter is read when programs run."""
-    if type(x) is torch.nn.Parameter or id(x) in PARAMETERS:
+    if type(x) is torch.nn.Parameter or id(x) in PARAMETERS or isinstance(x, Symbol):
         return None
     kind = x.dtype, tuple(x.shape), x.requires_grad
     if type(x) is not torch.Tensor or x.layout is not torch.strided or x.device.type != "cpu":

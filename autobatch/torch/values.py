@@ -1,18 +1,18 @@
 """Functions and methods of torch applied to recorded values, outside of cells.
 
-Each becomes a node: a cell of its own, whose body is the function. Sums, means and other reductions of
-`torch.stack(values)` read all values at once, however many they are, and nothing is stacked.
+Each becomes a node: a cell of its own, whose body is the function. `torch.stack(values)` makes no node: it is a value
+whose rows are the values (`autobatch.torch.stacked`). Reductions of it read all values at once, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from autobatch import ops
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ops.conditions import COMPARISONS
@@ -20,12 +20,13 @@ from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
-from autobatch.torch.entering import CURRENT, Pending, Precision
+from autobatch.torch.entering import CURRENT, Precision
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.parameters import PARAMETERS
-from autobatch.torch.structures import leaves_of
-from autobatch.trace.handles import Value
+from autobatch.torch.seen_class import asks_for_class
+from autobatch.torch.stacked import reduce_rows, stack_values
+from autobatch.trace.handles import Rows, Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
 DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
@@ -40,8 +41,9 @@ SPELLED = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
     "__truediv__": "div", "__neg__": "neg",
 }  # fmt: skip
+PLAIN_INDEX = (int, slice, type(None), type(Ellipsis))
+"""Of these an index is made that cuts a value; others take elements, as tensors and lists do."""
 INFERENCE_MODE: Any = torch._C._InferenceMode
-REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
 
 
 def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,11 +67,13 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{name} would change a tensor in place by a value that is only computed when the mini-batch runs; begin "
             f"sums with 0.0 instead of a tensor, and write x = x + value for x += value."
         )
-    if isinstance(args[0], Stack) and (reduced := args[0].reduce(name, *args[1:], **kwargs)) is not None:
+    if isinstance(args[0], Rows) and (reduced := reduce_rows(name, *args, **kwargs)) is not None:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
-        return Stack(without_gradient(list(args[0])))
-    if name in DIRECT and all(map(_is_float, args)):
+        stacked = stack_values(list(map(to_arrays, args[0])))
+        if stacked is not None and "out" not in kwargs:
+            return stacked
+    if name in DIRECT and "dtype" not in kwargs and all(map(_is_float, args)):
         return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
     return current.call_cell(cell_of_function(function), None, *given)
@@ -140,11 +144,17 @@ class TensorMethods:
     key: Key
 
     @property
+    def __class__(self) -> Any:
+        """Return the class of tensors, so that `isinstance(value, torch.Tensor)` holds; `type` gives the true one."""
+        return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the numbers stand for; of floats, the dtype of the module."""
-        if self.key.below:
+        key = self.key.children[0] if self.key.kind == "rows" else self.key
+        if key.below:
             return torch.int64
-        return dtype_of_name(self.key.dtype) if self.key.dtype else CURRENT.dtype
+        return dtype_of_name(key.dtype) if key.dtype else CURRENT.dtype
 
     def is_floating_point(self) -> bool:
         """Whether it is floats."""
@@ -171,7 +181,8 @@ class TensorMethods:
         return without_gradient(super().apply(op, tuple(map(to_arrays, args)), static))  # type: ignore[misc]
 
     def __getitem__(self, index: Any) -> Any:
-        if any(isinstance(x, (torch.Tensor, Value)) for x in leaves_of(index)):
+        parts = index if type(index) is tuple else (index,)
+        if not all(type(x) in PLAIN_INDEX for x in parts):
             return apply(torch.Tensor.__getitem__, (self, index), {})
         return super().__getitem__(index)  # type: ignore[misc]
 
@@ -208,49 +219,8 @@ for _name in dir(torch.Tensor):
         setattr(TensorMethods, _name, _method(getattr(torch.Tensor, _name)))
 
 
-class Stack(TensorMethods, Pending):
-    """Values of one shape that `torch.stack` was given, until something needs them to be one.
-
-    Args:
-        values: of the recording.
-    """
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = [x if isinstance(x, Value) else to_arrays(x) for x in values]
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Their number, and the shape of each."""
-        return len(self.values), *self.values[0].shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the values."""
-        first = self.values[0]
-        return first.dtype if isinstance(first, TensorMethods) else CURRENT.dtype
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.values[index] if isinstance(index, int) else self.joined()[index]
-
-    def joined(self) -> Any:
-        """All values as one."""
-        return STAGE.current.call_cell(cell_of_function(torch.stack), None, (self.values,), {})
-
-    def reduce(self, name: str, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-        """Reduce the values without stacking them; None if they have to be."""
-        reduce = REDUCTIONS.get(name)
-        if reduce is None or keepdim or options or dim not in (None, 0, (0,), [0]):
-            return None
-        found = reduce(self.values)
-        return aten.OPS[name].function(found) if dim is None and found.shape else found
-
-
 def _as_data(x: Any) -> Any:
     """An argument of a function of torch; a tensor of one int stays an array, for an int is part of the type."""
-    is_int = isinstance(x, torch.Tensor) and not x.shape and not x.is_floating_point()
-    return x.numpy() if is_int else to_arrays(x)
+    if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.is_floating_point():
+        return to_arrays(x)
+    return x.numpy()

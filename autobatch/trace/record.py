@@ -76,7 +76,7 @@ class Recorder:
         self.function, self.module = function, module
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-        self.slots = SlotTable()
+        self.slots = SlotTable(module is not None and module._has_slots_by_shape())
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async)
         self.types = self.calls.types

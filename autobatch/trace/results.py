@@ -40,11 +40,16 @@ class Slot:
 class SlotTable:
     """The slots that one function has returned so far.
 
+    Args:
+        by_shape: whether values of several shapes at one place have a slot for each shape, as in lists; else they are
+            refused.
+
     Attributes:
         shapes: of the values of each slot.
         of_class: the slots met so far, by the path and the class of values.
     """
 
+    by_shape: bool = False
     shapes: list[Shape] = field(default_factory=list)
     of_class: dict[tuple[str, type[Value]], Slot] = field(default_factory=dict)
     _slots: dict[tuple[str, tuple[Shape, str] | None], Slot] = field(default_factory=dict)
@@ -108,7 +113,7 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
     if isinstance(result, Value):
         found = slots.of_class.get((path, type(result)))
         if found is None:
-            found = slots.slot(path, result.key.detail, _dtype_of(result), "[]" in path)
+            found = slots.slot(path, result.key.detail, _dtype_of(result), slots.by_shape or "[]" in path)
             slots.of_class[path, type(result)] = found
         refs.append(result.ref)
         numbers.append(found.number)
@@ -164,25 +169,25 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
 def list_results(structures: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
     """Each instance's result on its own; arguments as for `stack_results`."""
     rest: dict[int, Any] = {}
-    return [_per_instance(structure, columns, rest) for structure in structures]
+    return [per_instance(structure, columns, rest) for structure in structures]
 
 
 def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
     """Stack what the instances have at one place; `rest` holds, by slot, the rows that no list has taken yet."""
     first = structures[0]
     if not are_same:
-        _check_outlines(structures)
+        check_outlines(structures)
     if type(first) is Slot:
         return columns[first.number]
     if type(first) is Static:
-        return _stack_constants([s.value for s in structures])
+        return stack_constants([s.value for s in structures])
     if first.kind in ("list", "rows"):
-        return [_per_instance(s, columns, rest) for s in structures]
+        return [per_instance(s, columns, rest) for s in structures]
     parts = zip(*[s.children for s in structures], strict=True)
     return first.build([_stack(children, are_same, columns, rest) for children in parts])
 
 
-def _check_outlines(structures: Sequence[Any]) -> None:
+def check_outlines(structures: Sequence[Any]) -> None:
     """Raise a ShapeError if the outermost levels of two structures differ."""
     first = _outline(structures[0])
     for i, structure in enumerate(structures):
@@ -205,14 +210,15 @@ def _outline(structure: Any) -> str:
     return f"a {structure.kind} of {detail or len(structure.children)}"
 
 
-def _per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
+def per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
+    """The result of one instance at a place; `rest` holds, by slot, the rows that are left."""
     if isinstance(structure, Slot):
         return _take(structure, 1, columns, rest)[0]
     if isinstance(structure, Static):
         return structure.value
     if structure.kind == "rows":
         return _take(structure.children[0], structure.detail, columns, rest)
-    return structure.build([_per_instance(child, columns, rest) for child in structure.children])
+    return structure.build([per_instance(child, columns, rest) for child in structure.children])
 
 
 def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
@@ -223,7 +229,7 @@ def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> A
     return left[:n]
 
 
-def _stack_constants(values: list[Any]) -> Any:
+def stack_constants(values: list[Any]) -> Any:
     """Stack numbers and arrays that the function returned without recording them; anything else stays a list."""
     if all(isinstance(v, (int, float, np.ndarray, np.number)) for v in values):
         shapes = list(dict.fromkeys(np.shape(v) for v in values))

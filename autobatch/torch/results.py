@@ -1,0 +1,76 @@
+"""Results of batched functions as tensors, whatever the instances of a mini-batch return at a place.
+
+That is a computed value, a value of any number of rows, or a tensor that nothing was recorded of, such as a constant.
+Where all are equal in shape and dtype they are stacked; else there is a list with a tensor for each instance.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autobatch.ir.arguments import Static
+from autobatch.trace.results import Slot, check_outlines, per_instance, stack_constants
+
+
+def stack_tensors(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
+    """Put the results of all instances into one structure of tensors; lists come back per instance.
+
+    Args:
+        structures: per instance, see `autobatch.trace.results.read_result`.
+        columns: per slot, its rows in the order of instances.
+    """
+    are_same = all(map(operator.is_, structures, repeat(structures[0])))
+    return _stack(structures, are_same, list(map(to_tensors, columns)), rest={})
+
+
+def to_tensors(x: Any) -> Any:
+    """Convert the arrays in a structure of results to tensors."""
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x)
+    if isinstance(x, (list, tuple)):
+        parts: Sequence[Any] = [to_tensors(part) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    return {key: to_tensors(part) for key, part in x.items()} if isinstance(x, dict) else x
+
+
+def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
+    """Stack what the instances have at one place; `rest` holds, by slot, the rows that are left."""
+    first = structures[0]
+    if are_same and type(first) is Slot:
+        return columns[first.number]
+    if any(map(_is_tensor, structures)) and all(_is_tensor(s) or _is_number(s) for s in structures):
+        return _join([per_instance(structure, columns, rest) for structure in structures])
+    if not are_same:
+        check_outlines(structures)
+    if type(first) is Static:
+        return to_tensors(stack_constants([s.value for s in structures]))
+    if first.kind == "list":
+        return [to_tensors(per_instance(s, columns, rest)) for s in structures]
+    parts = zip(*[s.children for s in structures], strict=True)
+    return first.build([_stack(children, are_same, columns, rest) for children in parts])
+
+
+def _is_tensor(structure: Any) -> bool:
+    """Whether an instance has one tensor at a place."""
+    if type(structure) is Static:
+        return isinstance(structure.value, Tensor)
+    return type(structure) is Slot or structure.kind == "rows"
+
+
+def _is_number(structure: Any) -> bool:
+    return type(structure) is Static and isinstance(structure.value, (int, float, np.number))
+
+
+def _join(found: list[Any]) -> Any:
+    """Stack tensors if they are alike; a number beside them, such as the 0 of an empty sum, has their dtype."""
+    like: Tensor = next(x for x in found if isinstance(x, Tensor))
+    tensors = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype) for x in found]
+    kinds = {(x.shape, x.dtype) for x in tensors}
+    return torch.stack(tensors) if len(kinds) == 1 else tensors

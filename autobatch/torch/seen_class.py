@@ -1,0 +1,97 @@
+"""Whether Python's `isinstance` asks a recorded value for its class, or the C++ code of torch does.
+
+To Python a recorded value is a `torch.Tensor`: `value.__class__` says so, which `isinstance` and patterns of `match`
+read. The C++ code of torch reads `__class__` in the same way, takes what claims to be a tensor for one, and reads its
+memory: `torch.arange(value)` would end the process. The two differ in nothing but the calling instruction of Python,
+so that is looked at: the class is given to `isinstance(...)`, to `match` and to `x.__class__`, and to nothing else.
+
+The position of a call in the source is where the name of the function begins, so the instruction that loads the
+function is the one that begins at the same position.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from autobatch.errors import GraphError
+
+ASKING = (isinstance, getattr, dir)
+"""Builtins that read the class for Python."""
+BETWEEN = ("PRECALL", "PUSH_NULL", "KW_NAMES", "EXTENDED_ARG", "CACHE")
+"""Instructions that belong to a call and stand between its parts."""
+
+
+class Place(NamedTuple):
+    """An instruction.
+
+    Attributes:
+        code: has it; kept alive, since its `id` identifies it.
+        asks: whether it reads the class whatever is called.
+        load, name: how the function is loaded that it calls, "" if it calls none of a plain name.
+    """
+
+    code: CodeType
+    asks: bool
+    load: str = ""
+    name: str = ""
+
+
+PLACES: dict[tuple[int, int], Place] = {}
+
+
+def asks_for_class(frame: FrameType) -> bool:
+    """Whether the present instruction of a frame, which has led to a read of `__class__`, is one of Python's own.
+
+    Raises:
+        GraphError: a builtin such as `map` calls something that asks, which may be either.
+    """
+    key = id(frame.f_code), frame.f_lasti
+    place = PLACES.get(key)
+    if place is None:
+        place = PLACES[key] = _place_of(frame.f_code, frame.f_lasti)
+    if not place.name:
+        return place.asks
+    called = _called(frame, place)
+    if called in ASKING:
+        return True
+    if getattr(builtins, place.name, None) is called:
+        raise GraphError(
+            f"{place.name}(...) checks the class of a recorded value in a way that may be isinstance or torch itself; "
+            f"call isinstance(value, torch.Tensor) in a loop or a comprehension."
+        )
+    return False
+
+
+def _called(frame: FrameType, place: Place) -> Any:
+    """The function of a plain name that an instruction calls."""
+    if place.load != "LOAD_GLOBAL" and place.name in (found := frame.f_locals):
+        return found[place.name]
+    if place.name in frame.f_globals:
+        return frame.f_globals[place.name]
+    return frame.f_builtins.get(place.name)
+
+
+def _place_of(code: CodeType, at: int) -> Place:
+    *before, now = (x for x in dis.get_instructions(code) if x.offset <= at)
+    if not now.opname.startswith(("CALL", "PRECALL")):
+        return Place(code, now.opname == "MATCH_CLASS" or (now.opname == "LOAD_ATTR" and now.argval == "__class__"))
+    begin = _begin(now)
+    if begin is None and isinstance.__name__ in code.co_names:
+        raise GraphError(
+            f"{code.co_qualname} calls isinstance, but its code has no positions, by which isinstance is told from "
+            f"calls of torch; run Python without -X no_debug_ranges."
+        )
+    called = [x for x in before if _begin(x) == begin and x.opname not in BETWEEN]
+    load, name = (called[-1].opname, called[-1].argval) if called else ("", "")
+    if load in ("LOAD_ATTR", "LOAD_METHOD"):
+        return Place(code, name == isinstance.__name__)
+    return Place(code, False, load, name) if load.startswith("LOAD_") and isinstance(name, str) else Place(code, False)
+
+
+def _begin(instruction: dis.Instruction) -> tuple[int, int] | None:
+    """The line and the column at which the source of an instruction begins; None if that is unknown."""
+    at = instruction.positions
+    return None if at is None or at.lineno is None or at.col_offset is None else (at.lineno, at.col_offset)

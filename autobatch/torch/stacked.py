@@ -1,0 +1,50 @@
+"""Results of `torch.stack`: values whose rows are recorded values, so that stacking needs no node.
+
+Reductions over the rows, single rows, slices, results of the program and awaited values read the rows themselves. For
+anything else the rows are joined first, by one node of `torch.stack`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from autobatch import ops
+from autobatch.ir.arguments import Key
+from autobatch.ops.operators import STAGE
+from autobatch.torch import aten
+from autobatch.torch.cells import cell_of_function
+from autobatch.trace.handles import Rows, Value
+
+STACK = "stack"  # the detail of the key, which tells stacks from the rows that cells of autobatch return
+REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
+
+
+def stack_values(values: Sequence[Any]) -> Rows | None:
+    """Stack values, and arrays beside them, along a new first axis; None if they differ in shape or dtype."""
+    lifted = [STAGE.current.lifting.lift(x) for x in values]
+    kinds = set(map(type, lifted))
+    if len(kinds) > 1 or not issubclass(kinds.pop(), Value) or isinstance(lifted[0], Rows):
+        return None
+    kind = STAGE.current.handles.class_of(Key("rows", STACK, (lifted[0].key,)))
+    return cast(Rows, kind(lifted[0].ref).of([x.ref for x in lifted], lifted))
+
+
+def join_rows(rows: Rows) -> Any:
+    """Record the rows as one value."""
+    if not len(rows):
+        return STAGE.current.zeros(rows.shape)
+    return STAGE.current.call_cell(cell_of_function(torch.stack), None, ([*rows],), {})
+
+
+def reduce_rows(name: str, rows: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    """Reduce a stack over its rows without joining them; None if that is impossible."""
+    reduce = REDUCTIONS.get(name)
+    if reduce is None or keepdim or options or dim not in (None, 0, (0,), [0]) or not len(rows):
+        return None
+    if rows.dtype.is_complex or rows.row.key.dtype or rows.row.key.below:
+        return None
+    found = reduce([*rows])
+    return aten.OPS[name].function(found) if dim is None and found.shape else found
