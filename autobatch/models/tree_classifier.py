@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,26 +44,11 @@ class TreeClassifier(NodeClassifier):
 
     def loss(self, tree: Tree[int]) -> Any:
         """Sum the cross-entropies of all nodes: a scalar."""
-        losses = []
-
-        def visit(t: Tree[int]) -> Any:
-            state = self.leaf(t.word) if t.is_leaf else self.merge(visit(t.left), visit(t.right))
-            losses.append(self.node_loss(state, t.label))
-            return state
-
-        visit(tree)
-        return ab.sum_n(losses)
+        return ab.sum_n([self.node_loss(state, node.label) for node, state in tree.fold(self.leaf, self.merge)])
 
     def scores(self, tree: Tree[int]) -> Any:
         """Score the classes at the root (C,), and at every node in postorder: a list of (C,)."""
-        scores = []
-
-        def visit(t: Tree[int]) -> Any:
-            state = self.leaf(t.word) if t.is_leaf else self.merge(visit(t.left), visit(t.right))
-            scores.append(self.node_scores(state))
-            return state
-
-        visit(tree)
+        scores = [self.node_scores(state) for _, state in tree.fold(self.leaf, self.merge)]
         return scores[-1], scores
 
 
@@ -74,28 +59,16 @@ class LabelledTreeClassifier(NodeClassifier):
 
     def loss(self, tree: LabelledTree[int]) -> Any:
         """Sum the cross-entropies of all nodes that have labels: a scalar."""
-        losses = []
-
-        def visit(t: LabelledTree[int]) -> Any:
-            state = self.node(t.word, [visit(child) for child in t.children])
-            if t.label is not None:
-                losses.append(self.node_loss(state, t.label))
-            return state
-
-        visit(tree)
+        losses = [self.node_loss(state, node.label) for node, state in self.states(tree) if node.label is not None]
         return ab.sum_n(losses, shape=())
 
     def scores(self, tree: LabelledTree[int]) -> Any:
         """Score the classes of every node in postorder, the root's last: a list of (C,)."""
-        scores = []
+        return [self.node_scores(state) for _, state in self.states(tree)]
 
-        def visit(t: LabelledTree[int]) -> Any:
-            state = self.node(t.word, [visit(child) for child in t.children])
-            scores.append(self.node_scores(state))
-            return state
-
-        visit(tree)
-        return scores
+    def states(self, tree: LabelledTree[int]) -> Iterator[tuple[LabelledTree[int], Any]]:
+        """Compute the state of every node; give both, in postorder."""
+        return tree.fold(lambda node, children: self.node(node.word, children))
 
 
 def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:

@@ -61,6 +61,25 @@ class Tree(Generic[W]):
                 waiting += (tree.left, tree.right)
         return reversed(parents_first)
 
+    def fold(self, leaf: Callable[[W], V], merge: Callable[[V, V], V]) -> Iterator[tuple[Tree[W], V]]:
+        """Compute a value of every node from its word or from those of its children; give each node with its value.
+
+        Nodes come in postorder, so that the root is the last. Nothing recurses, whatever the depth.
+
+        >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
+        >>> [length for _, length in tree.fold(len, lambda left, right: left + right)]
+        [4, 4, 8]
+        """
+        waiting: list[V] = []
+        for node in self.postorder():
+            if node.is_leaf:
+                value = leaf(node.word)
+            else:
+                right, left = waiting.pop(), waiting.pop()
+                value = merge(left, right)
+            waiting.append(value)
+            yield node, value
+
     def words(self) -> list[W]:
         """List the leaves' words, from left to right."""
         return [tree.word for tree in self.postorder() if tree.is_leaf]
