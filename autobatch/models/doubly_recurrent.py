@@ -104,6 +104,7 @@ SPEC = ModelSpec(
     reads=DESCRIBED_TREES.reads,
     default_data="commands",
     load=load_described_trees,
+    load_inputs=load_described_trees.inputs,
     count_correct=count_edges,
     predict=predict_trees,
     predictor="grow",

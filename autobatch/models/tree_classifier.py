@@ -76,8 +76,8 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 
     Args:
         outputs: of batched `TreeClassifier.scores`: root logits (B, C), and per tree the logits of its nodes.
-        trees: the B trees.
-        vocabularies: not used; labels are numbers.
+        trees: the B trees, whose labels are ids; one that training did not have is never right.
+        vocabularies: not used.
     """
     root_logits, node_logits = outputs
     roots = np.argmax(root_logits, axis=1) == [tree.label for tree in trees]
@@ -99,11 +99,11 @@ def count_labels(
     Args:
         outputs: of batched `LabelledTreeClassifier.scores`: per tree the logits of its nodes.
         trees: one per output.
-        vocabularies: not used.
+        vocabularies: the names of the labels.
     """
     pairs = [
         [(found, node.label) for found, node in zip(labels, tree.postorder(), strict=True) if node.label is not None]
-        for labels, tree in zip(pick_best(outputs), trees, strict=True)
+        for labels, tree in zip(pick_best(outputs, vocabularies["labels"]), trees, strict=True)
     ]
     roots = [of_tree[-1:] for of_tree, tree in zip(pairs, trees, strict=True) if tree.label is not None]
     found, meant = (
@@ -117,7 +117,8 @@ def name_labels(
     outputs: Sequence[Any], trees: Sequence[LabelledTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the best label of each root, and of all nodes in postorder, {"label": "9", "labels": [...]}."""
-    return [{"label": names[-1], "labels": names} for names in name_tags(pick_best(outputs), vocabularies["labels"])]
+    labels = vocabularies["labels"]
+    return [{"label": names[-1], "labels": names} for names in name_tags(pick_best(outputs, labels), labels)]
 
 
 def describe(name: str, summary: str, model: Callable[..., TreeClassifier], default_data: str = "listops") -> ModelSpec:
@@ -130,6 +131,7 @@ def describe(name: str, summary: str, model: Callable[..., TreeClassifier], defa
         reads=TREES.reads,
         default_data=default_data,
         load=load_trees,
+        load_inputs=load_trees.inputs,
         count_correct=count_correct,
         predict=predict_labels,
     )
@@ -145,6 +147,7 @@ def describe_labelled(name: str, summary: str, model: Callable[..., LabelledTree
         reads=LABELLED_TREES.reads,
         default_data="operations",
         load=load_labelled_trees,
+        load_inputs=load_labelled_trees.inputs,
         count_correct=count_labels,
         predict=name_labels,
     )

@@ -76,6 +76,7 @@ SPEC = ModelSpec(
     reads=TREES.reads,
     default_data="listops",
     load=load_two_type_trees,
+    load_inputs=load_two_type_trees.inputs,
     count_correct=count_correct,
     predict=predict_labels,
 )

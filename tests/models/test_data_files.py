@@ -305,7 +305,6 @@ def test_a_lattice_is_its_arcs_and_tags(path: Path) -> None:
         ("1\n2\n0", 3, 2, "2 tags, one for each position", "the end of the line"),
         ("1\n2\n0 1 1", 3, 5, "2 tags, one for each position", "'1'"),
         ("1\n2\n1 1\n", 3, 1, "tag 0 for the first position", "'1'"),
-        ("1\n2\n0 -1\n", 3, 3, "a tag, a number from 0", "'-1'"),
         ("1\n2\n0 1\n1 0 5\n", 4, 1, "0, for no arc ends at the first position", "'1'"),
         ("1\n2\n0 1\n0\n", 4, 2, "the number of arcs that end at position 1", "the end of the file"),
         ("1\n2\n0 1\n0\n\n", 5, 1, "the number of arcs that end at position 1", "the end of the line"),

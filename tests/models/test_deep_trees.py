@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_a_tree_deeper_than_the_stack_is_learned_and_predicted(name: str, tmp_pa
     path = tmp_path / "trees.txt"
     path.write_text(small + DEEP[small](sys.getrecursionlimit() + 200) + 9 * small)
     data = spec.load(str(path), rng)
-    model = spec.build(data, dim=2, rng=rng)
+    model: Any = spec.build(data, dim=2, rng=rng)
     loss = ab.batched(model.loss, policy="agenda", backend="reference")
     value, grads = loss.value_and_grad(data.items[:4])
     assert np.isfinite(value)
