@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+from autobatch.models.data.vocabulary import Vocabulary
 
 LARGE = 0.3  # of the words; test data of the same kind has fewer
 SPELLED = "characters"  # models that read these know rare words by them
@@ -16,28 +16,25 @@ class Counting(Vocabulary):
     """The same vocabulary, which counts the words that it is asked for, and those of them that it does not have."""
 
     def __init__(self, known: Vocabulary) -> None:
-        super().__init__(known.words)
+        super().__init__(known.words, known.closed)
         self.n_asked, self.n_unknown = 0, 0
 
     def id(self, word: str) -> int:
         """The id of a word."""
         number = super().id(word)
         self.n_asked += 1
-        self.n_unknown += number == UNKNOWN
+        self.n_unknown += number < self.first
         return number
 
 
-def say_strange_data(
-    data: str, vocabularies: Mapping[str, Vocabulary], sizes: Mapping[str, int], trained: Mapping[str, int]
-) -> None:
+def say_strange_data(data: str, vocabularies: Mapping[str, Vocabulary]) -> None:
     """Say in one line on standard error how data differs from that of training, if much of it does.
 
     Args:
         data: its name.
         vocabularies: those of training; only those that count are looked at.
-        sizes, trained: see `Dataset.sizes`, of this data and of that of training.
     """
-    differences = [*_strange_words(vocabularies), *_strange_classes(sizes, trained)]
+    differences = list(_strange_words(vocabularies))
     if differences:
         click.echo(f"autobatch: {data} is unlike the training data: {'; '.join(differences)}.", err=True)
 
@@ -49,9 +46,3 @@ def _strange_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:
             share = words.n_unknown / words.n_asked
             if share >= LARGE:
                 yield f"the model does not know {share:.0%} of its {name.replace('_', ' ')}"
-
-
-def _strange_classes(sizes: Mapping[str, int], trained: Mapping[str, int]) -> Iterator[str]:
-    here, there = sizes.get("n_classes"), trained.get("n_classes")
-    if here is not None and there is not None and here != there:
-        yield f"its labels are of {here} classes, those of training of {there}"

@@ -114,10 +114,13 @@ def load_workload(
     seed: int,
     encoding: Encoding | None = None,
     precision: str = "float32",
+    answered: bool = True,
 ) -> Workload:
     """Find the model, load its data and build it; the same seed gives the same workload.
 
-    Without `encoding`, vocabularies and sizes are those of the data.
+    Args:
+        encoding: of a stored model; without it, vocabularies and sizes are those of the data.
+        answered: whether the instances need answers: the tags, labels or numbers that the model predicts.
 
     Raises:
         DataError: there is no such model or data, or it is malformed.
@@ -126,9 +129,10 @@ def load_workload(
     _say_unused_dim(spec, dim)
     data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
     known = () if encoding is None else (encoding.vocabularies,)
-    dataset = spec.load(data or spec.default_data, data_rng, *known)
+    load = spec.load if answered else spec.load_inputs or spec.load
+    dataset = load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
-        say_strange_data(dataset.name, encoding.vocabularies, dataset.sizes, encoding.sizes)
+        say_strange_data(dataset.name, encoding.vocabularies)
         dataset = replace(dataset, sizes=encoding.sizes)
     return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed, precision)
 

@@ -93,6 +93,7 @@ SPEC = ModelSpec(
     reads=SENTENCES.reads,
     default_data="rare-names",
     load=load_spelled_sentences,
+    load_inputs=load_spelled_sentences.inputs,
     count_correct=count_correct,
     predict=predict_tags,
 )

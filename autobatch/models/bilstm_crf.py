@@ -50,6 +50,7 @@ SPEC = ModelSpec(
     reads=SENTENCES.reads,
     default_data="tagging",
     load=load_sentences,
+    load_inputs=load_sentences.inputs,
     count_correct=count_correct,
     predict=tell_tags,
     predictor="tags",

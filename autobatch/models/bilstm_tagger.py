@@ -98,7 +98,8 @@ def count_correct(outputs: Any, sentences: Sequence[Sentence[int]], vocabularies
         sentences: one per output.
         vocabularies: the names of the tags, such as I-LOC.
     """
-    return count_tagged(pick_best(outputs), [sentence.tags for sentence in sentences], vocabularies["tags"])
+    names = vocabularies["tags"]
+    return count_tagged(pick_best(outputs, names), [sentence.tags for sentence in sentences], names)
 
 
 SPEC = ModelSpec(
@@ -109,6 +110,7 @@ SPEC = ModelSpec(
     reads=SENTENCES.reads,
     default_data="tagging",
     load=load_sentences,
+    load_inputs=load_sentences.inputs,
     count_correct=count_correct,
     predict=predict_tags,
 )

@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.models.data.vocabulary import UNKNOWN
+
+BARRED = -1e9  # what is added to the score of a tag that is not to be chosen
 
 
 class CRF(ab.Module):
@@ -34,11 +37,18 @@ class CRF(ab.Module):
         self.transitions = ab.Parameter(0.1 * rng.standard_normal((n_tags, n_tags)))  # rows: to, columns: from
         self.start = ab.Parameter(0.1 * rng.standard_normal(n_tags))
         self.end = ab.Parameter(0.1 * rng.standard_normal(n_tags))
+        self.barred = np.zeros(n_tags)
+        self.barred[UNKNOWN] = BARRED
 
     @ab.cell
     def begin(self, scores: Any) -> Any:
         """Score the paths of one word, by its tag: (C,)."""
         return self.start + scores
+
+    @ab.cell
+    def begin_best(self, scores: Any) -> Any:
+        """Score the paths of one word that may be chosen, by its tag: (C,)."""
+        return self.start + scores + self.barred
 
     @ab.cell
     def sum_paths(self, paths: Any, scores: Any) -> Any:
@@ -47,8 +57,8 @@ class CRF(ab.Module):
 
     @ab.cell
     def pick_paths(self, paths: Any, scores: Any) -> Any:
-        """Make the best paths longer by a word: by its tag, the score of the best (C,)."""
-        return scores + ab.max(self.transitions + paths, axis=1)
+        """Make the best paths that may be chosen longer by a word: by its tag, the score of the best (C,)."""
+        return scores + self.barred + ab.max(self.transitions + paths, axis=1)
 
     @ab.cell
     def last_tag(self, paths: Any) -> Any:
@@ -86,10 +96,10 @@ class CRF(ab.Module):
         return self.compare(paths, tags[-1], right)
 
     def best(self, scores: Sequence[Any]) -> list[Any]:
-        """Find the likeliest tags of a sentence (Viterbi): a list of ints."""
+        """Find the likeliest tags of a sentence (Viterbi), `UNKNOWN` left out: a list of ints."""
         best: list[Any] = []
         for word in scores:
-            best.append(self.pick_paths(best[-1], word) if best else self.begin(word))
+            best.append(self.pick_paths(best[-1], word) if best else self.begin_best(word))
         tags: list[Any] = []
         for paths in reversed(best):
             tags.append(self.tag_before(paths, tags[-1]) if tags else self.last_tag(paths))

@@ -91,14 +91,15 @@ class DagRNN(ab.Module):
 
 def count_correct(outputs: Any, pictures: Sequence[Picture[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all pixels."""
-    return {"pixel_accuracy": count_tags(pick_best(outputs), [list(picture.tags()) for picture in pictures])}
+    found = pick_best(outputs, vocabularies["tags"])
+    return {"pixel_accuracy": count_tags(found, [list(picture.tags()) for picture in pictures])}
 
 
 def predict(
     outputs: Any, pictures: Sequence[Picture[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the best tag of every pixel, row by row, {"tags": [["sky", "sky"], ["sea", "boat"]]}."""
-    tags = [iter(names) for names in name_tags(pick_best(outputs), vocabularies["tags"])]
+    tags = [iter(names) for names in name_tags(pick_best(outputs, vocabularies["tags"]), vocabularies["tags"])]
     return [
         {"tags": [[next(names) for _ in row.words] for row in picture.rows]}
         for names, picture in zip(tags, pictures, strict=True)
@@ -113,6 +114,7 @@ SPEC = ModelSpec(
     reads=PICTURES.reads,
     default_data="scenes",
     load=load_pictures,
+    load_inputs=load_pictures.inputs,
     count_correct=count_correct,
     predict=predict,
 )

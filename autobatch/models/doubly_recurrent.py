@@ -62,18 +62,17 @@ class DoublyRecurrent(NodeStates):
     def loss(self, described: DescribedTree[int]) -> Any:
         """Sum the losses of all nodes of a tree: a scalar."""
         losses = []
-
-        def visit(siblings: Sequence[OrderedTree[int]], above: Any) -> None:
+        waiting = [([described.tree], self.encode(described.words))]
+        while waiting:
+            siblings, above = waiting.pop()
             before: Any = self.first
             for place, node in enumerate(siblings, start=1):
                 is_parent, goes_on = bool(node.children), place < len(siblings)
                 losses.append(self.node_loss(above, before, node.label, int(is_parent), int(goes_on)))
                 if is_parent:
-                    visit(node.children, self.descend(node.label, above))
+                    waiting.append((node.children, self.descend(node.label, above)))
                 if goes_on:
                     before = self.pass_on(node.label, before)
-
-        visit([described.tree], self.encode(described.words))
         return ab.sum_n(losses)
 
     async def grow(self, words: Sequence[int]) -> OrderedTree[int]:
@@ -105,6 +104,7 @@ SPEC = ModelSpec(
     reads=DESCRIBED_TREES.reads,
     default_data="commands",
     load=load_described_trees,
+    load_inputs=load_described_trees.inputs,
     count_correct=count_edges,
     predict=predict_trees,
     predictor="grow",

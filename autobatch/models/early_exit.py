@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.dataset import TREES, load_trees
-from autobatch.models.data.tree import Tree
+from autobatch.models.data.dataset import TREES, load_texts_of_trees
+from autobatch.models.data.tree import Tree, to_label
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.spec import Counts, ModelSpec
 
@@ -84,7 +84,7 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
     Args:
         outputs: of batched `EarlyExit.classify`: the labels of the B texts (B,), and how many words were read of each.
         trees: one per output.
-        vocabularies: not used; labels are numbers.
+        vocabularies: not used.
     """
     labels, n_read = outputs
     right = int(np.sum(labels == [tree.label for tree in trees]))
@@ -95,7 +95,8 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 def predict(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:
     """Give the label of each text and the words read for it, {"label": 2, "words_read": 7}."""
     labels, n_read = outputs
-    return [{"label": int(label), "words_read": int(n)} for label, n in zip(labels, n_read, strict=True)]
+    name = vocabularies["classes"].word
+    return [{"label": to_label(name(label)), "words_read": int(n)} for label, n in zip(labels, n_read, strict=True)]
 
 
 SPEC = ModelSpec(
@@ -105,7 +106,8 @@ SPEC = ModelSpec(
     generators=tuple(TREES.generators),
     reads=TREES.reads,
     default_data="reviews",
-    load=load_trees,
+    load=load_texts_of_trees,
+    load_inputs=load_texts_of_trees.inputs,
     count_correct=count_correct,
     predict=predict,
     predictor="classify",

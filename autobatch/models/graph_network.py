@@ -110,6 +110,7 @@ SPEC = ModelSpec(
     reads=MOLECULES.reads,
     default_data="compounds",
     load=load_molecules,
+    load_inputs=load_molecules.inputs,
     count_correct=count_correct,
     predict=predict_numbers,
     metrics={"explained_variance": explained_variance},

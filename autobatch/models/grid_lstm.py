@@ -100,6 +100,7 @@ SPEC = ModelSpec(
     reads=COMPARISONS.reads,
     default_data="edits",
     load=load_comparisons,
+    load_inputs=load_comparisons.inputs,
     count_correct=count_classes,
     predict=predict_classes,
 )

@@ -9,6 +9,7 @@ Source: Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ import autobatch as ab
 from autobatch.errors import DataError
 from autobatch.models.crf import CRF
 from autobatch.models.data.dataset import LATTICES, Dataset, load_lattices
-from autobatch.models.data.lattice import Lattice
+from autobatch.models.data.lattice import NAMES, Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_reader import LatticeReader
-from autobatch.models.metric import count_tagged, count_tags, tell_tags
+from autobatch.models.metric import count_tagged, tell_tags
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -71,32 +72,39 @@ class LatticeLSTMNER(ab.Module):
         return self.crf.best(self.scores(lattice))
 
 
-def load_character_lattices(
-    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
-) -> Dataset:
-    """Load lattices of texts, which have one character to each position; arguments are those of `Load`.
+def check_characters(dataset: Dataset, rng: np.random.Generator) -> Dataset:
+    """Refuse lattices that are not those of texts, which have one character to each position.
 
     Raises:
-        DataError: there is no such data, it is malformed, or a position has no character, or several.
+        DataError: a position has no character, or several.
     """
-    dataset = load_lattices(data, rng, vocabularies)
     for number, lattice in enumerate(dataset.items, start=1):
         for end, arcs in enumerate(lattice.arcs[1:], start=1):
             n_characters = sum(start == end - 1 for start, _ in arcs)
             if n_characters != 1:
                 raise DataError(
-                    f"cannot read lattice {number} of {data} as a text: {n_characters} characters lead from position "
-                    f"{end - 1} to {end}; give one."
+                    f"cannot read lattice {number} of {dataset.name} as a text: {n_characters} characters lead from "
+                    f"position {end - 1} to {end}; give one."
                 )
     return dataset
 
 
+load_character_lattices = replace(load_lattices, finish=check_characters)
+
+
+def say_missing_names(vocabularies: Mapping[str, Vocabulary]) -> str:
+    """Say that entity F1 is left out because tags are numbers; nothing if they are not."""
+    if not all(map(str.isdecimal, vocabularies["tags"].words)):
+        return ""
+    return (
+        f"tags are numbers without names, so entity F1 is left out; name them in a file {NAMES} beside the data, with "
+        f"a number and a name in each line, such as 4 B-PER."
+    )
+
+
 def count_correct(found: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right tags, and entities unless tags are numbers, from what batched `LatticeLSTMNER.tags` found."""
-    meant, names = [lattice.tags[1:] for lattice in lattices], vocabularies["tags"]
-    if all(map(str.isdecimal, names.words)):
-        return {"tag_accuracy": count_tags(found, meant)}
-    return count_tagged(found, meant, names)
+    """Count right tags, and entities where tags name them, from what batched `LatticeLSTMNER.tags` found."""
+    return count_tagged(found, [lattice.tags[1:] for lattice in lattices], vocabularies["tags"])
 
 
 SPEC = ModelSpec(
@@ -107,6 +115,8 @@ SPEC = ModelSpec(
     reads=LATTICES.reads,
     default_data="lattice-names",
     load=load_character_lattices,
+    load_inputs=load_character_lattices.inputs,
+    say_missing=say_missing_names,
     count_correct=count_correct,
     predict=tell_tags,
     predictor="tags",

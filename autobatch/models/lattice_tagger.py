@@ -9,7 +9,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import LATTICES, load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, pick_best, predict_tags
+from autobatch.models.metric import count_tagged, pick_best, predict_tags
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -69,16 +69,15 @@ class LatticeTagger(ab.Module):
 
 
 def count_correct(outputs: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags, the first position of each lattice left out.
-
-    Tags have no names in the files, so entities cannot be counted.
+    """Count right and all tags and entities, the first position of each lattice left out.
 
     Args:
         outputs: of batched `LatticeTagger.scores`: per lattice the logits of its positions.
         lattices: one per output.
         vocabularies: the names of the tags.
     """
-    return {"tag_accuracy": count_tags(pick_best(outputs), [lattice.tags[1:] for lattice in lattices])}
+    names = vocabularies["tags"]
+    return count_tagged(pick_best(outputs, names), [lattice.tags[1:] for lattice in lattices], names)
 
 
 def describe(name: str, summary: str, model: Callable[..., LatticeTagger]) -> ModelSpec:
@@ -91,6 +90,7 @@ def describe(name: str, summary: str, model: Callable[..., LatticeTagger]) -> Mo
         reads=LATTICES.reads,
         default_data="lattices",
         load=load_lattices,
+        load_inputs=load_lattices.inputs,
         count_correct=count_correct,
         predict=predict_tags,
     )

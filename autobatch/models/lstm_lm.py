@@ -98,6 +98,7 @@ SPEC = ModelSpec(
     reads=TEXTS.reads,
     default_data="agreement",
     load=load_texts,
+    load_inputs=load_texts.inputs,
     count_correct=count_correct,
     predict=predict,
     metrics={"perplexity": perplexity},

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.models.data.tree import to_label
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 
 PREFIXES = ("B", "I", "E", "S")
@@ -116,9 +117,17 @@ def predict_numbers(
     return [{"value": float(found)} for found in outputs]
 
 
-def pick_best(outputs: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """Pick the class with the highest score, per instance and position, from lists of logits (C,)."""
-    return [np.argmax(scores, axis=1).tolist() if len(scores) else [] for scores in outputs]
+def pick_best(outputs: Sequence[Sequence[Any]], names: Vocabulary) -> list[list[int]]:
+    """Pick the name with the highest score, per instance and position, from lists of logits (C,).
+
+    The id that stands for unknown names is never picked.
+    """
+    return [_best(scores, names).tolist() if len(scores) else [] for scores in outputs]
+
+
+def _best(scores: Any, names: Vocabulary) -> Any:
+    """Pick the ids of the best names (N,) by logits (N, C)."""
+    return names.first + np.argmax(np.asarray(scores)[:, names.first :], axis=1)
 
 
 def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str]]:
@@ -131,15 +140,17 @@ def count_tagged(
 ) -> dict[str, tuple[int, int]]:
     """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
 
+    Entities are left out where no name is that of an entity, as among parts of speech.
+
     Args:
         found: the tags that were predicted, per sentence.
         meant: the right ones.
         names: of the tags, such as I-LOC.
     """
-    return {
-        "tag_accuracy": count_tags(found, meant),
-        "entity_f1": count_entities(name_tags(found, names), name_tags(meant, names)),
-    }
+    counts = {"tag_accuracy": count_tags(found, meant)}
+    if any(find_entities([name]) for name in names.words):
+        counts["entity_f1"] = count_entities(name_tags(found, names), name_tags(meant, names))
+    return counts
 
 
 def tell_tags(
@@ -153,7 +164,7 @@ def predict_tags(
     outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the best tag at every position, by its logits; a `ModelSpec.predict`."""
-    return tell_tags(pick_best(outputs), instances, vocabularies)
+    return tell_tags(pick_best(outputs, vocabularies["tags"]), instances, vocabularies)
 
 
 def count_classes(
@@ -164,14 +175,16 @@ def count_classes(
     Args:
         outputs: logits (B, C).
     """
-    return {"accuracy": count_tags([np.argmax(outputs, axis=1)], [[instance.label for instance in instances]])}
+    found = _best(outputs, vocabularies["classes"])
+    return {"accuracy": count_tags([found], [[instance.label for instance in instances]])}
 
 
 def predict_classes(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the best class of each instance, {"label": "..."}, of logits (B, C); a `ModelSpec.predict`."""
-    return [{"label": vocabularies["classes"].word(label)} for label in np.argmax(outputs, axis=1)]
+    classes = vocabularies["classes"]
+    return [{"label": classes.word(label)} for label in _best(outputs, classes)]
 
 
 def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:
@@ -181,7 +194,9 @@ def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str
         outputs: logits of the roots (B, C), and per tree the logits of its nodes, the root's last.
     """
     _, nodes = outputs
-    return [{"label": labels[-1], "labels": labels} for labels in pick_best(nodes)]
+    classes = vocabularies["classes"]
+    named = [list(map(to_label, names)) for names in name_tags(pick_best(nodes, classes), classes)]
+    return [{"label": labels[-1], "labels": labels} for labels in named]
 
 
 def perplexity(log_probability: float, n_words: float) -> float:

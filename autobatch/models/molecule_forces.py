@@ -185,6 +185,7 @@ SPEC = ModelSpec(
     reads=CONFORMATIONS.reads,
     default_data="force-field",
     load=load_conformations,
+    load_inputs=load_conformations.inputs,
     count_correct=count_correct,
     predict=predict_forces,
     metrics={

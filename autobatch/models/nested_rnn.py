@@ -86,7 +86,7 @@ class NestedRNN(ab.Module):
 
 def count_correct(outputs: Any, texts: Sequence[Repeats[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all tags, of logits per text and word."""
-    return {"tag_accuracy": count_tags(pick_best(outputs), [text.tags for text in texts])}
+    return {"tag_accuracy": count_tags(pick_best(outputs, vocabularies["tags"]), [text.tags for text in texts])}
 
 
 SPEC = ModelSpec(
@@ -97,6 +97,7 @@ SPEC = ModelSpec(
     reads=REPEATS.reads,
     default_data="moves",
     load=load_repeats,
+    load_inputs=load_repeats.inputs,
     count_correct=count_correct,
     predict=predict_tags,
 )

@@ -81,7 +81,7 @@ class RandomDag(ab.Module):
 
 def count_correct(outputs: Any, circuits: Sequence[Circuit[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all tags, and the circuits whose tags are all right, of logits per circuit and node."""
-    pairs = list(zip(pick_best(outputs), [circuit.tags for circuit in circuits], strict=True))
+    pairs = list(zip(pick_best(outputs, vocabularies["tags"]), [circuit.tags for circuit in circuits], strict=True))
     n_right = sum(found == tags for found, tags in pairs)
     return {"tag_accuracy": count_tags(*zip(*pairs, strict=True)), "exact": (n_right, len(pairs))}
 
@@ -94,6 +94,7 @@ SPEC = ModelSpec(
     reads=CIRCUITS.reads,
     default_data="circuits",
     load=load_circuits,
+    load_inputs=load_circuits.inputs,
     count_correct=count_correct,
     predict=predict_tags,
 )

@@ -85,6 +85,7 @@ def _spec(name: str, place: str) -> ModelSpec:
         reads=SPEC.reads,
         default_data=SPEC.default_data,
         load=SPEC.load,
+        load_inputs=SPEC.load_inputs,
         count_correct=_of_scores(name, SPEC.count_correct) if hasattr(found, "scores") else None,
         predict=_of_scores(name, SPEC.predict) if hasattr(found, "scores") else None,
     )

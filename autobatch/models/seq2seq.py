@@ -79,6 +79,7 @@ SPEC = ModelSpec(
     reads=PAIRS.reads,
     default_data="translation",
     load=load_pairs,
+    load_inputs=load_pairs.inputs,
     count_correct=count_correct,
     predict=predict,
     predictor="translate",

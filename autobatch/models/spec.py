@@ -50,6 +50,9 @@ class ModelSpec:
         costs: the metrics of which less is better, such as perplexity; of all others 1 is the best.
         requires: packages that metrics need, with the extra of autobatch that installs each; `count_correct` leaves
             out the metrics whose package is missing.
+        load_inputs: does what `load` does, for data to be predicted, whose instances may lack answers; None for `load`.
+        say_missing: says in a sentence which metrics data with these vocabularies cannot have, and what to do; "" if
+            it can have all.
     """
 
     name: str
@@ -66,6 +69,8 @@ class ModelSpec:
     metrics: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     costs: Collection[str] = ()
     requires: Mapping[str, str] = field(default_factory=dict)
+    load_inputs: Load | None = None
+    say_missing: Callable[[Mapping[str, Vocabulary]], str] = lambda vocabularies: ""
 
     def takes(self, argument: str) -> bool:
         """Whether the model's constructor has this argument."""

@@ -17,7 +17,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.actions import SHIFT, actions_of
-from autobatch.models.data.dataset import TREES, load_trees
+from autobatch.models.data.dataset import TREES, load_texts_of_trees
 from autobatch.models.data.tree import Tree
 from autobatch.models.spec import ModelSpec
 from autobatch.models.stack_lstm import Parse, StackCells
@@ -77,7 +77,8 @@ SPEC = ModelSpec(
     generators=tuple(TREES.generators),
     reads=TREES.reads,
     default_data="brackets",
-    load=load_trees,
+    load=load_texts_of_trees,
+    load_inputs=load_texts_of_trees.inputs,
     count_correct=count_brackets,
     predict=predict_parses,
     predictor="parse",

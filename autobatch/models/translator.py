@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import autobatch as ab
 from autobatch.models.data.pair import Pair
-from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.metric import count_ngrams
 from autobatch.models.spec import Counts
+
+FIRST = UNKNOWN + 1
+"""The first word that has a spelling; the word before it, which stands for all unknown ones, is never written."""
 
 
 class Translator(ab.Module):
@@ -44,13 +47,17 @@ class Translator(ab.Module):
 
     @ab.cell
     def best_word(self, state: Any, memory: Sequence[Any]) -> Any:
-        """Choose the next word: an int."""
-        return ab.argmax(self.scores(state, memory))
+        """Choose the next word, an int, counted from the first that has a spelling."""
+        return ab.argmax(self.scores(state, memory)[FIRST:])
 
     @ab.cell(static=("width",))
     def best_words(self, state: Any, memory: Sequence[Any], width: int) -> Any:
-        """Choose the `width` most likely next words: logarithms of their probabilities (width,), and ids (width,)."""
-        return ab.top_k(ab.log_softmax(self.scores(state, memory)), width)
+        """Choose the `width` most likely next words, counted from the first that has a spelling.
+
+        Returns:
+            Logarithms of their probabilities (width,), and the words (width,).
+        """
+        return ab.top_k(ab.log_softmax(self.scores(state, memory))[FIRST:], width)
 
     def loss(self, pair: Pair[int]) -> Any:
         """Sum the cross-entropies of the words of the translation and of its end: a scalar."""
@@ -67,7 +74,7 @@ class Translator(ab.Module):
         word, words = self.end, list[int]()
         while len(words) < max_words(source):
             state = self.step(word, state, memory)
-            word = int(await ab.value(self.best_word(state, memory)))
+            word = FIRST + int(await ab.value(self.best_word(state, memory)))
             if word == self.end:
                 break
             words.append(word)
@@ -79,6 +86,7 @@ class Translator(ab.Module):
         A step makes of each unfinished translation those with its `width` likeliest next words, and keeps the `width`
         likeliest of all; one that has ended is put aside. The search ends when `width` have ended.
         """
+        width = min(width, self.end)
         state, memory = self.encode(source)
         beam, ended = [Hypothesis(0.0, [], state)], list[Hypothesis]()
         for _ in range(max_words(source)):
@@ -86,7 +94,7 @@ class Translator(ab.Module):
             states = [self.step(word, one.state, memory) for word, one in zip(before, beam, strict=True)]
             found = await ab.value([self.best_words(state, memory, width) for state in states])
             grown = [
-                Hypothesis(one.score + float(score), [*one.words, int(word)], state)
+                Hypothesis(one.score + float(score), [*one.words, FIRST + int(word)], state)
                 for one, state, (scores, words) in zip(beam, states, found, strict=True)
                 for score, word in zip(scores, words, strict=True)
             ]
@@ -131,8 +139,9 @@ def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], name
 def predict(
     outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Spell the translations, {"translation": "..."} for each pair."""
-    return [{"translation": text} for text in _spell(outputs, names)]
+    """Spell the translations, {"translation": "..."} for each pair; that of a blank line is blank."""
+    texts = zip(_spell(outputs, names), pairs, strict=True)
+    return [{"translation": text if pair.source else ""} for text, pair in texts]
 
 
 def _spell(outputs: Sequence[list[int]], names: Mapping[str, Vocabulary]) -> list[str]:

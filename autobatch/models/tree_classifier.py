@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,26 +44,11 @@ class TreeClassifier(NodeClassifier):
 
     def loss(self, tree: Tree[int]) -> Any:
         """Sum the cross-entropies of all nodes: a scalar."""
-        losses = []
-
-        def visit(t: Tree[int]) -> Any:
-            state = self.leaf(t.word) if t.is_leaf else self.merge(visit(t.left), visit(t.right))
-            losses.append(self.node_loss(state, t.label))
-            return state
-
-        visit(tree)
-        return ab.sum_n(losses)
+        return ab.sum_n([self.node_loss(state, node.label) for node, state in tree.fold(self.leaf, self.merge)])
 
     def scores(self, tree: Tree[int]) -> Any:
         """Score the classes at the root (C,), and at every node in postorder: a list of (C,)."""
-        scores = []
-
-        def visit(t: Tree[int]) -> Any:
-            state = self.leaf(t.word) if t.is_leaf else self.merge(visit(t.left), visit(t.right))
-            scores.append(self.node_scores(state))
-            return state
-
-        visit(tree)
+        scores = [self.node_scores(state) for _, state in tree.fold(self.leaf, self.merge)]
         return scores[-1], scores
 
 
@@ -74,28 +59,16 @@ class LabelledTreeClassifier(NodeClassifier):
 
     def loss(self, tree: LabelledTree[int]) -> Any:
         """Sum the cross-entropies of all nodes that have labels: a scalar."""
-        losses = []
-
-        def visit(t: LabelledTree[int]) -> Any:
-            state = self.node(t.word, [visit(child) for child in t.children])
-            if t.label is not None:
-                losses.append(self.node_loss(state, t.label))
-            return state
-
-        visit(tree)
+        losses = [self.node_loss(state, node.label) for node, state in self.states(tree) if node.label is not None]
         return ab.sum_n(losses, shape=())
 
     def scores(self, tree: LabelledTree[int]) -> Any:
         """Score the classes of every node in postorder, the root's last: a list of (C,)."""
-        scores = []
+        return [self.node_scores(state) for _, state in self.states(tree)]
 
-        def visit(t: LabelledTree[int]) -> Any:
-            state = self.node(t.word, [visit(child) for child in t.children])
-            scores.append(self.node_scores(state))
-            return state
-
-        visit(tree)
-        return scores
+    def states(self, tree: LabelledTree[int]) -> Iterator[tuple[LabelledTree[int], Any]]:
+        """Compute the state of every node; give both, in postorder."""
+        return tree.fold(lambda node, children: self.node(node.word, children))
 
 
 def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
@@ -103,8 +76,8 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 
     Args:
         outputs: of batched `TreeClassifier.scores`: root logits (B, C), and per tree the logits of its nodes.
-        trees: the B trees.
-        vocabularies: not used; labels are numbers.
+        trees: the B trees, whose labels are ids; one that training did not have is never right.
+        vocabularies: not used.
     """
     root_logits, node_logits = outputs
     roots = np.argmax(root_logits, axis=1) == [tree.label for tree in trees]
@@ -126,11 +99,11 @@ def count_labels(
     Args:
         outputs: of batched `LabelledTreeClassifier.scores`: per tree the logits of its nodes.
         trees: one per output.
-        vocabularies: not used.
+        vocabularies: the names of the labels.
     """
     pairs = [
         [(found, node.label) for found, node in zip(labels, tree.postorder(), strict=True) if node.label is not None]
-        for labels, tree in zip(pick_best(outputs), trees, strict=True)
+        for labels, tree in zip(pick_best(outputs, vocabularies["labels"]), trees, strict=True)
     ]
     roots = [of_tree[-1:] for of_tree, tree in zip(pairs, trees, strict=True) if tree.label is not None]
     found, meant = (
@@ -144,7 +117,8 @@ def name_labels(
     outputs: Sequence[Any], trees: Sequence[LabelledTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the best label of each root, and of all nodes in postorder, {"label": "9", "labels": [...]}."""
-    return [{"label": names[-1], "labels": names} for names in name_tags(pick_best(outputs), vocabularies["labels"])]
+    labels = vocabularies["labels"]
+    return [{"label": names[-1], "labels": names} for names in name_tags(pick_best(outputs, labels), labels)]
 
 
 def describe(name: str, summary: str, model: Callable[..., TreeClassifier], default_data: str = "listops") -> ModelSpec:
@@ -157,6 +131,7 @@ def describe(name: str, summary: str, model: Callable[..., TreeClassifier], defa
         reads=TREES.reads,
         default_data=default_data,
         load=load_trees,
+        load_inputs=load_trees.inputs,
         count_correct=count_correct,
         predict=predict_labels,
     )
@@ -172,6 +147,7 @@ def describe_labelled(name: str, summary: str, model: Callable[..., LabelledTree
         reads=LABELLED_TREES.reads,
         default_data="operations",
         load=load_labelled_trees,
+        load_inputs=load_labelled_trees.inputs,
         count_correct=count_labels,
         predict=name_labels,
     )

@@ -15,7 +15,6 @@ import numpy as np
 import autobatch as ab
 from autobatch.models import tree_classifier
 from autobatch.models.data.dataset import TREES
-from autobatch.models.data.tree import Tree
 from autobatch.models.data.two_type_tree import TwoTypeTree, load_two_type_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import predict_labels
@@ -46,20 +45,12 @@ class TwoTypeTreeLSTM(TreeCells):
 
     def states(self, instance: TwoTypeTree) -> list[Any]:
         """Compute the states of all nodes, in postorder."""
-        states = []
         kinds = iter(instance.kinds)
 
-        def visit(t: Tree[int]) -> Any:
-            if t.is_leaf:
-                state = self.leaf(t.word)
-            else:
-                left, right = visit(t.left), visit(t.right)
-                state = self.merge_other(left, right) if next(kinds) else self.merge(left, right)
-            states.append(state)
-            return state
+        def merge(left: Any, right: Any) -> Any:
+            return self.merge_other(left, right) if next(kinds) else self.merge(left, right)
 
-        visit(instance.tree)
-        return states
+        return [state for _, state in instance.tree.fold(self.leaf, merge)]
 
     def loss(self, instance: TwoTypeTree) -> Any:
         """Sum the cross-entropies of all nodes: a scalar."""
@@ -85,6 +76,7 @@ SPEC = ModelSpec(
     reads=TREES.reads,
     default_data="listops",
     load=load_two_type_trees,
+    load_inputs=load_two_type_trees.inputs,
     count_correct=count_correct,
     predict=predict_labels,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autobatch.models.data.actions import actions_of, brackets_of, write_tree
+from autobatch.models.data.actions import brackets_in, brackets_of, write_tree
 from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
@@ -24,9 +24,9 @@ def count_brackets(
     Args:
         outputs: of batched `StackLSTMParser.parse`: per text the actions.
         trees: one per output.
-        vocabularies: not used; labels are numbers.
+        vocabularies: not used.
     """
-    found, meant = list(map(brackets_of, outputs)), [brackets_of(actions_of(tree)) for tree in trees]
+    found, meant = list(map(brackets_of, outputs)), list(map(brackets_in, trees))
     right = sum(brackets == others for brackets, others in zip(found, meant, strict=True))
     return {"bracket_f1": count_common(found, meant), "exact": (right, len(trees))}
 
@@ -36,7 +36,8 @@ def predict_parses(
 ) -> list[dict[str, Any]]:
     """Write the tree of each text, {"tree": "(3 good film)"}; a `ModelSpec.predict`."""
     texts = ([vocabularies["words"].word(word) for word in tree.words()] for tree in trees)
-    return [{"tree": write_tree(actions, words)} for actions, words in zip(outputs, texts, strict=True)]
+    labels = vocabularies["classes"].words
+    return [{"tree": write_tree(actions, words, labels)} for actions, words in zip(outputs, texts, strict=True)]
 
 
 def count_edges(

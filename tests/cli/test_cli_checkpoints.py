@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import save
 
 from autobatch.cli.training.stored import BEST, LAST
+from autobatch.cli.workload import load_workload
 from autobatch.models.data.sst import read_trees
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from helpers.runs.commands import Command
@@ -75,7 +76,9 @@ def test_what_predict_writes_scores_what_eval_printed(command: Command, data: tu
     assert command("eval", "tree-lstm", "--checkpoint", "run", *data, "--json", "eval.jsonl")[0] == 0
     assert command("predict", "tree-lstm", "--checkpoint", "run", *data, "--out", "out.jsonl") == (0, "", "")
     trees = read_trees(Path("trees.txt"))
-    measured = trees if data else trees[-12:]
+    places = load_workload("tree-lstm", "trees.txt", 4, seed=0).dataset.dev_places
+    assert places is not None
+    measured = trees if data else [trees[place] for place in places]
     predicted = read_json("out.jsonl")
     assert len(predicted) == len(measured)
     roots = [said["label"] == tree.label for said, tree in zip(predicted, measured, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autobatch.models.data.actions import actions_of, brackets_of, write_tree
+from autobatch.models.data.actions import actions_of, brackets_in, brackets_of, write_tree
 from autobatch.models.data.tree import Tree
 
 TREES = st.recursive(
@@ -29,9 +29,9 @@ def test_actions_build_the_tree_that_they_are_of(tree: Tree[int]) -> None:
         return after
 
     visit(tree, 0)
-    assert brackets_of(actions) == expected
+    assert brackets_of(actions) == brackets_in(tree) == expected
 
     def write(node: Tree[int]) -> str:
         return f"w{node.word}" if node.is_leaf else f"({node.label} {write(node.left)} {write(node.right)})"
 
-    assert write_tree(actions, [f"w{word}" for word in tree.words()]) == write(tree)
+    assert write_tree(actions, [f"w{word}" for word in tree.words()], list(map(str, range(100)))) == write(tree)

@@ -6,7 +6,9 @@ import copy
 import pickle
 import re
 import statistics
+from functools import reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -17,12 +19,12 @@ from autobatch.errors import DataError
 from autobatch.models.data.dataset import load_trees
 from autobatch.models.data.listops import OPERATIONS, draw_trees
 from autobatch.models.data.sst import parse_tree, read_trees
-from autobatch.models.data.tree import Tree, escape, unescape
+from autobatch.models.data.tree import Tree, escape, to_label, unescape
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from helpers.data.datasets import SMALL, real
 from helpers.runs.ways import each
 
-WORDS = st.text(st.characters(exclude_characters=" ()\n\r", exclude_categories=["Cs"]), min_size=1).filter(
+WORDS = st.text(st.characters(exclude_characters=" \t()\n\r", exclude_categories=["Cs"]), min_size=1).filter(
     lambda word: unescape(word) == word
 )
 TREES = st.recursive(
@@ -109,12 +111,10 @@ def test_a_tree_with_one_character_gone_reads_or_is_a_data_error(tree: Tree[str]
         ("", 1, "'(' to open a tree", "the end of the line"),
         ("good", 1, "'(' to open a tree", "'good'"),
         (")", 1, "'(' to open a tree", "')'"),
-        ("(", 2, "a label from 0 to 4 after '('", "the end of the line"),
-        ("( (2 a) (2 b))", 3, "a label from 0 to 4 after '('", "'('"),
-        ("(5 good)", 2, "a label from 0 to 4", "'5'"),
-        ("(-1 good)", 2, "a label from 0 to 4", "'-1'"),
-        ("(02 good)", 2, "a label from 0 to 4", "'02'"),
-        ("(٣ good)", 2, "a label from 0 to 4", "'٣'"),
+        ("(", 2, "a label after '('", "the end of the line"),
+        ("( (2 a) (2 b))", 3, "a label after '('", "'('"),
+        ("()", 2, "a label after '('", "')'"),
+        ("(3 (film))", 9, "one word and ')', or two subtrees", "')'"),
         ("(3)", 3, "one word and ')', or two subtrees", "')'"),
         ("(3 good", 4, "one word and ')', or two subtrees", "'good'"),
         ("(3 very good)", 4, "one word and ')', or two subtrees", "'very'"),
@@ -146,10 +146,26 @@ def test_a_file_is_read_with_its_traps(tmp_path: Path) -> None:
 
 def test_a_malformed_file_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "trees.txt"
-    path.write_text("(1 ok)\n\n(9 bad)\n")
-    with pytest.raises(DataError, match=r"trees\.txt, line 3, column 2: expected a label from 0 to 4, found '9'"):
+    path.write_text("(1 ok)\n\n(9)\n")
+    with pytest.raises(DataError, match=r"trees\.txt, line 3, column 3: expected one word and '\)', or two subtrees"):
         read_trees(path)
-    assert [tree.label for tree in read_trees(path, n_classes=10)] == [1, 9]
+
+
+@given(st.lists(st.sampled_from(["0", "7", "12", "-1", "02", "٣", "NP", "S", "-NONE-", "ADJP|<JJ>"]), min_size=1))
+def test_labels_are_of_any_number_and_text(labels: list[str]) -> None:
+    """A plain number is read as one; all are classes, which are numbered by value, and texts behind them."""
+    text = reduce(lambda left, label: f"({label} {left} (0 x))", labels, "(0 x)")
+    tree = parse_tree(text)
+    assert repr(tree) == text
+    assert tree.label == (int(labels[-1]) if labels[-1] in ("0", "7", "12") else labels[-1])
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "trees.txt").write_text(f"{text}\n" * 9, encoding="utf-8")
+        data = load_trees(str(Path(folder) / "trees.txt"), np.random.default_rng(0))
+    classes = data.vocabularies["classes"]
+    assert data.sizes["n_classes"] == len({*labels, "0"}) == len(classes)
+    assert data.items[0].map(lambda word: "x", lambda label: to_label(classes.word(label))) == tree
+    numbers = [number for number in ("0", "7", "12") if number in ("0", *labels)]
+    assert classes.words == [*numbers, *sorted({*labels} - {*numbers})]
 
 
 @pytest.mark.parametrize(
@@ -256,8 +272,8 @@ def test_a_folder_is_data_with_a_vocabulary_of_its_training_words(tmp_path: Path
     (tmp_path / "train.txt").write_text("(3 (2 good) (2 film))\n(3 (2 good) (2 film))\n")
     (tmp_path / "dev.txt").write_text("(1 (2 bad) (2 film))\n")
     data = load_trees(str(tmp_path), np.random.default_rng(0))
-    assert (data.name, dict(data.sizes)) == (str(tmp_path), {"n_words": 3, "n_classes": 5})
-    assert repr(data.dev) == "[(1 (2 0) (2 1))]"
+    assert (data.name, dict(data.sizes)) == (str(tmp_path), {"n_words": 3, "n_classes": 2})
+    assert repr(data.dev) == "[(-1 (0 0) (0 1))]"  # no class of training is 1
 
 
 def test_a_tenth_of_a_single_file_is_held_out(tmp_path: Path) -> None:

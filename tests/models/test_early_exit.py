@@ -6,6 +6,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.early_exit import SPEC, EarlyExit, count_correct
 from helpers.runs.ways import each
 
@@ -27,4 +28,6 @@ def test_counting_right_labels_and_words_read() -> None:
     outputs = np.array([1, 1]), np.array([1, 1])
     assert count_correct(outputs, trees, {}) == {"accuracy": (1, 2), "words_read": (2, 3)}
     assert SPEC.predict is not None
-    assert SPEC.predict(outputs, trees, {}) == [{"label": 1, "words_read": 1}] * 2
+    for name, label in (("1", 1), ("NP", "NP")):
+        names = {"classes": Vocabulary(["0", name], closed=True)}
+        assert SPEC.predict(outputs, trees, names) == [{"label": label, "words_read": 1}] * 2

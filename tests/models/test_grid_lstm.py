@@ -71,6 +71,6 @@ def test_counting_and_naming_right_labels() -> None:
     assert SPEC.predict is not None
     logits = np.eye(3)[[1, 2, 0]]
     pairs = [Comparison([1], [1], label) for label in (1, 1, 0)]
-    assert SPEC.count_correct(logits, pairs, {}) == {"accuracy": (1, 3)}
     names = {"classes": Vocabulary(["yes", "no"])}
-    assert SPEC.predict(logits, pairs, names) == [{"label": "yes"}, {"label": "no"}, {"label": "<unknown>"}]
+    assert SPEC.count_correct(logits, pairs, names) == {"accuracy": (1, 3)}
+    assert SPEC.predict(logits, pairs, names) == [{"label": "yes"}, {"label": "no"}, {"label": "yes"}]

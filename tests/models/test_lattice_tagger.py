@@ -25,10 +25,12 @@ def test_counting_right_tags() -> None:
     sure = np.eye(4)
     lattices = [Lattice([1, 2, 3], [[], [(0, 1)], [(1, 1)]]), Lattice([1], [[]]), Lattice([1, 0], [[], [(0, 1)]])]
     outputs = [[sure[2], sure[1]], [], [sure[0]]]
-    assert count_correct(outputs, lattices, {}) == {"tag_accuracy": (1, 3)}
-    assert SPEC.predict is not None
     names = {"tags": Vocabulary(["a", "b", "c"])}
-    assert SPEC.predict(outputs, lattices, names) == [{"tags": ["b", "a"]}, {"tags": []}, {"tags": ["<unknown>"]}]
+    assert count_correct(outputs, lattices, names) == {"tag_accuracy": (1, 3)}
+    named = {"tags": Vocabulary(["a", "B-PER", "c"])}
+    assert count_correct(outputs, lattices, named) == {"tag_accuracy": (1, 3), "entity_f1": (2, 2)}
+    assert SPEC.predict is not None
+    assert SPEC.predict(outputs, lattices, names) == [{"tags": ["b", "a"]}, {"tags": []}, {"tags": ["a"]}]
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autobatch.models.metric import Entity, count_entities, count_tags, find_entities, pick_best
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import Entity, count_entities, count_tagged, count_tags, find_entities, pick_best
 from helpers.runs.ways import each
 
 TAGS = st.sampled_from(["O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y", "X", "I-", "<unknown>"])
@@ -121,5 +122,15 @@ def test_an_unknown_tag_is_never_right() -> None:
     assert count_tags([[1, 0, 2], []], [[1, 0, 3], []]) == (1, 3)
 
 
-def test_the_best_class_is_picked() -> None:
-    assert pick_best([[np.array([0.0, 2.0]), np.array([3.0, 1.0])], []]) == [[1, 0], []]
+def test_the_best_name_is_picked_and_never_the_unknown_one() -> None:
+    logits = [[np.array([0.0, 2.0, 1.0]), np.array([3.0, 1.0, 2.0])], []]
+    assert pick_best(logits, Vocabulary(["a", "b", "c"], closed=True)) == [[1, 0], []]
+    assert pick_best(logits, Vocabulary(["a", "b"])) == [[1, 2], []]
+
+
+def test_entities_are_counted_where_tags_name_them() -> None:
+    """Neither numbers nor parts of speech do."""
+    for names, has_entities in ((["B-PER", "O"], True), (["NN", "-LRB-"], False), (["1", "2"], False), (["B"], False)):
+        metrics = count_tagged([[1]], [[1]], Vocabulary(names))
+        assert ("entity_f1" in metrics) == has_entities
+        assert metrics["tag_accuracy"] == (1, 1)

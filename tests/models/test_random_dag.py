@@ -80,5 +80,6 @@ def test_counting_right_tags() -> None:
     assert SPEC.predict is not None
     outputs = [list(np.eye(3)[[1, 2]]), list(np.eye(3)[[2]])]
     circuits = [Circuit([1, 1], [[], []], [1, 1]), Circuit([1], [[]], [2])]
-    assert SPEC.count_correct(outputs, circuits, {}) == {"tag_accuracy": (2, 3), "exact": (1, 2)}
-    assert SPEC.predict(outputs, circuits, {"tags": Vocabulary(["0", "1"])}) == [{"tags": ["0", "1"]}, {"tags": ["1"]}]
+    names = {"tags": Vocabulary(["0", "1"])}
+    assert SPEC.count_correct(outputs, circuits, names) == {"tag_accuracy": (2, 3), "exact": (1, 2)}
+    assert SPEC.predict(outputs, circuits, names) == [{"tags": ["0", "1"]}, {"tags": ["1"]}]

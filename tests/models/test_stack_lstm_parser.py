@@ -17,7 +17,7 @@ def test_any_decisions_make_a_tree(words: list[int]) -> None:
         model = StackLSTMParser(n_words=4, n_classes=2, dim=4, rng=np.random.default_rng(seed))
         parse = ab.batched(model.parse)
         (actions,) = parse([words])
-        assert write_tree(actions, [str(word) for word in words]).count("(") == len(words) - 1
+        assert write_tree(actions, [str(word) for word in words], ["S", "NP"]).count("(") == len(words) - 1
         assert actions.count(0) == len(words)
         assert parse.last is not None
         n_choices = sum(2 * sum(a == 0 for a in actions[:i]) - i > 1 for i in range(len(actions)))

@@ -7,6 +7,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_classifier import count_correct
 from autobatch.models.tree_lstm import SPEC
 from helpers.twins.cases import draw_trees_case
@@ -27,7 +28,8 @@ def test_counting_right_answers() -> None:
     outputs = np.stack([right[-1], wrong[-1]]), [list(right), list(wrong)]
     assert count_correct(outputs, [tree, tree], {}) == {"root_accuracy": (1, 2), "nodes_accuracy": (5, 6)}
     assert SPEC.predict is not None
-    assert SPEC.predict(outputs, [tree, tree], {}) == [
-        {"label": 2, "labels": [0, 1, 2]},
-        {"label": 1, "labels": [0, 1, 1]},
+    names = {"classes": Vocabulary(["0", "7", "NP"], closed=True)}
+    assert SPEC.predict(outputs, [tree, tree], names) == [
+        {"label": "NP", "labels": [0, 7, "NP"]},
+        {"label": 7, "labels": [0, 7, 7]},
     ]

@@ -43,8 +43,9 @@ def test_nodes_without_labels_are_not_asked() -> None:
     outputs = [[sure[1], sure[1], sure[3]], [sure[0], sure[1]]]
     assert SPEC.count_correct is not None
     assert SPEC.predict is not None
-    assert SPEC.count_correct(outputs, trees, {}) == {"root_accuracy": (1, 1), "nodes_accuracy": (1, 2)}
-    assert SPEC.predict(outputs, trees, {"labels": Vocabulary(["a", "b", "c"])}) == [
+    names = {"labels": Vocabulary(["a", "b", "c"])}
+    assert SPEC.count_correct(outputs, trees, names) == {"root_accuracy": (1, 1), "nodes_accuracy": (1, 2)}
+    assert SPEC.predict(outputs, trees, names) == [
         {"label": "c", "labels": ["a", "a", "c"]},
-        {"label": "a", "labels": ["<unknown>", "a"]},
+        {"label": "a", "labels": ["a", "a"]},
     ]

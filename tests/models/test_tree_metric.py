@@ -12,11 +12,11 @@ from autobatch.models.tree_metric import count_brackets, count_edges, predict_pa
 def test_counting_right_brackets() -> None:
     """One of two brackets is right, with its label; a text of one word has none."""
     a, b, c = (Tree.leaf(0, word) for word in (1, 2, 3))
-    trees = [Tree.inner(1, Tree.inner(0, a, b), c), Tree.leaf(2, 3)]
+    trees = [Tree.inner(1, Tree.inner(-1, a, b), c), Tree.leaf(2, 3)]  # -1: a label that training did not have
     outputs = [[0, 0, 2, 0, 2], [0]]
     assert count_brackets(outputs, trees, {}) == {"bracket_f1": (2, 4), "exact": (1, 2)}
-    names = {"words": Vocabulary(["x", "y", "("])}
-    assert predict_parses(outputs, trees, names) == [{"tree": "(1 (1 x y) -LRB-)"}, {"tree": "-LRB-"}]
+    names = {"words": Vocabulary(["x", "y", "("]), "classes": Vocabulary.of_labels(["NP", "S"])}
+    assert predict_parses(outputs, trees, names) == [{"tree": "(S (S x y) -LRB-)"}, {"tree": "-LRB-"}]
     spec = find_model("stack-lstm-parser")
     assert (spec.count_correct, spec.predict) == (count_brackets, predict_parses)
 

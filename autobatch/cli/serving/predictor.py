@@ -94,7 +94,8 @@ class Predictor:
         return self._load(self.spec.default_data)[:N_WARMING]
 
     def _load(self, data: str) -> list[Any]:
-        return self.spec.load(data, np.random.default_rng(0), self.stored.encoding.vocabularies).items
+        load = self.spec.load_inputs or self.spec.load
+        return load(data, np.random.default_rng(0), self.stored.encoding.vocabularies).items
 
 
 def as_minibatch(result: Any) -> Any:

@@ -24,8 +24,8 @@ data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
     shell_complete=complete_data,
-    help="A file, which is read whole; or a folder or a generator, for its development data.  [default: that of "
-    "training]",
+    help="A file, which is read whole; or a folder or a generator, for its development data.  [default: the "
+    "development data of training]",
 )
 
 
@@ -99,8 +99,10 @@ def predict(
 ) -> None:
     """Write the predictions of a trained MODEL, one JSON object a line.
 
-    MODEL is the name that it was trained by. The instances are those that `autobatch eval` measures with the same
-    options, in the same order.
+    MODEL is the name that it was trained by. The lines are in the order of the data. What --data names needs no
+    answers: sentences without tags, molecules without numbers, sentences without translations beside them, each blank
+    line of which has a prediction. Without --data, the instances are those that `autobatch eval` measures, or all if
+    training had too few to hold some back.
 
     \b
     Examples:
@@ -109,13 +111,14 @@ def predict(
     """
     use_threads(threads)
     stored = trained.read()
-    workload = stored.load_workload(data).with_threads(threads)
+    workload = stored.load_workload(data, answered=data is None).with_threads(threads)
     if workload.spec.predict is None:
         raise DataError(
             f"cannot predict with {stored.settings.model}: it has no scores; give the model a method scores(instance)."
         )
     backend = backend or stored.settings.backend
-    scorer = make_scorer(workload, select_instances(workload, data), stored, backend, max_bytes)
+    instances = select_instances(workload, data) if workload.dataset.dev else workload.dataset.items
+    scorer = make_scorer(workload, instances, stored, backend, max_bytes)
     with open_json(out) as results:
         lines = results if out is not None else JsonLines(sys.stdout)
         for prediction in scorer.predict():
@@ -172,5 +175,8 @@ def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
     is_file = data is not None and data not in workload.spec.generators and Path(data).is_file()
     instances = dataset.items if is_file else dataset.dev
     if not instances:
-        raise DataError(f"cannot measure on {dataset.name}: it holds no development instances; give a file by --data.")
+        raise DataError(
+            f"cannot measure on {dataset.name}: it holds no development instances; give a file by --data, which is "
+            f"read whole."
+        )
     return instances

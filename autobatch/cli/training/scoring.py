@@ -85,13 +85,16 @@ class Scorer:
 
 
 def say_missing_metrics(workload: Workload) -> None:
-    """Say on standard error that metrics are left out because a package is not installed."""
+    """Say on standard error which metrics are left out, because a package is not installed or the data lacks names."""
     for package, extra in workload.spec.missing_packages().items():
         click.echo(
             f"autobatch: the package {package} is not installed, so what it measures is left out; "
             f"{pip_install(extra)}.",
             err=True,
         )
+    missing = workload.spec.say_missing(workload.dataset.vocabularies)
+    if missing:
+        click.echo(f"autobatch: {workload.dataset.name}: {missing}", err=True)
 
 
 def _share(n_right: float, n_all: float) -> float:

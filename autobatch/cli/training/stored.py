@@ -23,6 +23,7 @@ from autobatch.schedule.schedule import Policy
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 FREE = ("epochs", "max_bytes", "backend")  # the settings that may change from one command to the next
+LAST_TENTH = "last"  # how version 0.2 chose the development data of a single file
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
 
 
@@ -41,6 +42,8 @@ class Settings:
     seed: int
     max_bytes: int | None = None
     precision: str = "float32"
+    split: str = "drawn"
+    """How the development data of a single file was chosen: drawn by the seed, or `LAST_TENTH`."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class StoredModel:
                 f"model, or another folder."
             )
 
-    def load_workload(self, data: str | None = None) -> Workload:
-        """Load the stored model, with the data that it was trained on or with other data.
+    def load_workload(self, data: str | None = None, answered: bool = True) -> Workload:
+        """Load the stored model, with the data that it was trained on or with other data, which may lack answers.
 
         Raises:
             DataError: there is no such data, or it is malformed.
@@ -80,13 +83,16 @@ class StoredModel:
             encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
         try:
             workload = load_workload(
-                settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision
-            )
+                settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision,
+                answered,
+            )  # fmt: skip
         except DataError as error:
             if data is not None:
                 raise
             raise DataError(f"{error} The model was trained on that; name other data by --data.") from error
         workload.model.load_state_dict(self.parameters)
+        if settings.split == LAST_TENTH and workload.dataset.dev_places is not None:
+            workload = replace(workload, dataset=workload.dataset.hold_out_the_last())
         return workload
 
 
@@ -167,7 +173,12 @@ def describe(settings: Settings, workload: Workload) -> dict[str, Any]:
     """What a model is made of again, with its parameters, as JSON values."""
     dataset = workload.dataset
     vocabularies = {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()}
-    return {"settings": asdict(settings), "sizes": dict(dataset.sizes), "vocabularies": vocabularies}
+    return {
+        "settings": asdict(settings),
+        "sizes": dict(dataset.sizes),
+        "vocabularies": vocabularies,
+        "closed": [name for name, vocabulary in dataset.vocabularies.items() if vocabulary.closed],
+    }
 
 
 def read_run(path: Path) -> StoredRun:
@@ -202,9 +213,15 @@ def read_run(path: Path) -> StoredRun:
 
 
 def _made_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What `describe` described."""
-    vocabularies = {name: Vocabulary(words) for name, words in described["vocabularies"].items()}
-    return {"settings": Settings(**described["settings"]), "encoding": Encoding(vocabularies, dict(described["sizes"]))}
+    """What `describe` described, in this version or an earlier one."""
+    closed, sizes = described.get("closed", ()), dict(described["sizes"])
+    vocabularies = {name: Vocabulary(words, name in closed) for name, words in described["vocabularies"].items()}
+    if "n_classes" in sizes and "classes" not in vocabularies:  # version 0.2: labels of trees were numbers
+        vocabularies["classes"] = Vocabulary.of_labels(map(str, range(sizes["n_classes"])))
+    return {
+        "settings": Settings(**{"split": LAST_TENTH, **described["settings"]}),
+        "encoding": Encoding(vocabularies, sizes),
+    }
 
 
 def read_exported(path: Path) -> StoredModel:

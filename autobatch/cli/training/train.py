@@ -93,6 +93,9 @@ def train(
     random order. Printed after each: the mean training loss of an instance, the metrics on the development data, and
     the instances trained in a second, measuring not counted.
 
+    Development data is a file of the folder that --data names, such as dev.txt. Of a single file, a tenth of the
+    instances, drawn by --seed, is held back for it: none of fewer than ten.
+
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume goes on from
     there, to the same parameters as without the stop, bit for bit on the same machine with as many threads. Options
     that are left out are then what they were; only --epochs, --max-bytes and --backend may change, and --json and
@@ -258,7 +261,7 @@ def summarise(workload: Workload) -> str:
     n_numbers = sum(parameter.array.size for parameter in workload.model.parameters().values())
     dataset = workload.dataset
     measured = f"{len(dataset.dev):,}" if dataset.dev else "none"
-    held_back = "" if dataset.dev else " (of a file the last tenth is held back, and this one has fewer than ten)"
+    held_back = "" if dataset.dev else " (of a file a tenth is held back, and this one has fewer than ten instances)"
     return (
         f"{workload.spec.name}{say_dim(workload)}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
         f"{dataset.name}: {say_instances(len(dataset.train))} to train on, {measured} to measure on{held_back}"

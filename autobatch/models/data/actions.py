@@ -7,6 +7,7 @@ Labels of leaves are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from autobatch.models.data.tree import Tree, escape
 
@@ -20,6 +21,17 @@ def actions_of(tree: Tree[int]) -> list[int]:
     [0, 0, 4]
     """
     return [SHIFT if node.is_leaf else REDUCE + node.label for node in tree.postorder()]
+
+
+def brackets_in(tree: Tree[int]) -> set[tuple[int, int, int]]:
+    """Collect the inner nodes of a tree as `brackets_of` does; their labels may be ones that no action has.
+
+    >>> brackets_in(Tree.inner(3, Tree.leaf(0, 7), Tree.leaf(0, 8)))
+    {(3, 0, 1)}
+    """
+    places = count()
+    spans = tree.fold(lambda word: (place := next(places), place), lambda left, right: (left[0], right[1]))
+    return {(node.label, *span) for node, span in spans if not node.is_leaf}
 
 
 def brackets_of(actions: Sequence[int]) -> set[tuple[int, int, int]]:
@@ -39,11 +51,11 @@ def brackets_of(actions: Sequence[int]) -> set[tuple[int, int, int]]:
     return brackets
 
 
-def write_tree(actions: Sequence[int], words: Sequence[str]) -> str:
+def write_tree(actions: Sequence[int], words: Sequence[str], labels: Sequence[str]) -> str:
     """Write the tree that actions build of words, its leaves without labels.
 
-    >>> write_tree([0, 0, 4], ["good", "film"])
-    '(3 good film)'
+    >>> write_tree([0, 0, 2], ["good", "film"], ["NP", "S"])
+    '(S good film)'
     """
     left, done = iter(words), list[str]()
     for action in actions:
@@ -51,5 +63,5 @@ def write_tree(actions: Sequence[int], words: Sequence[str]) -> str:
             done.append(escape(next(left)))
         else:
             right = done.pop()
-            done.append(f"({action - REDUCE} {done.pop()} {right})")
+            done.append(f"({labels[action - REDUCE]} {done.pop()} {right})")
     return done[0]

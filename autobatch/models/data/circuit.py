@@ -3,23 +3,25 @@
     true()|1 false()|0 or(0,1)|1 not(2)|0 and(0,2,3)|0
 
 A token is the kind of a node, in brackets the nodes before it that it reads, `|` and a tag; nodes are numbered from 0.
-A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped.
+A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped. Where no answers are needed, the
+tags of a line may be left out: `true() not(0)`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.models.data.lines import Line, parse_lines
+from autobatch.models.data.lines import Line, all_tagged, parse_lines
 
 W = TypeVar("W")
 
-_TOKEN = re.compile("[^ ]+")
+_TOKEN = re.compile("[^ \\t]+")
 _NUMBER = "(?:0|[1-9][0-9]{0,8})"
-_PARTS = re.compile(rf"([^()|]+)\(((?:{_NUMBER}(?:,{_NUMBER})*)?)\)\|([^|]+)", re.DOTALL)
+_PARTS = re.compile(rf"([^()|]+)\(((?:{_NUMBER}(?:,{_NUMBER})*)?)\)(?:\|([^|]+))?", re.DOTALL)
 _EXAMPLE = "such as true()|1 not(0)|0"
 
 
@@ -30,7 +32,7 @@ class Circuit(Generic[W]):
     Attributes:
         kinds: what each node is.
         inputs: the nodes that each reads, of any number, all before it.
-        tags: what is to be said of each.
+        tags: what is to be said of each; empty where that was not given.
     """
 
     kinds: list[W]
@@ -39,23 +41,26 @@ class Circuit(Generic[W]):
 
     def __str__(self) -> str:
         read = [",".join(map(str, inputs)) for inputs in self.inputs]
+        if not self.tags:
+            return " ".join(map("{}({})".format, self.kinds, read))
         return " ".join(map("{}({})|{}".format, self.kinds, read, self.tags))
 
 
-def read_circuits(path: Path) -> list[Circuit[str]]:
+def read_circuits(path: Path, answered: bool = True) -> list[Circuit[str]]:
     """Read every graph of a file.
 
     Args:
         path: a UTF-8 text file, one graph a line.
+        answered: every node needs a tag.
 
     Raises:
         DataError: the file cannot be read, holds no graph, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "circuits", parse_circuit, f"one a line, {_EXAMPLE}")
+    return parse_lines(path, "circuits", partial(parse_circuit, answered=answered), f"one a line, {_EXAMPLE}")
 
 
-def parse_circuit(line: Line) -> Circuit[str]:
-    """Read one graph.
+def parse_circuit(line: Line, answered: bool = True) -> Circuit[str]:
+    """Read one graph, whose nodes need tags if it is `answered`; otherwise they have tags or none has.
 
     Raises:
         DataError: a token is no node, or reads one that is not before it; names the place and the column of the token.
@@ -63,17 +68,19 @@ def parse_circuit(line: Line) -> Circuit[str]:
     >>> parse_circuit(Line(Path("x.txt"), 1, "true()|1 false()|0 or(0,1)|1")).inputs
     [[], [], [0, 1]]
     """
-    circuit = Circuit[str]([], [], [])
-    for number, token in enumerate(_TOKEN.finditer(line.text)):
+    expected = f"a kind, the nodes that it reads in brackets, '|' and a tag, {_EXAMPLE}"
+    tokens, circuit, tagged = list(_TOKEN.finditer(line.text)), Circuit[str]([], [], []), list[bool]()
+    for number, token in enumerate(tokens):
         parts = _PARTS.fullmatch(token[0])
-        if parts is None:
-            expected = f"a kind, the nodes that it reads in brackets, '|' and a tag, {_EXAMPLE}"
+        if parts is None or (answered and parts[3] is None):
             raise line.fault("a circuit", token.start(), expected)
         inputs = [int(node) for node in parts[2].split(",")] if parts[2] else []
         if any(node >= number for node in inputs):
-            expected = f"a node that reads nodes before it, 0 to {number - 1}" if number else "a node that reads none"
-            raise line.fault("a circuit", token.start(), expected)
+            readable = f"a node that reads nodes before it, 0 to {number - 1}" if number else "a node that reads none"
+            raise line.fault("a circuit", token.start(), readable)
         circuit.kinds.append(parts[1])
         circuit.inputs.append(inputs)
-        circuit.tags.append(parts[3])
+        circuit.tags.extend([parts[3]] if parts[3] else [])
+        tagged.append(bool(parts[3]))
+    all_tagged(line, "a circuit", tokens, tagged, expected)
     return circuit

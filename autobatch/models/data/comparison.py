@@ -2,14 +2,16 @@
 
     a cat sleeps<tab>an animal sleeps<tab>entailment
 
-Words are separated by plain spaces; each text has one or more. Blank lines are skipped.
+Words are separated by plain spaces; each text has one or more. Blank lines are skipped. Where no answers are needed,
+the label may be left out, with or without its tab.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from autobatch.models.data.lines import Line, parse_lines
 
@@ -20,30 +22,36 @@ _EXPECTED = "a word of the first text", "a tab and a word of the second text", "
 
 @dataclass(frozen=True)
 class Comparison(Generic[W]):
-    """Two texts, of a word or more, and a label: strings as read, ints after encoding by vocabularies."""
+    """Two texts, of a word or more, and a label: strings as read, ints after encoding by vocabularies.
+
+    The label is None where it was not given.
+    """
 
     left: list[W]
     right: list[W]
-    label: W
+    label: Any
 
     def __str__(self) -> str:
-        return "\t".join([" ".join(map(str, self.left)), " ".join(map(str, self.right)), str(self.label)])
+        label = [] if self.label is None else [str(self.label)]
+        return "\t".join([" ".join(map(str, self.left)), " ".join(map(str, self.right)), *label])
 
 
-def read_comparisons(path: Path) -> list[Comparison[str]]:
+def read_comparisons(path: Path, answered: bool = True) -> list[Comparison[str]]:
     """Read every pair of texts of a file, with its label.
 
     Args:
         path: a UTF-8 text file, two texts and a label in each line.
+        answered: every pair needs a label.
 
     Raises:
         DataError: the file cannot be read, holds no pair, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "pairs of texts", parse_comparison, "two texts and a label in each line")
+    parse = partial(parse_comparison, answered=answered)
+    return parse_lines(path, "pairs of texts", parse, "two texts and a label in each line", blank=" ")
 
 
-def parse_comparison(line: Line) -> Comparison[str]:
-    """Read two texts and a label.
+def parse_comparison(line: Line, answered: bool = True) -> Comparison[str]:
+    """Read two texts and a label, which may be missing unless it is `answered`.
 
     Raises:
         DataError: a part is missing or one is too many; names the place, the column and what was expected.
@@ -55,10 +63,10 @@ def parse_comparison(line: Line) -> Comparison[str]:
     for expected in _EXPECTED:
         part = line.text[here:].partition("\t")[0]
         parts.append([word for word in part.split(" ") if word])
-        if not parts[-1]:
+        if not parts[-1] and (answered or len(parts) < len(_EXPECTED)):
             raise line.fault("a pair of texts", min(here, len(line.text)), expected)
         here += len(part) + 1
     if here <= len(line.text):
         raise line.fault("a pair of texts", here - 1, "the end of the line after two texts and a label")
     left, right, label = parts
-    return Comparison(left, right, " ".join(label))
+    return Comparison(left, right, " ".join(label) or None)

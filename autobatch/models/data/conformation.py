@@ -10,6 +10,8 @@ The first line has the number of atoms, the second one the energy, and each furt
 place and the force on it, in three numbers each. Other words of the second line are not read, except `Properties`,
 which must name these columns. Blank lines between molecules are skipped.
 
+Where no answers are needed, the energy and the columns of forces may be left out, `Properties=species:S:1:pos:R:3`.
+
 Source of the form: ASE, the Atomic Simulation Environment, ase.io.extxyz.
 """
 
@@ -39,7 +41,8 @@ _WORD = re.compile(r"[^ \t]+")
 _NUMBER = re.compile(r"[ \t]*([1-9][0-9]{0,8})[ \t]*")
 _ENERGY = re.compile(r"(?<![^ \t])energy=([^ \t]*)")
 _COLUMNS = re.compile(r"(?<![^ \t])Properties=([^ \t]*)")
-_NAMED = "species:S:1:pos:R:3:forces:R:3"
+_PLACED = "species:S:1:pos:R:3"
+_NAMED = f"{_PLACED}:forces:R:3"
 _EXAMPLE = "such as O 0.0 0.0 1.5 0.1 -0.2 0.0"
 
 
@@ -50,8 +53,9 @@ class Conformation(Generic[W]):
     Attributes:
         elements: of the atoms.
         positions: of the atoms (n, 3), in Å.
-        energy: of the molecule, in eV.
-        forces: on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å.
+        energy: of the molecule, in eV; NaN where it was not given.
+        forces: on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å; NaN
+            where they were not given.
         pairs: of atoms that are nearer to each other than `CUTOFF`, each once, the smaller number first.
     """
 
@@ -68,15 +72,19 @@ class Conformation(Generic[W]):
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Conformation)
-            and (self.elements, self.energy, self.pairs) == (other.elements, other.energy, other.pairs)
+            and (self.elements, self.pairs) == (other.elements, other.pairs)
+            and np.array_equal([self.energy], [other.energy], equal_nan=True)
             and np.array_equal(self.positions, other.positions)
-            and np.array_equal(self.forces, other.forces)
+            and np.array_equal(self.forces, other.forces, equal_nan=True)
         )
 
     def __str__(self) -> str:
+        has_forces = bool(np.isfinite(self.forces).all())
         rows = zip(self.elements, self.positions.tolist(), self.forces.tolist(), strict=True)
-        atoms = (" ".join(map(str, (element, *place, *force))) for element, place, force in rows)
-        return "\n".join((str(len(self.elements)), f"energy={self.energy} Properties={_NAMED}", *atoms))
+        atoms = (" ".join(map(str, (element, *place, *force[: 3 * has_forces]))) for element, place, force in rows)
+        facts = [f"Properties={_NAMED if has_forces else _PLACED}"]
+        facts[:0] = [] if math.isnan(self.energy) else [f"energy={self.energy}"]
+        return "\n".join((str(len(self.elements)), " ".join(facts), *atoms))
 
 
 def measure_distances(positions: Array) -> Array:
@@ -102,11 +110,12 @@ def find_pairs(distances: Array, cutoff: float = CUTOFF) -> list[tuple[int, int]
     return list(zip(one.tolist(), other.tolist(), strict=True))
 
 
-def read_conformations(path: Path) -> list[Conformation[str]]:
+def read_conformations(path: Path, answered: bool = True) -> list[Conformation[str]]:
     """Read every molecule of a file.
 
     Args:
         path: a UTF-8 text file in the extended XYZ format, with energies and forces.
+        answered: every molecule needs an energy, and all atoms forces.
 
     Raises:
         DataError: the file cannot be read, holds no molecule, ends inside one, a line is malformed, or two atoms of a
@@ -115,7 +124,7 @@ def read_conformations(path: Path) -> list[Conformation[str]]:
     Cost: O(n²) of n atoms of a molecule.
     """
     lines = read_lines(path, "conformations")
-    read = [_read_conformation(line, lines) for line in lines if line.text.strip(" \t")]
+    read = [_read_conformation(line, lines, answered) for line in lines if line.text.strip(" \t")]
     if not read:
         raise DataError(
             f"cannot read conformations from {path}: the file holds none; expected a number of atoms, then a line with "
@@ -124,7 +133,7 @@ def read_conformations(path: Path) -> list[Conformation[str]]:
     return read
 
 
-def _read_conformation(line: Line, lines: Iterator[Line]) -> Conformation[str]:
+def _read_conformation(line: Line, lines: Iterator[Line], answered: bool) -> Conformation[str]:
     """Read a molecule whose first line is `line`, and whose other lines follow."""
     number = _NUMBER.fullmatch(line.text)
     if number is None:
@@ -132,12 +141,15 @@ def _read_conformation(line: Line, lines: Iterator[Line]) -> Conformation[str]:
         raise _fault(line, start, "the number of atoms, from 1 to 999999999, alone in its line")
     n_atoms = int(number[1])
     line = _follow(line, lines, "a line with energy=-1.5")
-    energy = _read_energy(line)
+    energy, n_columns = _read_facts(line, answered)
     atoms: list[tuple[Line, str, list[float]]] = []
     for place in range(n_atoms):
         line = _follow(line, lines, f"atom {place + 1} of {n_atoms}, {_EXAMPLE}")
-        atoms.append((line, *_read_atom(line)))
-    numbers = np.array([row for _, _, row in atoms])
+        atom = _read_atom(line, n_columns)
+        n_columns = (1 + len(atom[1]),)  # the atoms of a molecule have the same columns
+        atoms.append((line, *atom))
+    numbers = np.full((n_atoms, 6), math.nan)
+    numbers[:, : n_columns[0] - 1] = [row for _, _, row in atoms]
     positions, forces = np.ascontiguousarray(numbers[:, :3]), np.ascontiguousarray(numbers[:, 3:])
     distances = measure_distances(positions)
     if not distances.all():
@@ -154,23 +166,28 @@ def _follow(line: Line, lines: Iterator[Line], expected: str) -> Line:
     return following
 
 
-def _read_energy(line: Line) -> float:
-    """Read the second line of a molecule."""
+def _read_facts(line: Line, answered: bool) -> tuple[float, tuple[int, ...]]:
+    """Read the second line of a molecule: the energy, and how many columns the lines of its atoms may have."""
+    known = {_NAMED: (7,)} if answered else {_NAMED: (7,), _PLACED: (4,)}
+    n_columns = tuple(n for counts in known.values() for n in counts)
     columns = _COLUMNS.search(line.text)
-    if columns is not None and columns[1] != _NAMED:
-        raise _fault(line, columns.start(1), f"the columns {_NAMED}")
+    if columns is not None:
+        if columns[1] not in known:
+            raise _fault(line, columns.start(1), f"the columns {' or '.join(known)}")
+        n_columns = known[columns[1]]
     found = _ENERGY.search(line.text)
-    if found is None:
+    if found is None and answered:
         raise _fault(line, len(line.text), "the energy, such as energy=-1.5")
-    return _read_number(line, found.start(1), found[1])
+    return math.nan if found is None else _read_number(line, found.start(1), found[1]), n_columns
 
 
-def _read_atom(line: Line) -> tuple[str, list[float]]:
-    """Read the line of an atom: its element, its place and the force on it."""
+def _read_atom(line: Line, n_columns: tuple[int, ...]) -> tuple[str, list[float]]:
+    """Read the line of an atom: its element, its place and, of seven columns, the force on it."""
     words = list(_WORD.finditer(line.text))
-    if len(words) != 7:
-        start = words[7].start() if len(words) > 7 else len(line.text)
-        raise _fault(line, start, f"an element, a place and a force, {_EXAMPLE}")
+    if len(words) not in n_columns:
+        start = words[max(n_columns)].start() if len(words) > max(n_columns) else len(line.text)
+        expected = "an element, a place and a force" if 7 in n_columns else "an element and a place"
+        raise _fault(line, start, f"{expected}, {_EXAMPLE}")
     element, *numbers = words
     return element[0], [_read_number(line, word.start(), word[0]) for word in numbers]
 

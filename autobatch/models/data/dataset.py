@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 Id: TypeAlias = Callable[[str], int]  # of a word
 
 N_DRAWN = 4500  # training and development instances of a generator
-HELD_OUT = 9, 10  # the last ninth of drawn instances, or the last tenth of a single file, is development data
+HELD_OUT = 9, 10  # the last ninth of drawn instances, or a random tenth of a single file, is development data
 MIN_COUNT_READ_WHOLE = 6  # rarer words are spelled, by models that read characters
 MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
 
@@ -62,11 +62,22 @@ class Dataset:
     """The vocabularies of the encoding, by name: "words", "characters", "tags", as far as the data has them."""
     sizes: Mapping[str, int]
     """The sizes that a model of the data needs, by constructor argument: `n_words`, `n_tags`, `n_classes`."""
+    dev_places: Sequence[int] | None = None
+    """Where the instances of `dev` are among all `items`, in ascending order; None for behind those of `train`."""
 
     @property
     def items(self) -> list[Any]:
         """All instances, in the order of the files they are from."""
-        return [*self.train, *self.dev]
+        if self.dev_places is None:
+            return [*self.train, *self.dev]
+        train, dev, places = iter(self.train), iter(self.dev), set(self.dev_places)
+        return [next(dev if place in places else train) for place in range(len(self.train) + len(self.dev))]
+
+    def hold_out_the_last(self) -> Dataset:
+        """Split the data of a single file as version 0.2 did: its last tenth is development data."""
+        items = self.items
+        n_train = len(items) - len(items) // HELD_OUT[1]
+        return replace(self, train=items[:n_train], dev=items[n_train:], dev_places=None)
 
 
 class Load(Protocol):
@@ -92,39 +103,64 @@ class Format:
     """Instances of one kind: the reader of their files, and their generators."""
 
     reads: str
-    read: Callable[[Path], list[Any]]
+    read: Callable[[Path, bool], list[Any]]
+    """Takes a file, and whether its instances need answers: the tags, labels or numbers that models predict."""
     generators: Mapping[str, Generator]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """The sizes of data in files."""
     parts: tuple[str, str] = ("train.txt", "dev.txt")
     """The files of a folder."""
 
-    def find(self, data: str, rng: np.random.Generator) -> tuple[list[Any], list[Any], Mapping[str, int]]:
-        """Draw or read training and development instances; also give their sizes.
+    def find(self, data: str, rng: np.random.Generator, answered: bool) -> Found:
+        """Draw or read training and development instances; of a single file, a tenth is drawn for development.
 
         Raises:
             DataError: there is no such data, or it is malformed.
         """
         if generator := self.generators.get(data):
-            return *_hold_out(generator.draw(N_DRAWN, rng), HELD_OUT[0]), generator.sizes
+            drawn = generator.draw(N_DRAWN, rng)
+            n_train = len(drawn) - len(drawn) // HELD_OUT[0]
+            return Found(drawn[:n_train], drawn[n_train:], None, generator.sizes)
         path = Path(data)
         if path.is_dir():
-            train, dev = self.parts
-            return self.read(path / train), self.read(path / dev), self.sizes
+            train_file, dev_file = self.parts
+            return Found(self.read(path / train_file, answered), self.read(path / dev_file, answered))
         if not path.exists():
             raise DataError(
                 f"cannot load data {data!r}: there is no such file or folder, and no generator of that name; "
                 f"give a path, or one of: {', '.join(self.generators)}."
             )
-        return *_hold_out(self.read(path), HELD_OUT[1]), self.sizes
+        read = self.read(path, answered)
+        places = sorted(rng.permutation(len(read))[: len(read) // HELD_OUT[1]].tolist())
+        held_out = set(places)
+        train = [instance for place, instance in enumerate(read) if place not in held_out]
+        return Found(train, [read[place] for place in places], places)
+
+
+class Found(NamedTuple):
+    """Instances before they are encoded; `dev_places` and `sizes` are those of a `Dataset`."""
+
+    train: list[Any]
+    dev: list[Any]
+    dev_places: list[int] | None = None
+    sizes: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
 class Words:
-    """What a vocabulary is made of: the words `of` each training instance that occur `min_count` times or more."""
+    """What a vocabulary is made of: the words `of` each training instance that occur `min_count` times or more.
+
+    With `closed`, the vocabulary is closed, and where the data has a size for it, its words are the numbers below that.
+    """
 
     of: Callable[[Any], Iterable[str]]
     min_count: int = MIN_COUNT
+    closed: bool = False
+
+    def collect(self, train: Sequence[Any], size: int | None) -> Vocabulary:
+        """Make the vocabulary of training instances."""
+        if self.closed and size is not None:
+            return Vocabulary.of_labels(map(str, range(size)))
+        words = chain.from_iterable(map(self.of, train))
+        return Vocabulary.of_labels(words) if self.closed else Vocabulary.count(words, self.min_count)
 
 
 @dataclass(frozen=True)
@@ -135,11 +171,20 @@ class Loader:
         words: what each vocabulary is made of, by its name in `Dataset.vocabularies`.
         encode: `encode(instance, *ids)` gives the instance with ids in place of words; `ids` are functions from a word
             to its id, one for each vocabulary.
+        finish: changes or checks the data when it is encoded.
+        answered: whether instances in files need answers.
     """
 
     form: Format
     words: Mapping[str, Words]
     encode: Callable[..., Any]
+    finish: Callable[[Dataset, np.random.Generator], Dataset] = lambda dataset, rng: dataset
+    answered: bool = True
+
+    @property
+    def inputs(self) -> Loader:
+        """The same loader for instances that are to be predicted, whose files need no answers."""
+        return replace(self, answered=False)
 
     def __call__(
         self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
@@ -149,21 +194,22 @@ class Loader:
         Raises:
             DataError: there is no such data, or it is malformed.
         """
-        train, dev, sizes = self.form.find(data, rng)
+        found = self.form.find(data, rng, self.answered)
         known = vocabularies or {
-            name: Vocabulary.count(chain.from_iterable(map(words.of, train)), words.min_count)
-            for name, words in self.words.items()
+            name: words.collect(found.train, found.sizes.get(f"n_{name}")) for name, words in self.words.items()
         }
         for name, words in self.words.items():
-            if words.min_count == 1 and len(known[name]) == 1 and vocabularies is None:
-                raise DataError(f"cannot train on {data!r}: its {len(train)} training instances have no {name}.")
+            if words.min_count == 1 and not known[name].words and vocabularies is None:
+                raise DataError(f"cannot train on {data!r}: its {len(found.train)} training instances have no {name}.")
         ids = [known[name].id for name in self.words]
-        train, dev = ([self.encode(instance, *ids) for instance in part] for part in (train, dev))
-        return Dataset(data, train, dev, known, {**{f"n_{name}": len(known[name]) for name in known}, **sizes})
+        train, dev = ([self.encode(instance, *ids) for instance in part] for part in (found.train, found.dev))
+        sizes = {f"n_{name}": len(known[name]) for name in known}
+        return self.finish(Dataset(data, train, dev, known, sizes, found.dev_places), rng)
 
 
 TREES = Format(
-    reads="labelled binary trees, one a line: (3 (2 good) (2 film)); a file, or a folder with train.txt and dev.txt",
+    reads="labelled binary trees, one a line: (3 (2 good) (2 film)) or (NP (DT the) (NN film)); a file, or a folder "
+    "with train.txt and dev.txt",
     read=sst.read_trees,
     generators={
         "listops": Generator(
@@ -187,12 +233,13 @@ TREES = Format(
             {"n_classes": brackets.N_CLASSES},
         ),
     },
-    sizes={"n_classes": sst.N_CLASSES},
 )
+TEXTS_OF_TREES = replace(TREES, read=sst.read_texts_of_trees)
+"""The same files, for models that read the words of a tree alone."""
 LABELLED_TREES = Format(
     reads='trees of any shape, a line of JSON each: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}; a '
     "file, or a folder with train.jsonl and dev.jsonl",
-    read=read_labelled_trees,
+    read=lambda path, answered: read_labelled_trees(path),
     generators={
         "operations": Generator(
             "nested list operations as in listops, with all arguments below their operator", listops.draw_operations
@@ -214,7 +261,8 @@ SENTENCES = Format(
     },
 )
 LATTICES = Format(
-    reads="lattices of characters and words as numbers; a file, or a folder with train.txt and dev.txt",
+    reads="lattices of characters and words as numbers, with tags; a file, or a folder with train.txt and dev.txt; "
+    "tags are names, or numbers that a file tags.txt beside it may name, a number and a name in each line",
     read=read_lattices,
     generators={
         "lattices": Generator("characters with the words that they may be read as, tagged by words", dag.draw_lattices),
@@ -249,7 +297,7 @@ DESCRIBED_TREES = Format(
 )
 TEXTS = Format(
     reads="sentences without tags, one a line: the key falls; a file, or a folder with train.txt and dev.txt",
-    read=read_texts,
+    read=lambda path, answered: read_texts(path),
     generators={
         "agreement": Generator("sentences whose verb agrees with a noun that may be far away", agreement.draw_texts)
     },
@@ -304,11 +352,6 @@ FORMATS = (
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
-def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:
-    n_train = len(instances) - len(instances) // one_in
-    return instances[:n_train], instances[n_train:]
-
-
 def _spell(sentence: Sentence[str], word: Id, character: Id, tag: Id) -> SpelledSentence:
     """Encode a sentence, a word outside of the vocabulary by its characters."""
     words = [[character(c) for c in text] if word(text) == UNKNOWN else word(text) for text in sentence.words]
@@ -328,7 +371,16 @@ def _encode_molecule(molecule: Molecule[str], atom: Id, bond: Id) -> Molecule[in
     return Molecule(list(map(atom, molecule.atoms)), bonds, molecule.target)
 
 
-load_trees = Loader(TREES, {"words": Words(Tree.words)}, Tree.map)
+def _labels_of(tree: Tree[str]) -> Iterator[str]:
+    return (str(node.label) for node in tree.postorder() if node.label is not None)
+
+
+load_trees = Loader(
+    TREES,
+    {"words": Words(Tree.words), "classes": Words(_labels_of, min_count=1, closed=True)},
+    lambda tree, word, label: tree.map(word, lambda found: label(str(found))),
+)
+load_texts_of_trees = replace(load_trees, form=TEXTS_OF_TREES)
 load_labelled_trees = Loader(
     LABELLED_TREES,
     {
@@ -371,9 +423,9 @@ load_described_trees = Loader(
     DESCRIBED_TREES,
     {
         "words": Words(lambda described: described.words),
-        "labels": Words(lambda described: (node.label for node in described.tree.preorder())),
+        "labels": Words(lambda described: (node.label for node in described.tree.preorder()), min_count=1),
     },
-    lambda described, word, label: DescribedTree(list(map(word, described.words)), described.tree.map(label)),
+    lambda x, word, label: DescribedTree(list(map(word, x.words)), None if x.tree is None else x.tree.map(label)),
 )
 load_texts = Loader(TEXTS, {"words": Words(lambda text: text)}, lambda text, word: list(map(word, text)))
 load_molecules = Loader(
@@ -385,7 +437,9 @@ load_conformations = Loader(CONFORMATIONS, {"elements": Words(lambda x: x.elemen
 load_comparisons = Loader(
     COMPARISONS,
     {"words": Words(lambda pair: (*pair.left, *pair.right)), "classes": Words(lambda pair: [pair.label], min_count=1)},
-    lambda pair, word, label: Comparison(list(map(word, pair.left)), list(map(word, pair.right)), label(pair.label)),
+    lambda x, word, label: Comparison(
+        list(map(word, x.left)), list(map(word, x.right)), None if x.label is None else label(x.label)
+    ),
 )
 load_repeats = Loader(
     REPEATS,

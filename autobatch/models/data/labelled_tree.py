@@ -2,7 +2,8 @@
 
     {"word": "MAX", "label": 9, "children": [{"word": "2"}, {"word": "9"}]}
 
-All three may be left out: a node without a word has the word "", one without a label is not asked for it.
+All three may be left out: a node without a word has the word "", one without a label is not asked for it. No function
+here recurses, so a tree may be as deep as memory allows.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from autobatch.errors import DataError
 from autobatch.models.data.lines import Line, parse_lines
+from autobatch.models.data.nested_json import parse_json
 
+T = TypeVar("T")
 V = TypeVar("V")
 W = TypeVar("W")
+
+MOST_STEPS = 6  # of a place, in a message
+MOST_SHOWN = 40  # characters of a value, in a message
 
 _WHAT = "a labelled tree"
 _EXAMPLE = '{"word": "MAX", "label": "9", "children": [{"word": "2"}, {"word": "9"}]}'
@@ -57,16 +63,24 @@ class LabelledTree(Generic[W]):
             label = None if node.label is None else replace_label(node.label)
             return LabelledTree(replace_word(node.word), children, label)
 
-        copied: LabelledTree[V] = self._fold(copy)
+        *_, (_, copied) = self.fold(copy)
         return copied
 
-    def _fold(self, make: Callable[[LabelledTree[W], list[Any]], Any]) -> Any:
-        """Make something of every node and of what was made of its children."""
-        done: list[Any] = []
+    def fold(self, make: Callable[[LabelledTree[W], list[T]], T]) -> Iterator[tuple[LabelledTree[W], T]]:
+        """Compute a value of every node from the node and the values of its children; give each node with its value.
+
+        Nodes come in postorder, so that the root is the last. Nothing recurses, whatever the depth.
+
+        >>> tree = LabelledTree("MAX", [LabelledTree("2"), LabelledTree("9")])
+        >>> [n_nodes for _, n_nodes in tree.fold(lambda node, below: 1 + sum(below))]
+        [1, 1, 3]
+        """
+        waiting: list[T] = []
         for node in self.postorder():
-            first = len(done) - len(node.children)
-            done[first:] = [make(node, done[first:])]
-        return done[0]
+            first = len(waiting) - len(node.children)
+            value = make(node, waiting[first:])
+            waiting[first:] = [value]
+            yield node, value
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LabelledTree):
@@ -76,7 +90,7 @@ class LabelledTree(Generic[W]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        text: str = self._fold(_describe)
+        *_, (_, text) = self.fold(_describe)
         return text
 
 
@@ -102,43 +116,71 @@ def parse_labelled_tree(line: Line) -> LabelledTree[str]:
     [{"word": "2"}]
     """
     try:
-        found = json.loads(line.text)
-    except (ValueError, RecursionError) as error:
-        expected = f"JSON, nested no deeper than Python reads it, such as {_EXAMPLE}"
-        raise line.fault(_WHAT, getattr(error, "pos", 0), expected) from error
+        found = parse_json(line.text)
+    except ValueError as error:
+        raise line.fault(_WHAT, getattr(error, "pos", 0), f"JSON, such as {_EXAMPLE}") from error
     root = LabelledTree("")
-    waiting = [(found, root, "the root")]
+    waiting = [(found, root, _ROOT)]
     while waiting:
-        node, tree, where = waiting.pop()
+        node, tree, place = waiting.pop()
         if not isinstance(node, dict) or node.keys() - {"word", "label", "children"}:
-            raise _fault(line, where, node, 'expected an object with "word", "label" and "children" or some of them')
+            expected = 'expected an object with "word", "label" and "children" or some of them'
+            raise _fault(line, "", place, node, expected)
         children = node.get("children", [])
         if not isinstance(children, list):
-            raise _fault(line, f"children of {where}", children, "expected a list")
-        tree.word = _read_word(line, f"word of {where}", node.get("word", ""))
-        tree.label = None if node.get("label") is None else _read_word(line, f"label of {where}", node["label"])
+            raise _fault(line, "children of ", place, children, "expected a list")
+        tree.word = _read_word(line, "word of ", place, node.get("word", ""))
+        tree.label = None if node.get("label") is None else _read_word(line, "label of ", place, node["label"])
         tree.children = [LabelledTree("") for _ in children]
-        places = (f"child {number} of {where}" for number in range(1, len(children) + 1))
+        places = (_Place(number, place) for number in range(1, len(children) + 1))
         waiting += zip(children, tree.children, places, strict=True)
     return root
 
 
-def _read_word(line: Line, where: str, found: object) -> str:
+class _Place(NamedTuple):
+    """Where a node is in a tree, by its number among the children of its parent; spelled out in messages alone."""
+
+    number: int
+    parent: _Place | None
+
+    def __str__(self) -> str:
+        steps, place = list[str](), self
+        while place.parent is not None:
+            steps.append(f"child {place.number} of ")
+            place = place.parent
+        n_left_out = len(steps) - MOST_STEPS
+        if n_left_out > 0:
+            steps[MOST_STEPS:] = [f"a node {n_left_out} levels below "]
+        return "".join([*steps, "the root"])
+
+
+_ROOT = _Place(1, None)
+
+
+def _read_word(line: Line, part: str, place: _Place, found: object) -> str:
     if isinstance(found, bool) or not isinstance(found, str | int):
-        raise _fault(line, where, found, "expected a string or a whole number")
+        raise _fault(line, part, place, found, "expected a string or a whole number")
     text = str(found)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise _fault(line, where, found, "expected whole characters, not halves of a surrogate pair")
+        raise _fault(line, part, place, found, "expected whole characters, not halves of a surrogate pair")
     return text
 
 
-def _fault(line: Line, where: str, found: object, expected: str) -> DataError:
-    text = json.dumps(found)
-    shown = text if len(text) <= 40 else f"{text[:40]}…"
+def _fault(line: Line, part: str, place: _Place, found: object, expected: str) -> DataError:
     column = 1 + len(line.text) - len(line.text.lstrip())
     return DataError(
-        f"cannot read {_WHAT} from {line.place}, column {column}: {where} is {shown}; {expected}, such as {_EXAMPLE}."
+        f"cannot read {_WHAT} from {line.place}, column {column}: {part}{place} is {_show(found)}; {expected}, such as "
+        f"{_EXAMPLE}."
     )
+
+
+def _show(found: object) -> str:
+    """Write the beginning of a JSON value, of any depth."""
+    try:
+        text = json.dumps(found)
+    except RecursionError:
+        return "a deeply nested value"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _describe(node: LabelledTree[Any], children: list[str]) -> str:

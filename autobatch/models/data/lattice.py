@@ -2,7 +2,7 @@
 
 A file begins with the number of lattices; then, for each: the number of positions L; L tags; and L lines, the arcs
 that end at a position, as `n_arcs (start id)*`. All are plain decimal numbers separated by spaces. Blank lines are
-allowed before a lattice and at the end.
+allowed before a lattice and at the end. Tabs separate as spaces do.
 
     2
     3
@@ -12,15 +12,22 @@ allowed before a lattice and at the end.
     2 1 18 0 93
 
 An arc from the position just before carries a character, any other a word; characters and words have separate ids. The
-first position is the beginning of the lattice and is not tagged: it has no arc, and tag 0. Tag numbers have no names in
-the file. Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
+first position is the beginning of the lattice and is not tagged: it has no arc, and tag 0.
+
+Other tags are names, such as B-PER, or numbers. A file tags.txt in the same folder may name the numbers, with a number
+and a name in each line, `4 B-PER`; then it has to name all of them.
+
+Where no answers are needed, the line of tags may be blank or missing.
+
+Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -29,7 +36,9 @@ from autobatch.models.data.lines import Line, read_lines
 
 W = TypeVar("W")
 
-_TOKEN = re.compile("[^ ]+")
+NAMES = "tags.txt"
+
+_TOKEN = re.compile("[^ \\t]+")
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # below 10**9, so that ids fit 32 bits
 _WHAT = "a lattice"
 
@@ -39,7 +48,7 @@ class Lattice(Generic[W]):
     """Positions 0 to L - 1, a tag each, and the arcs that end there.
 
     Attributes:
-        tags: of the L positions; the first has no meaning.
+        tags: of the L positions, of which the first has no meaning; empty where they were not given.
         arcs: for each position its arcs (start, word), start < position; none at position 0, one or more elsewhere.
             An arc from the position before carries a character, any other a word.
     """
@@ -57,23 +66,50 @@ class Lattice(Generic[W]):
 
     def __str__(self) -> str:
         rows = [" ".join([str(len(arcs)), *(f"{start} {word}" for start, word in arcs)]) for arcs in self.arcs]
-        return "\n".join([str(len(self.tags)), " ".join(map(str, self.tags)), *rows])
+        return "\n".join([str(len(self.arcs)), " ".join(map(str, self.tags)), *rows])
 
 
-def read_lattices(path: Path) -> list[Lattice[str]]:
-    """Read every lattice of a file; tags and ids are decimal numbers, as strings.
+def read_lattices(path: Path, answered: bool = True) -> list[Lattice[str]]:
+    """Read every lattice of a file; ids are decimal numbers, as strings, and tags names or also such numbers.
+
+    Args:
+        path: a UTF-8 text file of lattices, with or without a file tags.txt beside it.
+        answered: every lattice needs tags.
 
     Raises:
-        DataError: the file cannot be read, holds no lattice, or a line is malformed; names file, line and column.
+        DataError: a file cannot be read, holds no lattice, or a line is malformed; names file, line and column.
     """
-    lines = _Lines(path)
+    lines, names = _Lines(path), read_names(path.with_name(NAMES)) if path.with_name(NAMES).is_file() else None
     count = lines.next_row("the number of lattices in the file, as the only number of its line", 1)
     n_lattices = count.number(0, "the number of lattices, at least 1", smallest=1)
-    lattices = [_read_lattice(lines) for _ in range(n_lattices)]
+    lattices = [_read_lattice(lines, names, answered) for _ in range(n_lattices)]
     for line in lines.rest:
-        if line.text.strip(" "):
+        if line.text.strip(" \t"):
             raise line.fault(_WHAT, 0, f"the end of the file after the {n_lattices} lattices that it promises")
     return lattices
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Read the names of tags: a number and a name in each line.
+
+    Raises:
+        DataError: the file cannot be read, holds no name, or a line is malformed or repeats a number or a name.
+    """
+    names: dict[str, str] = {}
+    what = "the name of a tag"
+    for line in read_lines(path, "names of tags"):
+        tokens = list(_TOKEN.finditer(line.text))
+        if not tokens:
+            continue
+        if len(tokens) != 2 or not _NUMBER.fullmatch(tokens[0][0]):
+            raise line.fault(what, tokens[0].start(), "a number and a name, such as 4 B-PER")
+        number, name = (token[0] for token in tokens)
+        if number in names or name in names.values():
+            raise line.fault(what, tokens[0].start(), "a number and a name that no line before has")
+        names[number] = name
+    if not names:
+        raise DataError(f"cannot read names of tags from {path}: the file holds none; expected one a line, 4 B-PER.")
+    return names
 
 
 class _Row:
@@ -101,19 +137,30 @@ class _Lines:
     """The lines of a file, one after the other."""
 
     def __init__(self, path: Path) -> None:
-        self.rest = read_lines(path, "lattices")
+        self.rest: Iterator[Line] = read_lines(path, "lattices")
         self._last = Line(path, 1, "")
+
+    def put_back(self, line: Line) -> None:
+        """Have a line be the next one again."""
+        self.rest = chain([line], self.rest)
 
     def next(self, expected: str, skip_blank: bool) -> _Row:
         """Return the next line; it is an error if the file ends here."""
         for line in self.rest:
             self._last = line
-            if not skip_blank or line.text.strip(" "):
+            if not skip_blank or line.text.strip(" \t"):
                 return _Row(line)
         raise DataError(
             f"cannot read {_WHAT} from {self._last.place}, column {len(self._last.text) + 1}: expected {expected}, "
             f"found the end of the file."
         )
+
+    def goes_on_with(self, text: str) -> bool:
+        """Whether there is a next line, and it holds this text and blanks."""
+        line = next(self.rest, None)
+        if line is not None:
+            self.put_back(line)
+        return line is not None and line.text.strip(" \t") == text
 
     def next_row(self, expected: str, length: int, skip_blank: bool = True) -> _Row:
         """Return the next line, which must hold this many numbers."""
@@ -122,13 +169,30 @@ class _Lines:
         return row
 
 
-def _read_lattice(lines: _Lines) -> Lattice[str]:
+def _read_lattice(lines: _Lines, names: Mapping[str, str] | None, answered: bool) -> Lattice[str]:
     size = lines.next_row("the number of positions of a lattice, as the only number of its line", 1)
     n_positions = size.number(0, "the number of positions, at least 1", smallest=1)
-    row = lines.next_row(f"{n_positions} tags, one for each position", n_positions, skip_blank=False)
-    row.number(0, "tag 0 for the first position, where the lattice begins", end=1)
-    tags = [str(row.number(position, "a tag, a number from 0")) for position in range(n_positions)]
+    tags = _read_tags(lines, n_positions, names, answered)
     return Lattice(tags, [_read_arcs(lines, position) for position in range(n_positions)])
+
+
+def _read_tags(lines: _Lines, n_positions: int, names: Mapping[str, str] | None, answered: bool) -> list[str]:
+    """Read the line of tags; without it, the line that is there is that of the arcs that end at position 0."""
+    row = lines.next(f"{n_positions} tags, one for each position", skip_blank=False)
+    if not answered and not row.tokens:
+        return []
+    if not answered and len(row.tokens) == 1 and (n_positions > 1 or not lines.goes_on_with("0")):
+        lines.put_back(row.line)
+        return []
+    row.check_length(n_positions, f"{n_positions} tags, one for each position")
+    row.number(0, "tag 0 for the first position, where the lattice begins", end=1)
+    tags = [token[0] for token in row.tokens]
+    for position in range(1, n_positions):
+        if names is not None and _NUMBER.fullmatch(tags[position]):
+            if tags[position] not in names and answered:
+                raise row.line.fault(_WHAT, row.tokens[position].start(), f"a tag that {NAMES} beside the file names")
+            tags[position] = names.get(tags[position], tags[position])
+    return tags
 
 
 def _read_arcs(lines: _Lines, position: int) -> list[tuple[int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -61,7 +61,7 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
         raise DataError(f"cannot read {what} from {path}: {reason}; give a readable text file.") from error
 
 
-def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str, blank: str | None = " ") -> list[T]:
+def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str, blank: str | None = " \t") -> list[T]:
     """Read `what` from a file, one from each line; lines of `blank` characters alone (None: white space) are skipped.
 
     Raises:
@@ -71,6 +71,19 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
     if not read:
         raise DataError(f"cannot read {what} from {path}: the file holds none; expected {expected}.")
     return read
+
+
+def all_tagged(line: Line, what: str, tokens: Sequence[re.Match[str]], tagged: Sequence[bool], expected: str) -> bool:
+    """Whether all tokens of a line have tags, where tags may be left out of whole lines.
+
+    Raises:
+        DataError: some have tags and some have none.
+    """
+    if not any(tagged):
+        return False
+    if all(tagged):
+        return True
+    raise line.fault(what, tokens[tagged.index(False)].start(), f"{expected}, as others of the line have, or no tags")
 
 
 def fault(what: str, place: str, text: str, position: int, expected: str) -> DataError:

@@ -3,7 +3,10 @@
 A letter is an atom, hydrogens are left out; `=`, `#` and `:` before an atom are its bond; brackets hold a branch; two
 atoms with one digit are bonded, which closes a ring. Lower-case atoms are aromatic. An atom in square brackets, such as
 `[NH3+]`, is a kind of its own; the side on which `/` and `\\` place atoms is not kept. Blanks, tabs or a comma separate
-the molecule from the number. Blank lines are skipped.
+the molecule from the number, which may be missing where no answers are needed. Blank lines are skipped.
+
+A bond that is not written is aromatic if it is between two aromatic atoms and in a ring of such atoms, else single, as
+that between the rings of biphenyl, `c1ccccc1c1ccccc1`.
 
 Source of the form: Weininger 1988, SMILES, a chemical language and information system.
 """
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -37,7 +42,7 @@ class Molecule(Generic[W]):
     Attributes:
         atoms: the kind of each atom.
         bonds: two atoms by number, the earlier one first, and the kind of bond; a pair has one at most.
-        target: the number to predict.
+        target: the number to predict; NaN where it was not given.
     """
 
     atoms: list[W]
@@ -53,20 +58,22 @@ class Molecule(Generic[W]):
         return near
 
 
-def read_molecules(path: Path) -> list[Molecule[str]]:
+def read_molecules(path: Path, answered: bool = True) -> list[Molecule[str]]:
     """Read every molecule of a file, with its number.
 
     Args:
         path: a UTF-8 text file, a molecule in SMILES and a number in each line.
+        answered: every molecule needs a number.
 
     Raises:
         DataError: the file cannot be read, holds no molecule, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "molecules", parse_molecule, f"one a line, {_EXAMPLE} -4.5", blank=" \t")
+    parse = partial(parse_molecule, answered=answered)
+    return parse_lines(path, "molecules", parse, f"one a line, {_EXAMPLE} -4.5")
 
 
-def parse_molecule(line: Line) -> Molecule[str]:
-    """Read a molecule and its number.
+def parse_molecule(line: Line, answered: bool = True) -> Molecule[str]:
+    """Read a molecule and its number, which may be missing unless it is `answered`.
 
     Raises:
         DataError: malformed text; names the place, the column, what was expected and what was found.
@@ -82,8 +89,56 @@ def parse_molecule(line: Line) -> Molecule[str]:
     reader.end(found.end())
     blanks = _BLANKS.match(line.text, found.end())
     assert blanks is not None
-    bonds = sorted(reader.bonds, key=lambda bond: (bond[1], bond[0]))
-    return Molecule(reader.atoms, bonds, _read_number(line, blanks.end()))
+    is_alone = not answered and blanks.end() == len(line.text)
+    target = math.nan if is_alone else _read_number(line, blanks.end())
+    return Molecule(reader.atoms, reader.settle_bonds(), target)
+
+
+def find_bridges(n_nodes: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Find the edges of an undirected graph that are in no cycle; two nodes have one edge at most.
+
+    A forest is grown over the graph. Each edge outside of it closes a cycle with the ways from its ends up to where
+    they meet, so the nodes on these are joined; edges between nodes that are never joined are in no cycle.
+
+    >>> sorted(find_bridges(5, [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4)]))
+    [(2, 3), (3, 4)]
+    """
+    parents, depths = _grow_forest(n_nodes, edges)
+    above = list(range(n_nodes))  # a node that each is joined with and that is not deeper; itself at the top
+
+    def top(node: int) -> int:
+        while above[node] != node:
+            above[node] = node = above[above[node]]
+        return node
+
+    for one, other in edges:
+        if other != parents[one] and one != parents[other]:
+            one, other = top(one), top(other)
+            while one != other:
+                if depths[one] < depths[other]:
+                    one, other = other, one
+                above[one] = parents[one]
+                one = top(one)
+    return {(one, other) for one, other in edges if top(one) != top(other)}
+
+
+def _grow_forest(n_nodes: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Find, for each node, its parent in a spanning forest, -1 for a root, and its depth below that."""
+    near: list[list[int]] = [[] for _ in range(n_nodes)]
+    for one, other in edges:
+        near[one].append(other)
+        near[other].append(one)
+    parents, depths = [-1] * n_nodes, [-1] * n_nodes
+    for root in range(n_nodes):
+        if depths[root] < 0:
+            depths[root], waiting = 0, [root]
+            while waiting:
+                node = waiting.pop()
+                for other in near[node]:
+                    if depths[other] < 0:
+                        parents[other], depths[other] = node, depths[node] + 1
+                        waiting.append(other)
+    return parents, depths
 
 
 def _read_number(line: Line, start: int) -> float:
@@ -103,6 +158,7 @@ class _Reader:
     line: Line
     atoms: list[str] = field(default_factory=list)
     bonds: list[tuple[int, int, str]] = field(default_factory=list)
+    """Two atoms, and the kind of bond; "" for one that is not written between aromatic atoms."""
     joined: set[tuple[int, int]] = field(default_factory=set)
     """The atoms of each bond, the earlier one first."""
     before: int | None = None
@@ -151,11 +207,21 @@ class _Reader:
         self.bond = ""
 
     def join(self, one: int, other: int, written: str) -> None:
-        """Bond an atom to a later one; a bond that is not written is aromatic between aromatic atoms, else single."""
+        """Bond an atom to a later one."""
         aromatic = all(self.atoms[atom].lstrip("[0123456789")[:1].islower() for atom in (one, other))
-        bond = written.replace("/", SINGLE).replace("\\", SINGLE) or (AROMATIC if aromatic else SINGLE)
+        bond = written.replace("/", SINGLE).replace("\\", SINGLE) or ("" if aromatic else SINGLE)
         self.bonds.append((one, other, bond))
         self.joined.add((one, other))
+
+    def settle_bonds(self) -> list[tuple[int, int, str]]:
+        """Sort the bonds; those not written between aromatic atoms are aromatic in a ring of such atoms, else single.
+
+        A written bond between aromatic atoms belongs to such a ring if it is aromatic.
+        """
+        candidates = [(one, other) for one, other, bond in self.bonds if bond in ("", AROMATIC)]
+        outside = find_bridges(len(self.atoms), candidates)
+        ordered = sorted(self.bonds, key=lambda bond: (bond[1], bond[0]))
+        return [(one, other, bond or (SINGLE if (one, other) in outside else AROMATIC)) for one, other, bond in ordered]
 
     def end(self, here: int) -> None:
         """Refuse a molecule that lacks something at its end."""

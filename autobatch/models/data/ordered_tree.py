@@ -2,8 +2,8 @@ r"""Trees whose nodes have any number of children in an order, described by a te
 
     twice hop turn\t(do (twice (hop lift land)) (turn left))
 
-A node is its label, or in brackets its label and its children. Labels hold neither spaces nor brackets. No function
-here recurses, so a tree may be as deep as memory allows.
+A node is its label, or in brackets its label and its children. Labels hold neither blanks nor brackets. No function
+here recurses, so a tree may be as deep as memory allows. Where no answers are needed, a line may be a text alone.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from autobatch.models.data.lines import Line, parse_lines
 
 V = TypeVar("V")
 W = TypeVar("W")
 
-_TOKEN = re.compile(r"[^ ()]+|[()]")
+_TOKEN = re.compile(r"[^ \t()]+|[()]")
 _EXAMPLE = "such as (turn left)"
 
 
@@ -94,26 +95,28 @@ class OrderedTree(Generic[W]):
 
 @dataclass(frozen=True)
 class DescribedTree(Generic[W]):
-    """A text and the tree that it describes."""
+    """A text and the `OrderedTree` that it describes, None where that was not given."""
 
     words: list[W]
-    tree: OrderedTree[W]
+    tree: Any
 
 
-def read_described_trees(path: Path) -> list[DescribedTree[str]]:
+def read_described_trees(path: Path, answered: bool = True) -> list[DescribedTree[str]]:
     """Read every text of a file, with its tree.
 
     Args:
         path: a UTF-8 text file, a text, a tab and a tree in each line; blank lines are skipped.
+        answered: every text needs a tree.
 
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "texts with trees", parse_described_tree, "one a line, a tab between both")
+    parse = partial(parse_described_tree, answered=answered)
+    return parse_lines(path, "texts with trees", parse, "one a line, a tab between both", blank=" ")
 
 
-def parse_described_tree(line: Line) -> DescribedTree[str]:
-    """Read a text and its tree.
+def parse_described_tree(line: Line, answered: bool = True) -> DescribedTree[str]:
+    """Read a text and its tree, which may be missing unless it is `answered`.
 
     Raises:
         DataError: malformed text; names the place, the column, what was expected and what was found.
@@ -122,9 +125,11 @@ def parse_described_tree(line: Line) -> DescribedTree[str]:
     [left, left]
     """
     tab = line.text.find("\t")
-    if tab < 0:
+    if tab < 0 and answered:
         raise line.fault("a tree", len(line.text), "a text, a tab and a tree")
-    words = [word for word in line.text[:tab].split(" ") if word]
+    words = [word for word in line.text.partition("\t")[0].split(" ") if word]
+    if not answered and (tab < 0 or not line.text[tab:].strip(" \t")):
+        return DescribedTree(words, None)
     return DescribedTree(words, _parse_tree(line, tab + 1))
 
 

@@ -1,12 +1,16 @@
 """Sentences with their translations, in two files of aligned lines as in IWSLT: `train.en` beside `train.vi`.
 
-Words are separated by plain spaces. Lines that are empty in both files are skipped.
+Words are separated by plain spaces or tabs. Lines that are blank in both files are skipped; so are those that are blank
+in one of them, which a warning counts. Where no answers are needed, the other file is not read, and blank lines are
+sentences without words, so that predictions have the numbers of the lines.
 
 Source of the data: Cettolo et al. 2015, The IWSLT 2015 evaluation campaign, in the form of Luong and Manning 2015.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,6 +21,8 @@ from autobatch.models.data.lines import read_lines
 
 W = TypeVar("W")
 
+_WORD = re.compile(r"[^ \t]+")
+
 
 @dataclass(frozen=True)
 class Pair(Generic[W]):
@@ -25,18 +31,22 @@ class Pair(Generic[W]):
     source: list[W]
     target: list[W]
     reference: str
-    """The translation as it was read, with words that no vocabulary knows."""
+    """The translation as it was read, with words that no vocabulary knows; blank where it was not."""
 
 
-def read_pairs(path: Path) -> list[Pair[str]]:
+def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
     """Read every sentence of a file, and its translation from the file beside it that differs in the suffix alone.
 
     Args:
         path: a UTF-8 text file, one sentence a line, such as `train.en`; the other is then `train.vi`, or any one.
+        answered: every sentence needs a translation; otherwise none is read.
 
     Raises:
         DataError: there is not one such file, one cannot be read, they differ in length, or hold no sentence.
     """
+    if not answered:
+        pairs = [make_pair(line.text, "") for line in read_lines(path, "sentences")]
+        return _refuse_none(pairs, path)
     others = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.stem == path.stem and p.name != path.name)
     if len(others) != 1:
         found = f"{len(others)} files" if others else "no file"
@@ -44,7 +54,7 @@ def read_pairs(path: Path) -> list[Pair[str]]:
             f"cannot read translations of {path}: there is {found} beside it that differs in the suffix alone; "
             f"give one, such as {path.with_suffix('.vi').name}, with a translation in each line."
         )
-    pairs = []
+    pairs, one_sided = list[Pair[str]](), list[int]()
     lines = zip_longest(read_lines(path, "sentences"), read_lines(others[0], "translations"))
     for number, (source, target) in enumerate(lines, start=1):
         if source is None or target is None:
@@ -54,8 +64,21 @@ def read_pairs(path: Path) -> list[Pair[str]]:
                 f"none; give a translation in each line."
             )
         pair = make_pair(source.text, target.text)
-        if pair.source or pair.target:
+        if pair.source and pair.target:
             pairs.append(pair)
+        elif pair.source or pair.target:
+            one_sided.append(number)
+    if one_sided:
+        n_lines = f"{len(one_sided)} line{'s are' if len(one_sided) > 1 else ' is'}"
+        warnings.warn(
+            f"{n_lines} blank in one of {path} and {others[0].name} alone and left out, the first is line "
+            f"{one_sided[0]}.",
+            stacklevel=2,
+        )
+    return _refuse_none(pairs, path)
+
+
+def _refuse_none(pairs: list[Pair[str]], path: Path) -> list[Pair[str]]:
     if not pairs:
         raise DataError(f"cannot read sentences from {path}: the file holds none; expected one a line.")
     return pairs
@@ -67,8 +90,4 @@ def make_pair(source: str, target: str) -> Pair[str]:
     >>> make_pair("the river sings", "sul  tova").target
     ['sul', 'tova']
     """
-    return Pair(_words(source), _words(target), target.strip(" "))
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(" ") if word]
+    return Pair(_WORD.findall(source), _WORD.findall(target), " ".join(_WORD.findall(target)))

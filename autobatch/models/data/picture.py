@@ -45,11 +45,12 @@ class Picture(Generic[W]):
         return "\n".join(map(str, self.rows))
 
 
-def read_pictures(path: Path) -> list[Picture[str]]:
+def read_pictures(path: Path, answered: bool = True) -> list[Picture[str]]:
     """Read every picture of a file.
 
     Args:
         path: a UTF-8 text file, one row a line; blank lines separate pictures.
+        answered: every pixel needs a tag; otherwise those of a row have tags or none has.
 
     Raises:
         DataError: the file cannot be read, holds no picture, a line is malformed or of another length than the one
@@ -58,10 +59,10 @@ def read_pictures(path: Path) -> list[Picture[str]]:
     pictures: list[Picture[str]] = []
     is_open = False
     for line in read_lines(path, "pictures"):
-        if not line.text.strip(" "):
+        if not line.text.strip(" \t"):
             is_open = False
             continue
-        row = parse_sentence(line, "a picture", _EXAMPLE)
+        row = parse_sentence(line, "a picture", _EXAMPLE, answered)
         if not is_open:
             pictures.append(Picture([]))
         elif len(row.words) != len(pictures[-1].rows[0].words):

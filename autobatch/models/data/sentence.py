@@ -2,7 +2,9 @@
 
 Sentences without tags are lines of words, as in the Penn Treebank of language models.
 
-A word may hold any character but the plain space, also `|`: the tag follows the last `|`. Blank lines are skipped.
+A word may hold any character but the plain space and the tab, also `|`: the tag follows the last `|`. Blank lines are
+skipped. Where no answers are needed, the tags of a line may be left out; of a word that holds `|`, the tag alone:
+`either|or|`.
 
 Source of the format: Nothman et al. 2013, Learning multilingual named entity recognition from Wikipedia.
 """
@@ -11,25 +13,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.models.data.lines import Line, parse_lines
+from autobatch.models.data.lines import Line, all_tagged, parse_lines
 
 W = TypeVar("W")
 
-_TOKEN = re.compile("[^ ]+")
+_TOKEN = re.compile("[^ \\t]+")
 _EXAMPLE = "such as Paris|I-LOC is|O"
 
 
 @dataclass(frozen=True)
 class Sentence(Generic[W]):
-    """Words with one tag each: strings as read, ints after encoding by vocabularies."""
+    """Words with one tag each, or with no tags at all: strings as read, ints after encoding by vocabularies."""
 
     words: list[W]
     tags: list[W]
 
     def __str__(self) -> str:
+        if not self.tags:
+            return " ".join(f"{word}|" if "|" in str(word)[1:] else str(word) for word in self.words)
         return " ".join(f"{word}|{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 
 
@@ -41,20 +46,22 @@ class SpelledSentence:
     tags: list[int]
 
 
-def read_sentences(path: Path) -> list[Sentence[str]]:
+def read_sentences(path: Path, answered: bool = True) -> list[Sentence[str]]:
     """Read every sentence of a file.
 
     Args:
         path: a UTF-8 text file, one sentence a line.
+        answered: every word needs a tag.
 
     Raises:
         DataError: the file cannot be read, holds no sentence, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "sentences", parse_sentence, f"one sentence a line, {_EXAMPLE}")
+    parse = partial(parse_sentence, answered=answered)
+    return parse_lines(path, "sentences", parse, f"one sentence a line, {_EXAMPLE}")
 
 
 def read_texts(path: Path) -> list[list[str]]:
-    """Read the words of every line of a file, separated by plain spaces; lines without words are skipped.
+    """Read the words of every line of a file, separated by spaces or tabs; lines without words are skipped.
 
     Raises:
         DataError: the file cannot be read, or holds no word; names file, line and column.
@@ -62,20 +69,28 @@ def read_texts(path: Path) -> list[list[str]]:
     return parse_lines(path, "texts", lambda line: _TOKEN.findall(line.text), "one sentence a line")
 
 
-def parse_sentence(line: Line, what: str = "a sentence", example: str = _EXAMPLE) -> Sentence[str]:
+def parse_sentence(
+    line: Line, what: str = "a sentence", example: str = _EXAMPLE, answered: bool = True
+) -> Sentence[str]:
     """Read one sentence, or what else has words with tags: messages call it `what`, with an `example`.
+
+    Args:
+        answered: every word needs a tag; otherwise the words of a line have tags or none has.
 
     Raises:
         DataError: a token is not a word, `|` and a tag; names the place and the column of the token.
 
     >>> print(parse_sentence(Line(Path("x.txt"), 1, "Paris|I-LOC ||O")).words)
     ['Paris', '|']
+    >>> print(parse_sentence(Line(Path("x.txt"), 1, "either|or| |"), answered=False).words)
+    ['either|or', '|']
     """
-    words, tags = [], []
-    for token in _TOKEN.finditer(line.text):
-        word, _, tag = token[0].rpartition("|")
-        if not (word and tag):
-            raise line.fault(what, token.start(), f"a word, '|' and a tag, {example}")
-        words.append(word)
-        tags.append(tag)
-    return Sentence(words, tags)
+    tokens = list(_TOKEN.finditer(line.text))
+    parts = [token[0].rpartition("|") for token in tokens]
+    tagged = [bool(word and tag) for word, _, tag in parts]
+    expected = f"a word, '|' and a tag, {example}"
+    if answered and not all(tagged):
+        raise line.fault(what, tokens[tagged.index(False)].start(), expected)
+    if all_tagged(line, what, tokens, tagged, expected):
+        return Sentence([word for word, _, _ in parts], [tag for _, _, tag in parts])
+    return Sentence([word or token[0] for token, (word, _, _) in zip(tokens, parts, strict=True)], [])

@@ -2,9 +2,11 @@ r"""Read labelled binary trees, one s-expression a line, as in the Stanford Sent
 
     (3 (2 An) (3 (4 imaginative) (3 (2 comedy\/thriller) (2 .))))
 
-Words may hold any character but plain spaces and brackets (three lines of the treebank hold no-break spaces), so the
-plain space alone separates. `-LRB-` reads as `(` and `\/` as `/`. Blank lines are skipped. Reading is one pass over
-each line, with a stack of open nodes instead of recursion.
+A label is a number or any other text, such as `NP`. Words and labels may hold any character but plain spaces, tabs and
+brackets (three lines of the treebank hold no-break spaces). `-LRB-` reads as `(` and `\/` as `/`. Blank lines are
+skipped. Reading is one pass over each line, with a stack of open nodes instead of recursion.
+
+Where no answers are needed, labels may be left out, of all nodes or of some: `((An) ((imaginative) (comedy)))`.
 
 Source of the data: Socher et al. 2013, Recursive deep models for semantic compositionality over a sentiment treebank.
 """
@@ -12,67 +14,99 @@ Source of the data: Socher et al. 2013, Recursive deep models for semantic compo
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
+from typing import Any
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import fault, parse_lines
-from autobatch.models.data.tree import Tree, unescape
-
-N_CLASSES = 5  # very negative, negative, neutral, positive, very positive
+from autobatch.models.data.lines import Line, fault, parse_lines
+from autobatch.models.data.tree import Tree, to_label, unescape
 
 # Possessive quantifiers: a token that does not match fails at once, so that reading is linear in the line's length.
-_SPACES = re.compile(" *+")
-_LEAF = re.compile(r"\( *+([^ ()]++) ++([^ ()]++) *+\)")
-_OPEN = re.compile(r"\( *+([^ ()]++)")
+_SPACES = re.compile(r"[ \t]*+")
+_LEAF = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]++([^ \t()]++)[ \t]*+\)")
+_OPEN = re.compile(r"\([ \t]*+([^ \t()]++)")
+_LEAF_ALONE = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]*+\)")
+_OPEN_ALONE = re.compile(r"\([ \t]*+(?=\()")
+_WORD = re.compile(r"[^ \t]+")
 _EXAMPLE = "such as (3 (2 good) (2 film))"
 
 
-def read_trees(path: Path, n_classes: int = N_CLASSES) -> list[Tree[str]]:
+def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
     """Read every tree of a file.
 
     Args:
         path: a UTF-8 text file, one tree a line.
-        n_classes: labels are 0 to n_classes - 1.
+        answered: every node needs a label.
 
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
-    return parse_lines(
-        path, "trees", lambda line: parse_tree(line.text, n_classes, line.place), f"one tree a line, {_EXAMPLE}"
-    )
+    return _read(path, lambda line: parse_tree(line.text, line.place, answered))
 
 
-def parse_tree(text: str, n_classes: int = N_CLASSES, place: str = "text") -> Tree[str]:
+def read_texts_of_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
+    """Read every tree of a file, for models that read its words alone.
+
+    Where no answers are needed, a line that does not begin with a bracket is a text: its words, as a tree without
+    labels that branches to the left.
+
+    Raises:
+        DataError: as `read_trees`.
+    """
+
+    def parse(line: Line) -> Tree[str]:
+        if answered or line.text.lstrip(" \t").startswith("("):
+            return parse_tree(line.text, line.place, answered)
+        leaves = [Tree.leaf(None, unescape(word)) for word in _WORD.findall(line.text)]
+        return reduce(partial(Tree.inner, None), leaves)
+
+    return _read(path, parse)
+
+
+def _read(path: Path, parse: Callable[[Line], Tree[str]]) -> list[Tree[str]]:
+    return parse_lines(path, "trees", parse, f"one tree a line, {_EXAMPLE}")
+
+
+def parse_tree(text: str, place: str = "text", answered: bool = True) -> Tree[str]:
     """Read one tree.
 
     Args:
         text: one s-expression.
-        n_classes: labels are 0 to n_classes - 1.
         place: where the text is from, for messages.
+        answered: every node needs a label.
 
     Raises:
         DataError: malformed text; names the place, the column (from 1), what was expected and what was found.
 
-    >>> parse_tree("(3 (2 good) (2 film))").right.word
-    'film'
-    >>> parse_tree("(3 (2 good) (7 film))")
+    >>> parse_tree("(3 (2 good) (NN film))").right.label
+    'NN'
+    >>> parse_tree("((good) (film))", answered=False).right.label
+    >>> parse_tree("(3 (2 good) (film))")
     Traceback (most recent call last):
     ...
-    autobatch.errors.DataError: cannot read a tree from text, column 14: expected a label from 0 to 4, found '7'.
+    autobatch.errors.DataError: cannot read a tree from text, column 18: expected one word and ')', or two subtrees, \
+found ')'.
     """
-    labels = {str(label): label for label in range(n_classes)}
-    open_nodes: list[tuple[int, Tree[str] | None]] = []  # label and, once read, left child
+    open_nodes: list[tuple[Any, Tree[str] | None]] = []  # label and, once read, left child
     position = _skip_spaces(text, 0)
     while True:
         if token := _LEAF.match(text, position):
-            tree = Tree.leaf(_label(labels, token, place), unescape(token[2]))
-            position = _skip_spaces(text, token.end())
+            tree = Tree.leaf(to_label(token[1]), unescape(token[2]))
+        elif not answered and (token := _LEAF_ALONE.match(text, position)):
+            tree = Tree.leaf(None, unescape(token[1]))
         elif token := _OPEN.match(text, position):
-            open_nodes.append((_label(labels, token, place), None))
+            open_nodes.append((to_label(token[1]), None))
             position = _skip_spaces(text, token.end())
             continue
+        elif not answered and (token := _OPEN_ALONE.match(text, position)):
+            open_nodes.append((None, None))
+            position = token.end()
+            continue
         else:
-            raise _missing_subtree(text, position, place, open_nodes, n_classes)
+            raise _missing_subtree(text, position, place, open_nodes)
+        position = _skip_spaces(text, token.end())
         while open_nodes:
             label, left = open_nodes.pop()
             if left is None:
@@ -93,19 +127,10 @@ def _skip_spaces(text: str, position: int) -> int:
     return spaces.end() if spaces else position
 
 
-def _label(labels: dict[str, int], token: re.Match[str], place: str) -> int:
-    label = labels.get(token[1])
-    if label is None:
-        raise _fault(token.string, token.start(1), place, f"a label from 0 to {len(labels) - 1}")
-    return label
-
-
-def _missing_subtree(
-    text: str, position: int, place: str, open_nodes: list[tuple[int, Tree[str] | None]], n_classes: int
-) -> DataError:
+def _missing_subtree(text: str, position: int, place: str, open_nodes: list[tuple[Any, Tree[str] | None]]) -> DataError:
     """The error for a position where neither a leaf nor an inner node begins."""
     if text.startswith("(", position):
-        return _fault(text, _skip_spaces(text, position + 1), place, f"a label from 0 to {n_classes - 1} after '('")
+        return _fault(text, _skip_spaces(text, position + 1), place, "a label after '('")
     if not open_nodes:
         return _fault(text, position, place, f"'(' to open a tree {_EXAMPLE}")
     if open_nodes[-1][1] is None:

@@ -6,21 +6,24 @@ may be as deep as memory allows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 W = TypeVar("W")
 
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LCB-": "{", "-RCB-": "}", "-LSB-": "[", "-RSB-": "]"}
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}", re.ASCII)
 _ESCAPES = {bracket: escape for escape, bracket in BRACKETS.items()}
 
 
 class Tree(Generic[W]):
     """A leaf with a `word`, or an inner node with `left` and `right`; each has a `label`.
 
-    A word is a string as read, an int after a `Vocabulary` has encoded it. A leaf has no `left` and `right`, and an
-    inner node no `word`: reading them is an `AttributeError`.
+    A word is a string as read, an int after a `Vocabulary` has encoded it. A label is a number or a text, see
+    `to_label`, its id after encoding, and None where it was not given. A leaf has no `left` and `right`, and an inner
+    node no `word`: reading them is an `AttributeError`.
 
     >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
     >>> tree
@@ -31,21 +34,21 @@ class Tree(Generic[W]):
 
     __slots__ = ("is_leaf", "label", "left", "right", "word")
 
-    label: int
+    label: Any
     is_leaf: bool
     word: W
     left: Tree[W]
     right: Tree[W]
 
     @classmethod
-    def leaf(cls, label: int, word: W) -> Tree[W]:
+    def leaf(cls, label: Any, word: W) -> Tree[W]:
         """Make a leaf."""
         tree = cls()
         tree.label, tree.word, tree.is_leaf = label, word, True
         return tree
 
     @classmethod
-    def inner(cls, label: int, left: Tree[W], right: Tree[W]) -> Tree[W]:
+    def inner(cls, label: Any, left: Tree[W], right: Tree[W]) -> Tree[W]:
         """Make a node over two trees."""
         tree = cls()
         tree.label, tree.left, tree.right, tree.is_leaf = label, left, right, False
@@ -61,19 +64,39 @@ class Tree(Generic[W]):
                 waiting += (tree.left, tree.right)
         return reversed(parents_first)
 
+    def fold(self, leaf: Callable[[W], V], merge: Callable[[V, V], V]) -> Iterator[tuple[Tree[W], V]]:
+        """Compute a value of every node from its word or from those of its children; give each node with its value.
+
+        Nodes come in postorder, so that the root is the last. Nothing recurses, whatever the depth.
+
+        >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
+        >>> [length for _, length in tree.fold(len, lambda left, right: left + right)]
+        [4, 4, 8]
+        """
+        waiting: list[V] = []
+        for node in self.postorder():
+            if node.is_leaf:
+                value = leaf(node.word)
+            else:
+                right, left = waiting.pop(), waiting.pop()
+                value = merge(left, right)
+            waiting.append(value)
+            yield node, value
+
     def words(self) -> list[W]:
         """List the leaves' words, from left to right."""
         return [tree.word for tree in self.postorder() if tree.is_leaf]
 
-    def map(self, replace: Callable[[W], V]) -> Tree[V]:
-        """Copy the tree with other words."""
+    def map(self, replace: Callable[[W], V], replace_label: Callable[[Any], Any] = lambda label: label) -> Tree[V]:
+        """Copy the tree with other words, and with other labels where there are any."""
         done: list[Tree[V]] = []
         for node in self.postorder():
+            label = None if node.label is None else replace_label(node.label)
             if node.is_leaf:
-                done.append(Tree.leaf(node.label, replace(node.word)))
+                done.append(Tree.leaf(label, replace(node.word)))
             else:
                 right, left = done.pop(), done.pop()
-                done.append(Tree.inner(node.label, left, right))
+                done.append(Tree.inner(label, left, right))
         return done[0]
 
     def __eq__(self, other: object) -> bool:
@@ -91,11 +114,20 @@ class Tree(Generic[W]):
             if isinstance(item, str):
                 parts.append(item)
             elif item.is_leaf:
-                parts.append(f"({item.label} {escape(item.word)})")
+                parts.append(f"({_prefix(item.label)}{escape(item.word)})")
             else:
-                parts.append(f"({item.label} ")
+                parts.append(f"({_prefix(item.label)}")
                 waiting += (")", item.right, " ", item.left)
         return "".join(parts)
+
+
+def to_label(text: str) -> int | str:
+    """Read a label: as a number if it is written as one, without a sign and leading zeros, else as it is.
+
+    >>> to_label("3"), to_label("NP"), to_label("03")
+    (3, 'NP', '03')
+    """
+    return int(text) if _NUMBER.fullmatch(text) else text
 
 
 def escape(word: object) -> str:
@@ -113,6 +145,10 @@ def unescape(text: str) -> str:
     return BRACKETS.get(text) or text.replace("\\/", "/").replace("\\*", "*")
 
 
-def _outline(tree: Tree[W]) -> list[tuple[int, bool, W | None]]:
+def _prefix(label: object) -> str:
+    return "" if label is None else f"{label} "
+
+
+def _outline(tree: Tree[W]) -> list[tuple[Any, bool, W | None]]:
     """List label, kind and word in postorder; equal lists mean equal trees."""
     return [(node.label, node.is_leaf, node.word if node.is_leaf else None) for node in tree.postorder()]

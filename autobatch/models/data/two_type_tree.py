@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from autobatch.models.data.dataset import Dataset, load_trees
 from autobatch.models.data.tree import Tree
-from autobatch.models.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,11 @@ def draw_kinds(tree: Tree[int], seed: int) -> list[int]:
     return kinds
 
 
-def load_two_type_trees(
-    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
-) -> Dataset:
-    """Load trees as for `tree-lstm`, and draw the kinds of their inner nodes; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, or it is malformed.
-    """
+def draw_all_kinds(dataset: Dataset, rng: np.random.Generator) -> Dataset:
+    """Draw the kinds of the inner nodes of all trees."""
     seed = int(rng.spawn(1)[0].integers(2**32))
-    dataset = load_trees(data, rng, vocabularies)
     train, dev = ([TwoTypeTree(tree, draw_kinds(tree, seed)) for tree in part] for part in (dataset.train, dataset.dev))
     return replace(dataset, train=train, dev=dev)
+
+
+load_two_type_trees = replace(load_trees, finish=draw_all_kinds)

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from autobatch.models.data.tree import Tree
+from autobatch.models.data.tree import Tree, to_label
 
 UNKNOWN = 0
+OUTSIDE = -1  # what a closed vocabulary gives for words that it lacks; not an id
 
 
 class Vocabulary:
     """Gives every word an id from 0 to len - 1; id 0 is shared by all words outside of it.
+
+    In a `closed` vocabulary, such as that of the labels of trees, ids are those of words alone, and `id` gives
+    `OUTSIDE` for any other word.
 
     >>> vocabulary = Vocabulary.count("a rose is a rose".split(), min_count=2)
     >>> len(vocabulary), vocabulary.id("rose"), vocabulary.id("tulip"), vocabulary.word(1)
     (3, 2, 0, 'a')
     """
 
-    def __init__(self, words: Iterable[str]) -> None:
-        """Give the words the ids 1, 2, 3, …; no word may come twice."""
-        self._words = ["<unknown>", *words]
-        self._ids = {word: number for number, word in enumerate(self._words) if number != UNKNOWN}
+    def __init__(self, words: Iterable[str], closed: bool = False) -> None:
+        """Number the words in their order, from 1, or from 0 if it is closed; no word may come twice."""
+        self.closed = closed
+        self.first = 0 if closed else 1
+        """The smallest id of a word."""
+        self._words = [*["<unknown>"] * self.first, *words]
+        self._ids = {word: number for number, word in enumerate(self._words) if number >= self.first}
 
     @classmethod
     def count(cls, words: Iterable[str], min_count: int = 1) -> Vocabulary:
@@ -33,17 +40,31 @@ class Vocabulary:
         kept = [word for word, count in counts.items() if count >= min_count]
         return cls(sorted(kept, key=lambda word: (-counts[word], word)))
 
+    @classmethod
+    def of_labels(cls, labels: Iterable[str]) -> Vocabulary:
+        """Collect labels in a closed vocabulary, numbers first and in their order, other text in order of spelling.
+
+        >>> Vocabulary.of_labels(["S", "10", "NP", "2", "S"]).words
+        ['2', '10', 'NP', 'S']
+        """
+
+        def rank(label: str) -> tuple[bool, int, str]:
+            number = to_label(label)
+            return (False, number, "") if isinstance(number, int) else (True, 0, label)
+
+        return cls(sorted(set(labels), key=rank), closed=True)
+
     def __len__(self) -> int:
         return len(self._words)
 
     @property
     def words(self) -> list[str]:
-        """List the words with ids 1, 2, 3, …: `Vocabulary(words)` is the same vocabulary."""
-        return self._words[1:]
+        """List the words in the order of their ids: `Vocabulary(words, closed)` is the same vocabulary."""
+        return self._words[self.first :]
 
     def id(self, word: str) -> int:
-        """The id of a word; `UNKNOWN` if it is not in the vocabulary."""
-        return self._ids.get(word, UNKNOWN)
+        """The id of a word; `UNKNOWN`, or `OUTSIDE` of a closed vocabulary, if it is not there."""
+        return self._ids.get(word, OUTSIDE if self.closed else UNKNOWN)
 
     def word(self, number: int) -> str:
         """The word of an id."""
