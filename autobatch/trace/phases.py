@@ -331,7 +331,7 @@ class Phases:
             program = types[type_id].program
             for output in program.outputs:
                 dtype = INT if int_limit(program.vars, output) else dtype_of(program.vars, output)
-                slot = slots.slot(AWAITED, program.vars[output].shape, dtype, in_list=True)
+                slot = slots.slot(AWAITED, program.vars[output].shape, dtype)
                 found.append(slot.number)
                 rows.append(max(program.vars[output].domain, NOWHERE))
                 if slot.dtype == INT:
