@@ -40,7 +40,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.define import Shape
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.system.files import write_whole
+from autobatch.system.files import open_regular, write_whole
 from autobatch.system.processor import cpu_name
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import Slot
@@ -253,7 +253,7 @@ def read_case(path: str | os.PathLike[str]) -> Case:
 
     doing = f"cannot read {os.fspath(path)!r}"
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = io.BytesIO(file.read())
     except OSError as error:
         raise DataError(f"{doing}: {error.strerror}; {ADVICE}.") from error
