@@ -40,7 +40,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.define import Shape
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.system.files import write_whole
+from autobatch.system.files import open_regular, write_whole
 from autobatch.system.processor import cpu_name
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import Slot
@@ -154,7 +154,7 @@ class Case(NamedTuple):
         for node_type in self.types:
             made.recorder.types.put(node_type)
         slots = [
-            made.recorder.slots.slot(f"value {number}", shape, dtype, in_list=False)
+            made.recorder.slots.slot(f"value {number}", shape, dtype)
             for number, (shape, dtype) in enumerate(self.slots)
         ]
         structures = _structures(self.words, slots, setting)
@@ -186,7 +186,7 @@ def make_case(function: Batched, instances: Any, training: bool, has_aux: bool) 
     recorded = all(isinstance(x, Graph) for x in listed)
     graph = merge_graphs(listed if recorded else function.record_all(listed), recorder.types)
     if training:
-        loss_slot(graph, recorder.slots, has_aux)
+        loss_slot(graph, has_aux)
     module = recorder.module
     setting = Setting(
         describe_policy(function.policy, "cannot write a case"), function.backend.name, tuple(options.rewrites),
@@ -253,7 +253,7 @@ def read_case(path: str | os.PathLike[str]) -> Case:
 
     doing = f"cannot read {os.fspath(path)!r}"
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = io.BytesIO(file.read())
     except OSError as error:
         raise DataError(f"{doing}: {error.strerror}; {ADVICE}.") from error

@@ -16,7 +16,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
-from autobatch.trace.results import Slot, SlotTable
+from autobatch.trace.results import Slot, check_slots
 
 Array = NDArray[Any]
 
@@ -40,20 +40,23 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
     return weights
 
 
-def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
-    """The slot of the loss; GraphError if the function did not return one scalar value per instance.
+def loss_slot(graph: Graph, has_aux: bool) -> int:
+    """The slot of the loss.
 
     Raises:
         DataError: there are no instances.
+        GraphError: the function did not return one scalar value per instance.
+        ShapeError: the losses of some instances are ints.
     """
     if not graph.n_instances:
         raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
+    first: Slot | None = None
     for number, structure in enumerate(graph.structures):
         if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
             raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")
         loss = structure.children[0] if has_aux else structure
-        if not isinstance(loss, Slot) or slots.shapes[loss.number] != ():
-            what = f"a value of shape {slots.shapes[loss.number]}" if isinstance(loss, Slot) else "no single value"
+        if not isinstance(loss, Slot) or loss.shape != ():
+            what = f"a value of shape {loss.shape}" if isinstance(loss, Slot) else "no single value"
             if isinstance(loss, Key) and loss.kind == "tuple" and not has_aux:
                 raise GraphError(
                     f"value_and_grad needs a scalar loss; for instance {number} the function returned a tuple of "
@@ -63,8 +66,11 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
                 f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum what the "
                 f"loss is made of; where there is nothing to compute, return np.zeros(())."
             )
-    first = graph.structures[0]
-    return int((first.children[0] if has_aux else first).number)
+        first = first or loss
+        if loss is not first:
+            check_slots((first, loss))
+    assert first is not None
+    return first.number
 
 
 def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter], apart: bool) -> dict[str, Gradient]:

@@ -79,7 +79,7 @@ class Planning:
         """The slot of the losses in training; -1 where there is no single loss."""
         if options.purpose is None or options.has_aux is None:
             return -1
-        return loss_slot(graph, self._recorder.slots, options.has_aux)
+        return loss_slot(graph, options.has_aux)
 
     def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
         """The layouts of all types met so far, from their current traces; cached per purpose."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autobatch.errors import CheckpointError
-from autobatch.system.files import write_whole
+from autobatch.system.files import open_regular, write_whole
 
 FORMAT = "autobatch checkpoint"
 VERSION = 2
@@ -155,7 +155,7 @@ def read_safetensors(
 
     doing = f"cannot load {os.fspath(path)!r}"
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read()
         arrays = safetensors.numpy.load(content)
     except OSError as error:

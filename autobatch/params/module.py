@@ -110,10 +110,6 @@ class Module:
         """Classes whose methods the values have that its functions record."""
         return ()
 
-    def _has_slots_by_shape(self) -> bool:
-        """Whether results of its functions may differ in shape, see `autobatch.trace.results.SlotTable`."""
-        return False
-
     def _while_recording(self) -> AbstractContextManager[Any]:
         """The context in which functions of it are recorded, beside that of every recording."""
         return nullcontext()

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from autobatch.errors import PolicyError
 from autobatch.system.cache import UNREADABLE
-from autobatch.system.files import write_whole
+from autobatch.system.files import open_regular, write_whole
 
 FORMAT = "autobatch policy"
 VERSION = 1
@@ -91,8 +91,8 @@ def load_policy(path: str | os.PathLike[str], kinds: Mapping[str, Callable[..., 
     """
     doing = f"cannot load policy {os.fspath(path)!r}"
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8")
     except OSError as error:
         raise PolicyError(f"{doing}: {(error.strerror or str(error)).lower()}; {ADVICE}.") from error
     except ValueError as error:

@@ -43,7 +43,7 @@ class Arrivals(Phases):
     """
 
     def __init__(self, recorder: Recorder, n_places: int) -> None:
-        super().__init__(recorder, n_places)
+        super().__init__(recorder, n_places, caught=BaseException)
         self._given: dict[int, Any] = {}
 
     def arrive(self, place: int, instance: Any) -> None:
@@ -53,13 +53,13 @@ class Arrivals(Phases):
         else:
             self._given[place] = instance
 
-    def resume(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, Exception]]:
+    def resume(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, BaseException]]:
         """Let the async programs at some places, which ascend, go on; give what each waits for, or its error.
 
         Raises:
             AutobatchError: a call, it is not known of which.
         """
-        waiting, failed = dict[int, Waiting](), dict[int, Exception]()
+        waiting, failed = dict[int, Waiting](), dict[int, BaseException]()
         self._recorder.renew()
         with self._recorder.patching():
             phase = self.go_on(places)
@@ -75,15 +75,15 @@ class Arrivals(Phases):
                 waiting[place] = Waiting(values, None, self.asked(place))
         return waiting, failed
 
-    def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, Exception]]:
+    def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, BaseException]]:
         """Record the programs at some places, which await nothing; if one of several fails, each alone."""
         try:
             graph = self._recorder.record([self._given[place] for place in places])
-        except Exception as error:
+        except BaseException as error:
             if len(places) == 1:
                 del self._given[places[0]]
                 return [], {places[0]: error}
-            recorded, failed = list[Recorded](), dict[int, Exception]()
+            recorded, failed = list[Recorded](), dict[int, BaseException]()
             for place in places:
                 found = self.record([place])
                 recorded += found[0]

@@ -146,6 +146,15 @@ class Counts:
             "rounds": [[r.n_programs, r.rows.size, int(r.rows.sum()), r.seconds, r.kernels] for r in self.rounds],
         }  # fmt: skip
 
+    def gauges(self) -> dict[str, float]:
+        """What metrics show of this moment: requests, and means of the last rounds."""
+        n_batches = sum(one.rows.size for one in self.rounds)
+        return {
+            "waiting": self.waiting, "running": self.running,
+            "rows": sum(int(one.rows.sum()) for one in self.rounds) / max(n_batches, 1),
+            "round_s": sum(one.seconds for one in self.rounds) / (len(self.rounds) or 1),
+        }  # fmt: skip
+
     def summary(self) -> dict[str, Any]:
         """The figures in few numbers, see `summarize`."""
         return summarize([self.figures()])

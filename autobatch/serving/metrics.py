@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from autobatch.serving.board import BUCKETS, SECONDS, SUM, Board
 from autobatch.serving.counts import Counts
-from autobatch.serving.workers import SEVERAL
-
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-class Metrics:
-    """Counts instances by status, and how long they took; what a server says of itself is added when it is asked."""
+class Metrics(Collector):
+    """Counts instances by status, and how long they took; beside them are the gauges of all workers that live."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        self._instances = Counter("autobatch_instances", "Instances answered", ["status"], registry=registry)
-        self._seconds = Histogram(
-            "autobatch_instance_seconds", "Seconds from the request to the answer", buckets=SECONDS, registry=registry
-        )
-        self._now = Gauge(
-            "autobatch_requests", "Requests now", ["state"], registry=registry, multiprocess_mode="livesum"
-        )
-        self._rows = Gauge(
-            "autobatch_batch_rows", "Mean rows of the last batches", registry=registry, multiprocess_mode="livemax"
-        )
-        self._round = Gauge(
-            "autobatch_round_seconds", "Mean seconds of the last rounds", registry=registry, multiprocess_mode="livemax"
-        )
+        self._board, self._registry = Board.here(), CollectorRegistry()
+        self._registry.register(self)
+        self.count = self._board.count
 
-    def count(self, status: int, seconds: float) -> None:
-        """Count an instance that was answered."""
-        self._instances.labels(str(status)).inc()
-        self._seconds.observe(seconds)
+    def show(self, counts: Counts) -> None:
+        """Let all workers know what this one has now."""
+        self._board.show(counts.gauges())
 
     def write(self, counts: Counts) -> tuple[bytes, int, None, str]:
-        """The text, of all processes, and of its answer the status, headers and type."""
-        summary = counts.summary()
+        """The text, of all workers together, and of its answer the status, headers and type."""
+        self.show(counts)
+        return generate_latest(self._registry), 200, None, CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        board = self._board
+        instances = CounterMetricFamily("autobatch_instances", "Instances answered", labels=["status"])
+        for status, n in board.statuses():
+            instances.add_metric([str(status)], n)
+        yield instances
+        limits = [*map(str, SECONDS), "+Inf"]
+        counted = accumulate(board.total(BUCKETS + k) for k in range(len(limits)))
+        yield HistogramMetricFamily(
+            "autobatch_instance_seconds", "Seconds from the request to the answer",
+            buckets=[*zip(limits, counted, strict=True)], sum_value=board.total(SUM),
+        )  # fmt: skip
+        now = GaugeMetricFamily("autobatch_requests", "Requests now", labels=["state"])
         for state in ("waiting", "running"):
-            self._now.labels(state).set(summary[state])
-        self._rows.set(summary["rows"])
-        self._round.set(summary["round_ms"] / 1e3)
-        registry = self._registry
-        if SEVERAL in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry), 200, None, CONTENT_TYPE_LATEST
+            now.add_metric([state], sum(board.gauges(state)))
+        yield now
+        yield GaugeMetricFamily("autobatch_batch_rows", "Mean rows of the last batches", max(board.gauges("rows")))
+        yield GaugeMetricFamily(
+            "autobatch_round_seconds", "Mean seconds of the last rounds", max(board.gauges("round_s"))
+        )

@@ -127,7 +127,7 @@ class Running:
         self._phases.arrive(place, instance)
         self._ready.add(place)
 
-    def record(self) -> dict[int, Exception]:
+    def record(self) -> dict[int, BaseException]:
         """Let the programs that can go on do so; give the errors of those that failed, whose places are free.
 
         Raises:

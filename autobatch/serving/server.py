@@ -3,22 +3,27 @@
 A request waits in the queue until a place is free (`autobatch.serving.running`), in the order of deadlines, then of
 arrival; none is overtaken by one that comes `PATIENCE` after it. Its future is set when its program has ended. One that
 fails, is cancelled, or passes its deadline leaves its place; the others do not notice.
+
+A second thread, begun with the first deadline, fails the futures of requests that are too late, also while a program
+keeps the first thread busy; that one then only takes away requests whose futures are done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import math
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import aclosing
 from functools import partial
 from inspect import isasyncgenfunction
 from time import monotonic
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from autobatch.api import Batched, batched
 from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
@@ -28,6 +33,8 @@ from autobatch.serving.counts import Counts
 from autobatch.serving.running import Running
 from autobatch.system.turns import run_lock
 from autobatch.trace.awaiting import holds_value
+
+LOG = logging.getLogger("autobatch.serve")
 
 MOST_RUNNING = 128
 MOST_WAITING = 4096
@@ -54,34 +61,56 @@ class Request:
     def __lt__(self, other: Request) -> bool:
         return (self.urgent, self.number) < (other.urgent, other.number)
 
-    def is_over(self, now: float) -> bool:
-        """Whether it was cancelled, or is too late."""
-        return self.future.cancelled() or self.deadline < now
-
-    def finish(self, result: Any) -> None:
-        """Set the result, unless the request was cancelled."""
-        try:
-            self.future.set_result(result)
-        except InvalidStateError:
-            self.cancel()
+    def finish(self, result: Any, now: float) -> None:
+        """Set the result, if the request is not over yet and not too late."""
+        if self.deadline < now:
+            self.be_late()
+        else:
+            self._set(self.future.set_result, result)
 
     def fail(self, error: BaseException) -> None:
-        """Set the error, unless the request was cancelled."""
+        """Set the error, if the request is not over yet."""
+        self._set(self.future.set_exception, _passable(error))
+
+    def be_late(self) -> None:
+        """Fail because of the deadline, if the request is not over yet."""
+        self.fail(DeadlineError(f"the deadline of request {self.number} passed before it was done."))
+
+    def _set(self, put: Callable[[Any], None], outcome: Any) -> None:
         try:
-            self.future.set_exception(error)
-        except InvalidStateError:
-            self.cancel()
+            put(outcome)
+        except InvalidStateError:  # its deadline has passed, or it was cancelled
+            pass
+        except BaseException as error:  # such as SystemExit, of what was to be called when it is done
+            LOG.error("a callback of a request failed.", exc_info=error)
 
-    def cancel(self) -> None:
+    def leave(self) -> None:
         """Let those know that wait for a request that was cancelled."""
-        self.future.set_running_or_notify_cancel()
+        if self.future.cancelled():
+            self.future.set_running_or_notify_cancel()
 
 
-class Streamed(NamedTuple):
-    """An instance for an async generator, and what takes the items; None if they are wanted at the end alone."""
+def _passable(error: BaseException) -> BaseException:
+    """The error, or a ServingError because of it: one that futures pass on, and that ends no thread that reads it."""
+    if isinstance(error, Exception) and not isinstance(error, (StopIteration, CancelledError)):
+        return error
+    found = ServingError(f"the program of the request raised {error!r}.")
+    found.__cause__ = error
+    return found
 
-    instance: Any
-    put: Callable[[Any], None] | None
+
+class Streamed:
+    """An instance for an async generator.
+
+    Args:
+        put: takes the items; None if they are wanted at the end alone.
+
+    Attributes:
+        n_put: how many items were given to `put`: a program that runs again does not give them again.
+    """
+
+    def __init__(self, instance: Any, put: Callable[[Any], None] | None) -> None:
+        self.instance, self.put, self.n_put = instance, put, 0
 
 
 END: Any = object()
@@ -103,9 +132,12 @@ class Server:
         self._alone: list[Request] = []
         self._at: dict[int, Request] = {}
         self._running: Running | None = None
-        self._n_taken, self._is_closing = 0, False
-        self._was_cancelled, self._next_deadline = False, math.inf  # among all requests
-        self._changed = threading.Condition()
+        self._n_taken, self._is_closing, self._pid = 0, False, os.getpid()
+        self._has_over, self._next_deadline = False, math.inf  # among all requests
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._earlier = threading.Condition(lock)  # there is an earlier deadline than before
+        self._watcher: threading.Thread | None = None
         self._counts = Counts()
         self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
         self._thread.start()
@@ -160,6 +192,7 @@ class Server:
             if not isinstance(deadline, (int, float)) or not deadline > 0:
                 raise DataError(f"deadline={deadline!r} is no number of seconds; give one above 0, or None.")
             until = monotonic() + deadline
+        self._refuse_fork()
         with self._changed:
             if self._is_closing:
                 raise ServingError("the server is closed, and takes no more requests.")
@@ -170,15 +203,25 @@ class Server:
                 )
             request = Request(self._n_taken, instance, until)
             self._n_taken += 1
-            self._next_deadline = min(self._next_deadline, until)
+            if until < self._next_deadline:
+                self._expect(until)
             heapq.heappush(self._queue, request)
             self._changed.notify()
         request.future.add_done_callback(self._note_end)
         return request.future
 
+    def _refuse_fork(self) -> None:
+        """Raise a ServingError in a process that was forked: it has the server, but not its threads."""
+        if os.getpid() != self._pid:
+            raise ServingError(
+                f"the server belongs to process {self._pid}, and this is a fork of it, {os.getpid()}, without its "
+                f"threads; make a server in each process, after the fork."
+            )
+
     def _note_end(self, future: Future[Any]) -> None:
         """Note, in whatever thread ends a request, that one was cancelled."""
-        self._was_cancelled |= future.cancelled()
+        if future.cancelled():
+            self._has_over = True
 
     @suggesting()
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
@@ -187,20 +230,46 @@ class Server:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more requests."""
-        return self._is_closing
+        """Whether it takes no more requests; in a fork of its process it takes none."""
+        return self._is_closing or os.getpid() != self._pid
 
     def explain(self) -> Counts:
-        """What the server did so far; prints as a table."""
+        """What the server did so far; prints as a table.
+
+        Raises:
+            ServingError: this process is a fork of the server's.
+        """
+        self._refuse_fork()
         with self._changed:
             return self._counts.copy(len(self._queue), len(self._at), self._engine.recorder.types.names)
 
-    def close(self) -> None:
-        """Take no more requests, and wait until all that were taken are done."""
+    @suggesting()
+    def close(self, within: float | None = None) -> bool:
+        """Take no more requests, and wait until all that were taken are done.
+
+        Args:
+            within: seconds after which requests that are not done fail, such as those of a program that never ends;
+                None waits for all of them.
+
+        Returns:
+            Whether all were done. In a fork of the server's process there is nothing to close.
+
+        Raises:
+            DataError: `within` is no number of seconds.
+        """
+        if within is not None and (isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0):
+            raise DataError(f"within={within!r} is no number of seconds; give one of at least 0, or None.")
+        if os.getpid() != self._pid:
+            return True
         with self._changed:
             self._is_closing = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+            self._earlier.notify()
+        self._thread.join(within)
+        if not self._thread.is_alive():
+            return True
+        self._give_up(ServingError(f"the server was closed, and the request was not done within {within:g} seconds."))
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -226,16 +295,27 @@ class Server:
                     self._running = self._running or Running(self._engine, self._n_places)
                     self._begin(self._running)
                     self._go_on(self._running)
-                except Exception as error:
+                except BaseException as error:  # a SystemExit of a user's code ends requests, and not the server
                     self._recover(error)
         except BaseException as error:
             with self._changed:
                 self._is_closing = True
-            for request in [*self._at.values(), *self._alone, *self._queue]:
-                request.fail(error)
+            self._give_up(error)
             raise
         if self._running is not None:
             self._running.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Fail all requests."""
+        with self._changed:
+            left = self._all()
+        for request in left:
+            request.fail(error)
+        self._has_over = True
+
+    def _all(self) -> list[Request]:
+        """All requests that were taken and are not answered; under the lock."""
+        return [*self._at.values(), *self._alone, *self._queue]
 
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing any more."""
@@ -248,48 +328,50 @@ class Server:
 
     def _begin(self, running: Running) -> None:
         """Take requests away that are over, and give free places to others."""
-        now = monotonic()
-        if self._was_cancelled or self._next_deadline < now:
-            self._clear(running, now)
+        if self._has_over:
+            self._clear(running)
+        now, places = monotonic(), dict[int, Request]()
         with self._changed:
             if self._alone:  # one at a time, without others
                 new = [] if self._at else [self._alone.pop()]
             else:
                 new = [heapq.heappop(self._queue) for _ in range(min(running.room(len(self._at)), len(self._queue)))]
-        free = iter([place for place in range(self._n_places) if place not in self._at] if new else [])
-        for request in new:
-            if not self._is_over(request, now):
-                place = next(free)
-                self._at[place], request.begun = request, now
-                running.begin(place, request.number, request.instance)
+            free = iter([place for place in range(self._n_places) if place not in self._at] if new else [])
+            for request in new:
+                if request.future.done():
+                    self._count_over(request)
+                else:
+                    places[next(free)] = request
+            self._at.update(places)
+        for place, request in places.items():
+            request.begun = now
+            running.begin(place, request.number, request.instance)
 
-    def _clear(self, running: Running, now: float) -> None:
+    def _clear(self, running: Running) -> None:
         """Take all requests away that are over, from places and from the queue."""
-        self._was_cancelled = False
-        for place, request in [*self._at.items()]:
-            if self._is_over(request, now):
-                running.leave(place)
-                del self._at[place]
+        self._has_over = False
         with self._changed:
-            over, left = list[Request](), list[Request]()
-            for request in self._queue:
-                (over if request.is_over(now) else left).append(request)
-            self._queue = left
-            heapq.heapify(left)
-            self._next_deadline = min((request.deadline for request in (*self._at.values(), *left)), default=math.inf)
-        for request in over:
-            self._is_over(request, now)
+            over = [(place, request) for place, request in self._at.items() if request.future.done()]
+            for place, request in over:
+                del self._at[place]
+                self._count_over(request)
+            waiting, self._queue = self._queue, []
+            for request in waiting:
+                if request.future.done():
+                    self._count_over(request)
+                else:
+                    self._queue.append(request)
+            heapq.heapify(self._queue)
+        for place, _ in over:
+            running.leave(place)
 
-    def _is_over(self, request: Request, now: float) -> bool:
-        """Whether a request was cancelled, or is too late, which fails it."""
+    def _count_over(self, request: Request) -> None:
+        """Count a request that was cancelled, or was too late."""
         if request.future.cancelled():
             self._counts.cancelled += 1
-            request.cancel()
-        elif request.deadline < now:
-            self._fail(request, DeadlineError(f"the deadline of request {request.number} passed before it was done."))
         else:
-            return False
-        return True
+            self._counts.failed += 1
+        request.leave()
 
     def _go_on(self, running: Running) -> None:
         """Record what can go on, run a round, and answer."""
@@ -302,29 +384,61 @@ class Server:
         now = monotonic()
         for ended in over:
             request = self._at.pop(ended.place)
-            if request.future.cancelled():
-                self._counts.cancelled += 1
+            request.finish(ended.result, now)
+            if request.future.cancelled() or request.future.exception() is not None:
+                self._count_over(request)
             else:
                 self._counts.finish(request.arrived, request.begun, now, ended)
-            request.finish(ended.result)
         if done is not None:
             self._counts.add(done)
 
     def _fail(self, request: Request, error: BaseException) -> None:
-        self._counts.failed += 1
         request.fail(error)
+        self._count_over(request)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: BaseException) -> None:
         """After an error of several requests together, run each alone; it is the error of one that runs alone."""
-        requests, running = [*self._at.values()], self._running
-        self._at.clear()
-        self._running = None
+        running, self._running = self._running, None
+        with self._changed:
+            requests = [*self._at.values()]
+            self._at.clear()
+            if not requests and self._queue:  # nothing can begin; so that this ends
+                requests = [heapq.heappop(self._queue)]
+            if len(requests) > 1:
+                self._alone += requests
         if running is not None:
             running.close()
         if len(requests) == 1:
             self._fail(requests[0], error)
-        else:
-            self._alone += requests
+
+    # Deadlines, in a thread of their own.
+
+    def _expect(self, until: float) -> None:
+        """Let the thread that keeps deadlines know of one that is earlier than all before; under the lock."""
+        self._next_deadline = until
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._keep_deadlines, name="autobatch deadlines", daemon=True)
+            self._watcher.start()
+        self._earlier.notify()
+
+    def _keep_deadlines(self) -> None:
+        """Fail requests that are too late, until the server is closed and all are done."""
+        while True:
+            with self._changed:
+                wait = self._next_deadline - monotonic()
+                if wait > 0:
+                    if self._is_closing and math.isinf(wait):
+                        self._watcher = None
+                        return
+                    self._earlier.wait(min(wait, threading.TIMEOUT_MAX))
+                    continue
+                waiting = [request for request in self._all() if not request.future.done()]
+                now = monotonic()
+                late = [request for request in waiting if request.deadline <= now]
+                self._next_deadline = min((x.deadline for x in waiting if x.deadline > now), default=math.inf)
+            for request in late:
+                request.be_late()
+                self._has_over = True
 
 
 @suggesting(batched)
@@ -374,8 +488,9 @@ async def _run_generator(function: Callable[[Any], AsyncGenerator[Any, None]], r
             if holds_value(item):
                 raise GraphError(f"an async generator that is served yields numbers, and not {item!r}; await it first.")
             items.append(item)
-            if request.put is not None:
+            if request.put is not None and len(items) > request.n_put:
                 request.put(item)
+                request.n_put += 1
     return items
 
 

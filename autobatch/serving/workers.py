@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-SEVERAL = "PROMETHEUS_MULTIPROC_DIR"
-"""Of the environment: a folder that workers share, where prometheus-client adds up their metrics too."""
+SEVERAL = "AUTOBATCH_WORKERS"
+"""Of the environment: a folder that workers share."""
 EVERY = 0.5  # seconds between two looks at whether figures are wanted
 FRESH = 3.0  # seconds for which figures, or the wish for them, count
 
@@ -54,7 +54,7 @@ class Workers:
             self._wanted.touch()
         found = list[dict[str, Any]]()
         for path in sorted(self._folder.glob("live-*.json")):
-            if path != self._own and _is_fresh(path):
+            if path != self._own and _is_fresh(path) and _lives(int(path.stem.removeprefix("live-"))):
                 with suppress(OSError, ValueError):
                     found.append(json.loads(path.read_text(encoding="utf-8")))
         return found
@@ -74,3 +74,11 @@ def _is_fresh(path: Path) -> bool:
         return time.time() - path.stat().st_mtime < FRESH
     except OSError:
         return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,11 +1,52 @@
-"""Atomic writes: readers, also after a crash, find the old content of a file or the new, never a part."""
+"""Files: atomic writes, of which readers find the old content or the new; reads that never wait; texts as files."""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import stat
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file to read its bytes; a pipe, a socket or a device, which might never end, is refused at once.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    never_wait = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+    opened = os.open(path, os.O_RDONLY | never_wait)
+    try:
+        mode = os.fstat(opened).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return os.fdopen(opened, "rb")
+    except BaseException:
+        os.close(opened)
+        raise
+
+
+@contextmanager
+def text_as_file(text: str) -> Iterator[Path]:
+    """Within the context, there is a file with this text: in memory where the system can, so that no disk fills up."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("text"), "wb") as file:
+            file.write(text.encode("utf-8", "surrogatepass"))
+            file.flush()
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        yield path
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:

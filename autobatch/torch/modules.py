@@ -109,10 +109,6 @@ class TorchModule(Module):
                 own = module.own._named_parts()
                 yield from ((f"{name} own {part}", x) for part, x in own if isinstance(x, Module))
 
-    def _has_slots_by_shape(self) -> bool:
-        """They may."""
-        return True
-
     def _while_recording(self) -> AbstractContextManager[Any]:
         """The context in which ops of parameters are recorded."""
         return OfParameters(self)

@@ -203,13 +203,13 @@ def slots_of_tangents(own: SlotTable, along: SlotTable, gradients: Mapping[int, 
     rows, numbers = own.rows(), _numbers(along)
     found = {}
     for slot in gradients:
-        path, shape, dtype, in_list = rows[slot]
+        path, shape, dtype = rows[slot]
         if dtype:
             raise GraphError(
                 f"second derivatives are asked for of the {path} of a function, which is {dtype}; return it in the "
                 f"dtype of the module."
             )
-        found[slot] = numbers[TANGENT + path.removeprefix(RESULT), in_list and shape, dtype]
+        found[slot] = numbers[TANGENT + path.removeprefix(RESULT), shape, dtype]
     return found
 
 
@@ -221,8 +221,8 @@ def check_values(own: SlotTable, along: SlotTable, before: Sequence[NDArray[Any]
         before, now: columns, per slot.
     """
     numbers = _numbers(along)
-    for (path, shape, dtype, in_list), x in zip(own.rows(), before, strict=False):
-        place = numbers.get((VALUE + path.removeprefix(RESULT), in_list and shape, dtype))
+    for (path, shape, dtype), x in zip(own.rows(), before, strict=False):
+        place = numbers.get((VALUE + path.removeprefix(RESULT), shape, dtype))
         y = now[place] if place is not None else x[:0]
         if len(x) != len(y) or not (dtype or np.allclose(x, y, *_tolerances(x), equal_nan=True)):
             raise _has_changed()
@@ -249,7 +249,5 @@ def _tolerances(x: NDArray[Any]) -> tuple[float, float]:
 
 
 def _numbers(slots: SlotTable) -> dict[tuple[Any, ...], int]:
-    """The numbers of slots: by their paths, in lists also by shapes, and by dtypes."""
-    return {
-        (path, in_list and shape, dtype): number for number, (path, shape, dtype, in_list) in enumerate(slots.rows())
-    }
+    """The numbers of slots, by their paths, shapes and dtypes."""
+    return {key: number for number, key in enumerate(slots.rows())}

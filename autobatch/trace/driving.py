@@ -32,11 +32,11 @@ class Branch:
         self.mode: Any = None if join is None else join.waiting.mode
         self.is_over = False
 
-    def end(self, error: BaseException) -> None:
+    def end(self, error: BaseException, caught: type[BaseException]) -> None:
         """End it, after the branches that it waits for.
 
         Args:
-            error: why; what `finally` blocks raise now is noted there.
+            error: why; what `finally` blocks raise now, of the class `caught`, is noted there.
         """
         branches = [self]
         for branch in branches:
@@ -44,7 +44,7 @@ class Branch:
         for branch in reversed(branches):
             if not branch.is_over:
                 branch.is_over = True
-                _close(branch.steps, error)
+                _close(branch.steps, error, caught)
 
 
 class Join:
@@ -64,20 +64,24 @@ class Program:
         program: the coroutine.
         switch_mode: sets a mode of the library whose functions are recorded, such as torch's grad mode, unless it is
             given None, and gives the mode before. Each branch goes on in the mode in which it waited.
+        caught: the errors that end the program alone; others pass.
 
     Attributes:
         waiting: the branches that wait for values, and what each asked for.
         is_over: whether it has ended: with `result`, or with `error`.
     """
 
-    def __init__(self, program: Awaitable[Any], switch_mode: Callable[[Any], Any] | None = None) -> None:
-        self._switch_mode = switch_mode
+    def __init__(
+        self, program: Awaitable[Any], switch_mode: Callable[[Any], Any] | None = None,
+        caught: type[BaseException] = Exception,
+    ) -> None:  # fmt: skip
+        self._switch_mode, self._caught = switch_mode, caught
         self._root = Branch(program, DrawCount())
         self._ready = deque[tuple[Branch, Any, BaseException | None]]([(self._root, None, None)])
         self.is_over = False
         self.waiting: list[tuple[Branch, Asked]] = []
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def answer(self, answers: Sequence[Any]) -> None:
         """Give the waiting branches what they asked for, in order."""
@@ -102,7 +106,7 @@ class Program:
                 request = go_on(given) if self._switch_mode is None else self._in_its_mode(branch, go_on, given)
             except StopIteration as end:
                 self._end(branch, end.value)
-            except Exception as raised:
+            except self._caught as raised:
                 begun = raised.__traceback__  # in this method, whose frame would keep all programs
                 self._fail(branch, raised.with_traceback(begun and begun.tb_next))
             else:
@@ -115,7 +119,7 @@ class Program:
         """End all branches because of an error."""
         self.is_over = True
         self.waiting.clear()
-        self._root.end(error)
+        self._root.end(error, self._caught)
 
     def fail(self, error: Exception) -> None:
         """End all branches; the program has this error."""
@@ -161,7 +165,7 @@ class Program:
             join.waiting.below = []
             self._ready.append((join.waiting, join.results, None))
 
-    def _fail(self, branch: Branch, error: Exception) -> None:
+    def _fail(self, branch: Branch, error: BaseException) -> None:
         """End the branches beside one that raised, and raise its error where they were gathered."""
         branch.is_over = True
         if branch.join is None:
@@ -170,17 +174,17 @@ class Program:
         above = branch.join.waiting
         beside, above.below = above.below, []
         for other in beside:
-            other.end(error)
+            other.end(error, self._caught)
         self.waiting[:] = [(x, asked) for x, asked in self.waiting if not x.is_over]
         self._ready.append((above, None, error))
 
 
-def _close(steps: Any, error: BaseException) -> None:
+def _close(steps: Any, error: BaseException, caught: type[BaseException]) -> None:
     """Close a coroutine because of an error, on which is noted what it raises."""
     for _ in range(MOST_CLOSES):
         try:
             steps.close()
-        except Exception as raised:
+        except caught as raised:
             error.add_note(f"and what was ended because of it raised {type(raised).__name__}: {raised}")
         else:
             return

@@ -86,6 +86,7 @@ class Phases:
         n_places: how many there are.
         inputs: puts copies in the place of instances, if there are inputs.
         keys: on which the random numbers of each place depend; None for their positions.
+        caught: the errors of a program that end this program alone.
 
     Attributes:
         graph: what was recorded so far.
@@ -95,9 +96,10 @@ class Phases:
     """
 
     def __init__(
-        self, recorder: Recorder, n_places: int, inputs: Inputs | None = None, keys: LongArray | None = None
-    ) -> None:
-        self._recorder, self._calls, self._inputs = recorder, recorder.calls, inputs
+        self, recorder: Recorder, n_places: int, inputs: Inputs | None = None, keys: LongArray | None = None,
+        caught: type[BaseException] = Exception,
+    ) -> None:  # fmt: skip
+        self._recorder, self._calls, self._inputs, self._caught = recorder, recorder.calls, inputs, caught
         self.graph = GrowingGraph(n_places, keys)
         self.output_slots = OutputSlots(*(np.zeros(0, np.int32) for _ in OutputSlots._fields))
         self.int_slots = set[int]()
@@ -116,7 +118,7 @@ class Phases:
         """Begin the program of an instance."""
         try:
             given = instance if self._inputs is None else self._inputs.enter(instance)
-            self.programs[place] = Program(self._recorder.function(given), self._switch_mode)
+            self.programs[place] = Program(self._recorder.function(given), self._switch_mode, self._caught)
         except Exception as error:
             note_instance(error, place)
             raise
@@ -331,7 +333,7 @@ class Phases:
             program = types[type_id].program
             for output in program.outputs:
                 dtype = INT if int_limit(program.vars, output) else dtype_of(program.vars, output)
-                slot = slots.slot(AWAITED, program.vars[output].shape, dtype, in_list=True)
+                slot = slots.slot(AWAITED, program.vars[output].shape, dtype)
                 found.append(slot.number)
                 rows.append(max(program.vars[output].domain, NOWHERE))
                 if slot.dtype == INT:

@@ -76,7 +76,7 @@ class Recorder:
         self.function, self.module = function, module
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-        self.slots = SlotTable(module is not None and module._has_slots_by_shape())
+        self.slots = SlotTable()
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async)
         self.types = self.calls.types
@@ -287,7 +287,7 @@ class Recorder:
                 raise
             raise explained from None
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: BaseException) -> BaseException:
         """The error that a user's function raised, or one that says more."""
         if isinstance(error, RecursionError):
             return GraphError(
@@ -341,7 +341,7 @@ class Recorder:
         return DataError(f"{where} was given an int that {TOO_LONG}")
 
 
-def note_instance(error: Exception, number: int, after: str = "") -> None:
+def note_instance(error: BaseException, number: int, after: str = "") -> None:
     """Note on an error that it was raised while this instance was recorded, in place of what an earlier raise noted."""
     others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(WHILE)]
     error.__notes__ = [*others, f"{WHILE} {number} was recorded{after}"]

@@ -27,12 +27,19 @@ INT = "int64"
 
 @dataclass(frozen=True)
 class Slot:
-    """A leaf of a structure: the number of its slot, and what its numbers, which lie among floats, stand for.
+    """A leaf of a structure: a value that was computed.
 
-    That is "" for floats, "int64" for ints, or see `autobatch.ir.program.dtype_of`.
+    Attributes:
+        number: of the slot.
+        path: where in the result the value is.
+        shape: of the value.
+        dtype: what the numbers of the value, which lie among floats, stand for: "" for floats, "int64" for ints, or
+            see `autobatch.ir.program.dtype_of`.
     """
 
     number: int
+    path: str
+    shape: Shape
     dtype: str = ""
 
 
@@ -40,43 +47,30 @@ class Slot:
 class SlotTable:
     """The slots that one function has returned so far.
 
-    Args:
-        by_shape: whether values of several shapes at one place have a slot for each shape, as in lists; else they are
-            refused.
-
     Attributes:
         shapes: of the values of each slot.
         of_class: the slots met so far, by the path and the class of values.
     """
 
-    by_shape: bool = False
     shapes: list[Shape] = field(default_factory=list)
     of_class: dict[tuple[str, type[Value]], Slot] = field(default_factory=dict)
-    _slots: dict[tuple[str, tuple[Shape, str] | None], Slot] = field(default_factory=dict)
+    _slots: dict[tuple[str, Shape, str], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
 
-    def slot(self, path: str, shape: Shape, dtype: str, in_list: bool) -> Slot:
-        """The slot at this path; ShapeError if it has had values of another shape or kind (lists may mix them)."""
-        key = (path, (shape, dtype) if in_list else None)
+    def slot(self, path: str, shape: Shape, dtype: str) -> Slot:
+        """The slot of the values of this shape and kind at this path."""
+        key = (path, shape, dtype)
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = Slot(len(self.shapes), dtype)
+            slot = self._slots[key] = Slot(len(self.shapes), *key)
             self.shapes.append(shape)
             self._shared.add(id(slot))
-        elif (self.shapes[slot.number], slot.dtype) != (shape, dtype):
-            before, now = (f" of {kind}" if kind else "" for kind in (slot.dtype, dtype))
-            raise ShapeError(
-                f"the function returned its {path} in shape {self.shapes[slot.number]}{before} for one instance and "
-                f"{shape}{now} for another; return it in a list to get it per instance."
-            )
         return slot
 
-    def rows(self) -> list[tuple[str, Shape, str, bool]]:
+    def rows(self) -> list[tuple[str, Shape, str]]:
         """The arguments of `slot` for all slots, in order of their numbers."""
-        return [
-            (path, self.shapes[slot.number], slot.dtype, kind is not None) for (path, kind), slot in self._slots.items()
-        ]
+        return [*self._slots]
 
     def numbered(self, number: int) -> Slot:
         """The slot of a number."""
@@ -106,14 +100,14 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
     if type(result) in NUMBERS:
         return Static(result)
     if isinstance(result, Rows):
-        slot = slots.slot(f"{path}[]", result.row.key.detail, _dtype_of(result.row), in_list=True)
+        slot = slots.slot(f"{path}[]", result.row.key.detail, _dtype_of(result.row))
         refs += result.refs
         numbers += [slot.number] * len(result)
         return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
         found = slots.of_class.get((path, type(result)))
         if found is None:
-            found = slots.slot(path, result.key.detail, _dtype_of(result), slots.by_shape or "[]" in path)
+            found = slots.slot(path, result.key.detail, _dtype_of(result))
             slots.of_class[path, type(result)] = found
         refs.append(result.ref)
         numbers.append(found.number)
@@ -178,6 +172,8 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], re
     if not are_same:
         check_outlines(structures)
     if type(first) is Slot:
+        if not are_same:
+            check_slots(structures)
         return columns[first.number]
     if type(first) is Static:
         return stack_constants([s.value for s in structures])
@@ -195,6 +191,18 @@ def check_outlines(structures: Sequence[Any]) -> None:
             raise ShapeError(
                 f"the function returned {first} for instance 0 and {_outline(structure)} for instance {i}; "
                 f"return equal structures, with lists for what varies."
+            )
+
+
+def check_slots(slots: Sequence[Slot]) -> None:
+    """Raise a ShapeError if values that are to be stacked differ in shape or kind."""
+    first = slots[0]
+    for slot in slots:
+        if slot.number != first.number:
+            one, other = (f"shape {x.shape}{f' of {x.dtype}' if x.dtype else ''}" for x in (first, slot))
+            raise ShapeError(
+                f"the function returned its {first.path} in {one} for one instance and {other.removeprefix('shape ')} "
+                f"for another; return it in a list to get it per instance."
             )
 
 

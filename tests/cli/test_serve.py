@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -278,6 +280,110 @@ def test_a_token_is_asked_for(run: Path) -> None:
     with serving(run, "--backend", "reference", token="secret") as (_, port):
         assert ask(port, "POST", "/predict", {"instance": TREE})[0] == 401
         assert predict(port, TREE, Authorization="Bearer secret")[0]["result"]
+
+
+@SLOW
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("begin", ["", "POST /pre", "POST /predict HTTP/1.1\r\nHost: x\r\n", "whole head", "half body"])
+def test_a_client_that_sends_no_more_does_not_keep_it_from_ending(begin: str, workers: int, run: Path) -> None:
+    if begin in ("whole head", "half body"):
+        part = "{" if begin == "half body" else ""
+        begin = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{part}"
+    with serving(run, "--backend", "reference", "--workers", str(workers)) as (process, port):
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        for client in clients:
+            client.sendall(begin.encode())
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == (0 if workers > 1 else -signal.SIGTERM)
+        for client in clients:
+            client.close()
+
+
+@SLOW
+def test_a_full_disk_stops_no_prediction(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a request needs is written; here no temporary folder is there at all."""
+    with serving(run, "--backend", "reference", "--workers", "2") as (process, port):
+        expected = predict(port, TREE)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with serving(run, "--backend", "reference", "--workers", "2") as (process, port):
+        shutil.rmtree(tmp_path / "temporary")
+        for _ in range(20):
+            assert predict(port, TREE) == expected
+            assert ask(port, "GET", "/readyz")[0] == 200
+            assert ask(port, "GET", "/metrics")[0] == 200
+        counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
+        assert counted is not None
+        assert int(counted[1]) == 20
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        time.sleep(1.0)
+        counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
+        assert counted is not None
+        assert int(counted[1]) == 20  # counts stay
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("kind", ["fifo", "device", "socket"])
+def test_only_regular_files_are_opened(
+    kind: str, command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = {"fifo": "pipe", "device": "/dev/zero", "socket": "socket"}[kind]
+    if kind == "fifo":
+        os.mkfifo(path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        if kind == "socket":
+            bound.bind(path)
+        for words in (
+            ("serve", "tree-lstm", "--checkpoint", path),
+            ("serve", "--model", path),
+            ("predict", "tree-lstm", "--checkpoint", run, "--data", path),
+            ("eval", "tree-lstm", "--checkpoint", run, "--data", path),
+            ("train", "tree-lstm", "--data", path),
+            ("train", "tree-lstm", "--policy", path),
+        ):
+            status, _, err = command(*words)
+            assert status == 2, words
+            assert "regular file" in err or kind == "socket", err
+            assert err.startswith("autobatch: ")
+            assert err.count("\n") == 1
+
+
+@SLOW
+def test_the_address_that_is_printed_can_be_opened(run: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("the machine has no IPv6")
+    words = ["serve", "tree-lstm", "--checkpoint", str(run), "--host", "::1", "--port", "0", "--backend", "reference"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "autobatch", *words], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+/", process.stdout.readline())
+        assert found is not None
+        for _ in range(600):
+            try:
+                assert urllib.request.urlopen(f"{found[0]}healthz", timeout=10).status == 200
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            pytest.fail("it does not answer")
+        process.kill()
+
+
+@pytest.mark.parametrize("token", ["", " ", "\t", "two words"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_blank_token_is_refused(
+    token: str, host: str, command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_TOKEN", token)
+    status, out, err = command("serve", "tree-lstm", "--checkpoint", run, "--host", host)
+    assert (status, out) == (2, "")
+    assert err.startswith("autobatch: the token must be one or more visible ASCII characters")
 
 
 def test_others_reach_it_only_by_a_token(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import re
@@ -19,70 +18,12 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from helpers.programs.waiting_programs import Boom, Model
+from helpers.programs.waiting_programs import Boom
 
-uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
-NDJSON = "application/x-ndjson"
-
-
-class Served(Model):
-    """Turns a vector as often as is asked for."""
-
-    async def run(self, given: tuple[Any, int]) -> Any:
-        x, n = given
-        for _ in range(n):
-            x = self.turn(x)
-            await ab.value(self.total(x))
-        if n == 7:
-            raise Boom("a secret")
-        return {"x": x, "total": self.total(x)}
-
-    async def grow(self, given: tuple[Any, int]) -> Any:
-        x, n = given
-        for k in range(n):
-            x = self.turn(x)
-            yield {"step": k, "total": await ab.value(self.total(x))}
-        if n == 7:
-            raise Boom("a secret")
-
-
-def read(given: Any) -> tuple[Any, int]:
-    if not isinstance(given, dict) or given.keys() != {"x", "n"} or len(given["x"]) != 3:
-        raise DataError(f"an instance is an object with x of 3 numbers and n, not {given!r}.")
-    return np.asarray(given["x"], np.float64), int(given["n"])
-
-
-class Client:
-    """Asks a server that runs in a thread."""
-
-    def __init__(self, server: Any, **options: Any) -> None:
-        app = ab.serving.app(server, read=read, **options)
-        config = uvicorn.Config(app, port=0, log_level="error")
-        self.process = uvicorn.Server(config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.process.serve()))
-        self._thread.start()
-        while not self.process.started:
-            time.sleep(0.01)
-        self.port = self.process.servers[0].sockets[0].getsockname()[1]
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        text = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
-        connection.request(method, path, text, {key.replace("_", "-"): value for key, value in headers.items()})
-        answer = connection.getresponse()
-        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
-        connection.close()
-        return found
-
-    def predict(self, body: Any, **headers: str) -> tuple[int, Any]:
-        status, _, text = self.ask("POST", "/predict", body, **headers)
-        return status, json.loads(text)
-
-    def close(self) -> None:
-        self.process.should_exit = True
-        self._thread.join()
+from helpers.programs.http_client import NDJSON, Client, Served, read
 
 
 @pytest.fixture
@@ -288,7 +229,7 @@ def test_too_many_and_too_late(model: Served) -> None:
 
 @pytest.mark.parametrize("x", [object(), {1, 2}, b"bytes"])
 def test_what_json_cannot_hold_is_an_error(x: Any) -> None:
-    from autobatch.serving.asgi import to_json
+    from autobatch.serving.answers import to_json
 
     with pytest.raises(DataError, match="which JSON cannot"):
         to_json([x])

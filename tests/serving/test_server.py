@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -225,6 +227,80 @@ def test_deadlines_order_the_queue_and_end_it(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ServingError, match="deadline of request 5 passed"):
             late.result(WAIT)
     assert order == [6.0, 4.0, 2.0, 8.0]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_deadlines_are_kept_while_a_program_runs_on(is_async: bool) -> None:
+    """Requests that run beside it, that wait, and itself; those without a deadline wait for it."""
+    gate = Gate()
+
+    async def wait(x: Any) -> Any:
+        return gate(x)
+
+    with serve(wait if is_async else gate, max_running=2) as server:
+        assert server.submit(1.0).result(WAIT) == 2.0
+        late = [server.submit(None, deadline=0.3)]
+        assert gate.entered.wait(WAIT)
+        late += [server.submit(1.0, deadline=deadline) for deadline in (0.2, 0.1, 0.3, 0.1)]
+        kept = [server.submit(1.0), server.submit(3.0, deadline=WAIT)]
+        for future in late:
+            assert isinstance(future.exception(WAIT), DeadlineError)
+        assert not any(future.done() for future in kept)
+        gate.opened.set()
+        assert [future.result(WAIT) for future in kept] == [2.0, 6.0]
+        counts = server.explain()
+    assert (counts.done, counts.failed) == (3, 5)
+
+
+def test_close_waits_as_long_as_it_is_told() -> None:
+    gate = Gate()
+    server = serve(gate, max_running=1)
+    futures = [server.submit(None), server.submit(1.0)]
+    assert gate.entered.wait(WAIT)
+    assert not server.close(within=0.1)
+    for future in futures:
+        assert "closed, and the request was not done within 0.1 seconds" in str(future.exception(WAIT))
+    gate.opened.set()
+    assert server.close(within=WAIT)
+    for within in (-1, "soon", True):
+        with pytest.raises(DataError, match="is no number of seconds"):
+            server.close(within)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_is_told_that_it_has_no_server() -> None:
+    """Whatever it calls; also if a thread held the lock of the server while its process was forked."""
+
+    async def stream(server: Any) -> None:
+        async for _ in server.stream(np.ones(2)):
+            pass
+
+    async def items(x: Any) -> Any:
+        yield 1
+
+    def refused(call: Any) -> bool:
+        try:
+            call()
+        except ServingError as error:
+            return "make a server in each process" in str(error)
+        return False
+
+    with serve(Model().total) as server, serve(items, module=Model()) as streams:
+        server.submit(np.ones(2), deadline=WAIT).result(WAIT)
+        with server._changed:
+            pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                signal.alarm(int(WAIT))
+                calls = [lambda: server.submit(1), server.explain, lambda: asyncio.run(stream(streams))]
+                is_right = all(map(refused, calls)) and server.is_closed and server.close()
+                status = 0 if is_right else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert server.submit(np.ones(2)).result(WAIT) == 2.0
 
 
 def test_nobody_is_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

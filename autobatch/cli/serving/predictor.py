@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from autobatch.cli.workload import find_here
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
+from autobatch.system.files import text_as_file
 
 N_WARMING = 8  # instances with which a model warms up
 
@@ -72,13 +72,11 @@ class Predictor:
             text = json.dumps(text)
         if not isinstance(text, str):
             raise DataError(f"an instance is a text, as a file of the data holds it, and not {text!r}.")
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
-            file.write(text if text.endswith("\n") else text + "\n")
-            file.flush()
+        with text_as_file(text if text.endswith("\n") else text + "\n") as file:
             try:
-                found = self._load(file.name)
+                found = self._load(str(file))
             except DataError as error:
-                raise DataError(str(error).replace(file.name, "the instance")) from None
+                raise DataError(str(error).replace(str(file), "the instance")) from None
         if len(found) != 1:
             raise DataError(f"the text holds {len(found)} instances; give each as a text of its own.")
         return found[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from autobatch.cli.serving.connections import Connection
 from autobatch.cli.serving.log import LOG
 from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.training.trained import Trained
@@ -19,6 +20,7 @@ from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
 
 LOOK_EVERY = 1.0  # seconds between two looks at the checkpoint
+END_WITHIN = 15.0  # seconds after SIGTERM in which requests that were taken have to be answered
 
 
 class Reloading:
@@ -44,7 +46,7 @@ class Reloading:
     def __exit__(self, *error: object) -> None:
         self._is_over = True
         self._wake.set()
-        self._thread.join()
+        self._thread.join(LOOK_EVERY)  # it may read a file, for however long
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
@@ -109,8 +111,15 @@ def run_process(
         server, read=predictor.read, write=predictor.write, given=spec.given, title=spec.name, token=token,
         deadline=deadline, warm_up=warm_up, schema={"type": "string", "description": f"An instance: {spec.reads}."},
     )  # fmt: skip
-    config = uvicorn.Config(application, log_level="warning")
-    for number in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when it has shut down
-        signal.signal(number, lambda number, frame: None)
+    config = uvicorn.Config(
+        application, log_level="warning", http=Connection, ws="none", timeout_graceful_shutdown=int(END_WITHIN)
+    )
+    running = uvicorn.Server(config)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        running.should_exit = True  # until uvicorn takes signals itself; when it has shut down, it raises them again
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     with Reloading(trained, predictor):
-        uvicorn.Server(config).run(sockets=[listening])
+        running.run(sockets=[listening])

@@ -62,22 +62,27 @@ def serve(
     for package in ("starlette", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise BackendError(f"serving: the package {package} is not installed; {pip_install('serve')}.")
-    if not _is_local(host) and not os.environ.get(TOKEN):
+    token = os.environ.get(TOKEN)
+    if token is not None:
+        from autobatch.serving.clients import check_token
+
+        check_token(token)
+    if token is None and not _is_local(host):
         raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
     use_threads(threads)
     begin_log()
     name = trained.read().settings.model
     socket = listen(host, port)
     if HELD not in os.environ:
-        bound = socket.getsockname()[1]
-        click.echo(f"{name} is served at http://{host}:{bound}/, predictions at /predict; SIGTERM ends it.")
+        bound, place = socket.getsockname()[1], f"[{host}]" if ":" in host else host
+        click.echo(f"{name} is served at http://{place}:{bound}/, predictions at /predict; SIGTERM ends it.")
         sys.stdout.flush()
         if workers > 1:
             return run_workers(workers, socket)
     from autobatch.cli.serving.process import run_process
 
     run_process(
-        socket, trained, os.environ.get(TOKEN) or None, None if deadline is None else deadline / MILLISECONDS,
+        socket, trained, token, None if deadline is None else deadline / MILLISECONDS,
         max_running=max_running, max_waiting=max_waiting, backend=backend, max_bytes=max_bytes, threads=threads,
     )  # fmt: skip
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ FIRST = "AUTOBATCH_FIRST"
 LEAST_LIFE = 5.0  # seconds; a worker that fails earlier would fail again
 MOST_KILLED = 5  # workers in a row that a signal ends as early
 CHECK_EVERY = 0.2  # seconds
+KILL_AFTER = 25  # seconds after SIGTERM; a worker that is in order ends before
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -60,19 +62,25 @@ def run_workers(n: int, listening: socket.socket) -> int:
     """
     if sys.platform == "win32":
         raise DataError(f"--workers {n}: this system does not pass a socket on to other processes; serve with one.")
+    from autobatch.serving.board import VARIABLE, Board, make_memory
     from autobatch.serving.workers import SEVERAL
 
     ended: list[int] = []
     theirs, ours = os.pipe()
-    passed = listening.fileno(), theirs
+    try:
+        memory = make_memory(n)
+    except OSError as error:
+        raise DataError(f"--workers {n}: no memory that they share can be had: {error.strerror}.") from None
+    board, passed = Board(mmap.mmap(memory, 0), 0), (listening.fileno(), theirs, memory)
     with tempfile.TemporaryDirectory() as shared, os.fdopen(theirs), os.fdopen(ours, "w"):
         environment = {**os.environ, HELD: str(passed[0]), FIRST: str(passed[1]), SEVERAL: shared}
 
-        def begin() -> tuple[subprocess.Popen[bytes], float]:
+        def begin(place: int) -> tuple[subprocess.Popen[bytes], float]:
             command = [sys.executable, "-m", "autobatch", *sys.argv[1:]]
-            return subprocess.Popen(command, env=environment, pass_fds=passed), time.monotonic()
+            own = {**environment, VARIABLE: f"{memory} {place}"}
+            return subprocess.Popen(command, env=own, pass_fds=passed), time.monotonic()
 
-        workers = [begin() for _ in range(n)]
+        workers = [begin(place) for place in range(n)]
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             if number != signal.SIGHUP:
@@ -90,6 +98,7 @@ def run_workers(n: int, listening: socket.socket) -> int:
                 status = process.poll()
                 if status is None or ended:
                     continue
+                board.clear(place)
                 is_early = time.monotonic() - since < LEAST_LIFE
                 n_killed = n_killed + 1 if is_early else 0
                 if is_early and (status >= 0 or n_killed == MOST_KILLED):
@@ -98,11 +107,18 @@ def run_workers(n: int, listening: socket.socket) -> int:
                     _wait(workers)
                     return max(status, 1)
                 LOG.warning("a worker %s; another takes its place.", describe_end(status))
-                workers[place] = begin()
+                workers[place] = begin(place)
         _wait(workers)
     return 0
 
 
 def _wait(workers: list[tuple[subprocess.Popen[bytes], float]]) -> None:
+    """Wait for workers to end, and kill those that do not."""
+    last = time.monotonic() + KILL_AFTER
     for process, _ in workers:
-        process.wait()
+        try:
+            process.wait(max(0.0, last - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            LOG.error("a worker did not end within %d seconds, and is killed.", KILL_AFTER)
+            process.kill()
+            process.wait()

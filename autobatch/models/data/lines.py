@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from autobatch.errors import DataError
+from autobatch.system.files import open_regular
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
         DataError: the file cannot be read, or is not UTF-8; names file, line and column.
     """
     try:
-        with path.open("rb") as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
+        with open_regular(path) as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
             for number, content in enumerate(file, start=1):
                 content = content.removeprefix(_BYTE_ORDER_MARK) if number == 1 else content
                 yield Line(path, number, _decode(content, path, number, what))

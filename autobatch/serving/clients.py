@@ -1,0 +1,87 @@
+"""Clients of a server over HTTP: each has to show the token, and none is waited for without a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from autobatch.errors import DataError
+from autobatch.serving.refusals import Refusal, refused
+
+PART_WITHIN = 10.0  # seconds in which the next part of a body has to arrive
+BODY_WITHIN = 60.0  # seconds in which a whole body has to arrive
+SEND_WITHIN = 60.0  # seconds in which a client has to take the next part of an answer
+
+
+async def read_body(request: Request, max_body: int) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        Refusal: it is too large, or arrives too slowly.
+    """
+    parts, size, loop = list[bytes](), 0, asyncio.get_running_loop()
+    last = loop.time() + BODY_WITHIN
+    try:
+        async with asyncio.timeout_at(min(last, loop.time() + PART_WITHIN)) as limit:
+            async for part in request.stream():
+                size += len(part)
+                if size > max_body:
+                    raise Refusal(413, f"the body has more than {max_body} bytes; send fewer instances at a time.")
+                parts.append(part)
+                limit.reschedule(min(last, loop.time() + PART_WITHIN))
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive in time, but only {size} bytes of it.") from None
+    return b"".join(parts)
+
+
+class Patience:
+    """Gives up clients that take no part of an answer for too long; the end of one that has left is no error."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_in_time(message: Any) -> None:
+            try:
+                async with asyncio.timeout(SEND_WITHIN):
+                    await send(message)
+            except TimeoutError:
+                raise ClientDisconnect from None
+
+        try:
+            await self._app(scope, receive, send_in_time)
+        except (ClientDisconnect, asyncio.CancelledError):  # the latter when the server ends
+            return
+
+
+class Guard:
+    """Refuses requests without the token; health and readiness need none."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self._token = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and scope["path"] not in ("/healthz", "/readyz"):
+            shown = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(shown, self._token):
+                missing = refused(Refusal(401, "the token is missing or wrong.", {"WWW-Authenticate": "Bearer"}))
+                await missing(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def check_token(token: str) -> None:
+    """Refuse a token that no client can show; DataError."""
+    if not isinstance(token, str) or not token or not all("!" <= character <= "~" for character in token):
+        raise DataError(
+            "the token must be one or more visible ASCII characters without blanks; give another one, or none."
+        )

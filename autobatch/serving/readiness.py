@@ -1,0 +1,61 @@
+"""Whether a server is ready for requests: it has warmed up, is open, and its predictions do not all fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+from autobatch.serving.server import Server
+
+MOST_FAILED = 3  # answers in a row that fail by a fault of the server before it counts as not ready
+TRY_AFTER = 5.0  # seconds without an answer after which others are let through, to see whether they still fail
+WARMING = "warming up"
+
+
+class Readiness:
+    """Says whether a server is ready, and why not.
+
+    Args:
+        server: that is asked.
+        warm_up: computes instances that are known to be good; see `autobatch.serving.app`.
+    """
+
+    def __init__(self, server: Server, warm_up: Callable[[], object]) -> None:
+        self._server, self._warm_up = server, warm_up
+        self._fault, self._n_failed, self._last = WARMING, 0, 0.0
+        self._trying: asyncio.Task[None] | None = None
+
+    async def warm(self) -> None:
+        """Warm up, in a thread; until that has ended well, the server is not ready."""
+        try:
+            await asyncio.to_thread(self._warm_up)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            failing = "predictions fail" if self._n_failed >= MOST_FAILED else "warming up failed"
+            self._fault = f"{failing}, {type(error).__name__}: {error}"
+        else:
+            self._fault = ""
+
+    def count(self, status: int) -> None:
+        """Count an answer; those of status 500 and above are faults of the server."""
+        self._n_failed = self._n_failed + 1 if status >= 500 else 0
+        self._last = monotonic()
+
+    async def why_not(self) -> str:
+        """Why the server is not ready; empty if it is."""
+        if self._server.is_closed:
+            return "closing"
+        if self._fault == WARMING or self._n_failed < MOST_FAILED:
+            return self._fault
+        is_quiet = monotonic() - self._last > TRY_AFTER
+        if is_quiet and (self._trying is None or self._trying.done()):
+            self._trying = asyncio.create_task(self._try())
+        return self._fault or f"predictions fail, the last {self._n_failed} in a row"
+
+    async def _try(self) -> None:
+        """Compute what is known to be good; if that goes well, requests may come again."""
+        await self.warm()
+        if not self._fault:
+            self._n_failed = MOST_FAILED - 1  # the next one that fails is one too many
