@@ -176,10 +176,8 @@ class FormReader:
             return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
         key = self._data(kind, x.shape, text, condition)
-        if letters != "b":
-            return key
-        self.leaves[-1].kind = "ints"  # also of a single one, which is no int
-        return replace(key, dtype=BOOL)
+        self.leaves[-1].kind = f"{kind}s"  # also without axes: it is no int, and may be changed in place later
+        return key if letters != "b" else replace(key, dtype=BOOL)
 
     def _rows(self, kind: str, letters: str, x: Any, text: str) -> Key:
         """Read an array of any number of rows."""
