@@ -21,7 +21,7 @@ import numpy as np
 from autobatch.devices.store import HOST
 from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.keywords import refuse, suggesting
-from autobatch.ops.eager import freeze, plain_array
+from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.ops.randomness import EAGER
@@ -31,6 +31,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
+WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # no result of NumPy's is as narrow as its arguments
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
@@ -146,7 +147,9 @@ class Op:
             arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis], static.get("ignore"))
         if self.view:
             own = arrays[0].copy() if isinstance(args[0], Operators) else arrays[0]  # parameters change later
-            return freeze(self.kernel(np, own[None], **static)[0])
+            seen = freeze(self.kernel(np, own[None], **static)[0])
+            return seen.view(type(args[0])) if isinstance(args[0], EagerArray) else seen
+        arrays = [a.astype(WIDER[a.dtype.char]) if a.dtype.char in WIDER else a for a in arrays]
         is_int = self.limit((a.shape for a in arrays), static) > 0
         out = np.empty((1, *shape), np.int64 if is_int else float_dtype(args, arrays))
         static = {**static, "random": EAGER.source} if self.random else static

@@ -244,7 +244,7 @@ squared_error = define_elementwise(
 
 def _sigmoid(xp: Any, x: Array, out: Array) -> None:
     """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)): no overflow, exact tails, NaN passes."""
-    xp.exp(negate(xp, xp.abs(x, out=out), out), out=out)
+    xp.exp(negate(xp, xp.abs(x, out=out, dtype=out.dtype), out), out=out)
     numerator = xp.where(x < 0, out, 1)
     xp.true_divide(numerator, xp.add(out, 1, out=out), out=out)
 
@@ -316,7 +316,7 @@ def _share(g: Any, is_other: Any, is_equal: Any) -> Any:
 
 abs: Op = define_elementwise(
     "abs", lambda x: call("max", x, -x),
-    kernel=lambda xp, x, out: xp.abs(x, out=out),
+    kernel=lambda xp, x, out: xp.abs(x, out=out, dtype=out.dtype),
     pullback=lambda g, out, x: (where(equal(x, 0.0), 0.0, where(less(x, 0.0), -g, g)),),
     doc="""The absolute value of each element; Python's `abs` calls it.
 

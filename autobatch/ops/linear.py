@@ -22,7 +22,13 @@ def _matmul_shape(x: Shape, y: Shape) -> Shape:
     return x[:-1] + y[1:]
 
 
+def _floats(x: Array, out: Array) -> Array:
+    """Ints of the data in the float type of the result: products of ints would be computed in their own type."""
+    return x if x.dtype.kind == "f" else x.astype(out.dtype)
+
+
 def _matmul(xp: Any, x: Array, y: Array, out: Array) -> None:
+    x, y = _floats(x, out), _floats(y, out)
     x_is_matrix, y_is_matrix = x.ndim == 3, y.ndim == 3
     if x_is_matrix and y_is_matrix:
         xp.matmul(x, y, out=out)
@@ -39,6 +45,7 @@ def _matmul(xp: Any, x: Array, y: Array, out: Array) -> None:
 
 
 def _matmul_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
+    x, y = _floats(x, out), _floats(y, out)
     if x.ndim == 3 and y.ndim == 3 and x.shape[0] == y.shape[0]:
         out += xp.tensordot(x, y, axes=((0, 2), (0, 1)))
     else:
@@ -72,7 +79,7 @@ def _dot_shape(x: Shape, y: Shape) -> Shape:
 dot = define_op(
     "dot",
     shape=_dot_shape,
-    kernel=lambda xp, x, y, out: xp.sum(x * y, axis=-1, out=out),
+    kernel=_matmul,
     pullback=lambda g, out, x, y: (g * y, g * x),
     doc="""The sum of the products of the elements of two vectors.
 
@@ -92,6 +99,7 @@ def _outer_shape(x: Shape, y: Shape) -> Shape:
 
 
 def _outer_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
+    x, y = _floats(x, out), _floats(y, out)
     if x.shape[0] == y.shape[0]:
         out[0] += xp.matmul(x.T, y)
     else:
@@ -101,7 +109,7 @@ def _outer_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
 outer = define_op(
     "outer",
     shape=_outer_shape,
-    kernel=lambda xp, x, y, out: xp.multiply(x[:, :, None], y[:, None, :], out=out),
+    kernel=lambda xp, x, y, out: xp.multiply(x[:, :, None], y[:, None, :], out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (matmul(g, y), matmul(x, g)),
     row_sum=_outer_row_sum,
     doc="""The products of each element of x with each element of y.

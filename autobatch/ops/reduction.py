@@ -182,14 +182,14 @@ def _along(x: Array, axis: int) -> int:
 
 def _softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
     axis = _along(x, axis)
-    xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out)
+    xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out, dtype=out.dtype)
     xp.exp(out, out=out)
     xp.true_divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
 
 def _log_softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
     axis = _along(x, axis)
-    xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out)
+    xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out, dtype=out.dtype)
     xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)
 
 

@@ -23,6 +23,7 @@ from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Builder, Traced
 from autobatch.keywords import suggesting
 from autobatch.ops.eager import EagerArray, freeze, plain_array
+from autobatch.ops.eager_data import as_data
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER, cell_call
 from autobatch.ops.taped import Taped, value_on
@@ -87,7 +88,7 @@ class Cell:
         else:
             given = self.names[: len(args) + (owner is not None)]
             kwargs = {**{name: x for name, x in self.float_defaults.items() if name not in given}, **kwargs}
-            data, number = (*DATA_INSIDE, float), dtype or _float_type(leaves((args, kwargs)))
+            data, number = (*DATA_INSIDE, float, np.integer), dtype or _float_type(leaves((args, kwargs)))
         own = partial(_read_only, dtype=dtype, number=number)
         args, kwargs = self._given(owner, args, kwargs, own, ARRAYS, data)
         with cell_call(None if module is None else module.training):
@@ -266,13 +267,14 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _float_type(args: Iterable[Any]) -> Any:
-    """The widest float type of the arrays among the arguments; float64 if there are none."""
+    """The widest float type of the arrays among the arguments, at least float32; float64 if there are none."""
     found = {x.dtype for x in args if isinstance(x, ARRAYS) and x.dtype.kind == "f"}
-    return np.result_type(*found) if found else np.float64
+    return np.result_type(*found, np.float32) if found else np.float64
 
 
 def _read_only(x: Any, dtype: Any, number: Any) -> Any:
-    """An array, a parameter or a number as a read-only array; floats are cast to the model's dtype, if it has one.
+    """An array, a parameter or a number as a read-only array; floats are cast to the model's dtype, or to float32 if
+    they are narrower, and ints and bools compute with floats.
 
     It is another object each time, as two arguments of a batched call are two values: derivatives go by identity.
 
@@ -288,7 +290,9 @@ def _read_only(x: Any, dtype: Any, number: Any) -> Any:
     if type(x) is EagerArray and not x.flags.writeable and x.dtype == dtype:
         return x.view()
     array = plain_array(x)
-    return freeze(array.astype(dtype, copy=False) if array.dtype.kind == "f" and dtype is not None else array)
+    if array.dtype.kind != "f":
+        return as_data(array)
+    return freeze(array.astype(dtype or np.result_type(array, np.float32), copy=False))
 
 
 def _result(x: Any) -> Any:

@@ -210,9 +210,9 @@ class FormReader:
             return self._rows(x, text)
         key, condition = self._array_key(x, text)
         self._data(key.kind, x.shape, text, condition)
-        if key.dtype == BOOL:
-            self.leaves[-1].kind = "ints"  # also of a single one, which is no int
+        self.leaves[-1].kind = f"{key.kind}s"  # also without axes: it is no int, and may be changed in place later
         return key
+
 
     def _array_key(self, x: Any, text: str) -> tuple[Key, str]:
         """The key of an array, and the condition that identifies it."""

@@ -1,0 +1,55 @@
+"""Int and bool data of a cell in eager mode: they compute as they do in a batch, with floats.
+
+NumPy computes with small ints in their own type, where 200 + 100 is 44, and `+` of bools is a logical `or`. In a batch
+ints and bools are numbers like any other, so eager mode sends the same operators through the same ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from autobatch.ops.conditions import COMPARISONS
+from autobatch.ops.eager import EagerArray, freeze
+from autobatch.ops.operators import FUNCTIONS, OPS, REDUCTIONS, UFUNCS, Operators
+
+
+class EagerData(EagerArray):
+    """An array of ints or bools whose arithmetic gives floats, and whose elements are arrays without axes.
+
+    Comparisons give conditions, and `&`, `|`, `^` and `~` are NumPy's.
+    """
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        name = UFUNCS.get(ufunc)
+        plain = [np.asarray(x) if isinstance(x, EagerArray) else x for x in inputs]
+        if name is not None and name not in COMPARISONS and method == "__call__" and not kwargs:
+            numbers = [float(x) if isinstance(x, np.floating) else x for x in plain]  # which give no float type
+            return (FUNCTIONS if name == "matmul" else OPS)[name](*numbers)
+        if any(isinstance(x, Operators) for x in inputs):
+            return NotImplemented
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if method == "reduce" and ufunc in REDUCTIONS and result.dtype.kind in "iub":
+            result = result.astype(np.float64)
+        return freeze(result)
+
+    def __pow__(self, other: Any) -> Any:
+        return OPS["pow"](np.asarray(self), other)  # NumPy makes a square of x ** 2
+
+    __ipow__ = __pow__
+
+    def __getitem__(self, index: Any) -> Any:
+        return as_data(np.asarray(super().__getitem__(index)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[i] for i in range(len(self))])
+
+
+def as_data(array: Any) -> Any:
+    """An array, which is made read-only, as `EagerData` if it holds ints or bools."""
+    frozen = freeze(array)
+    return frozen.view(EagerData) if frozen.dtype.kind in "iub" else frozen

@@ -1,0 +1,128 @@
+"""Data of every dtype: ops and operators compute alike in eager mode and batched, also at the limits of the dtype."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.reference import Reference
+from helpers.programs.gradient_cases import INTERNAL
+from helpers.programs.op_cases import CASES, OPERATORS, Case
+from helpers.runs.ways import each
+
+DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", "float16")
+APART = ("assemble", "slice", "transpose", "norm")  # of the internal cases
+NAMED: dict[str, Case] = {
+    case.name: case for case in (*CASES, *OPERATORS, *INTERNAL) if not case.name.startswith(APART)
+}
+BACKENDS = (lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False))
+NARROW = ("bool", "uint8", "int32", "float16")
+METHODS: dict[str, Callable[..., Any]] = {
+    "sum": lambda x, y: x.sum() * y.sum(axis=0),
+    "mean": lambda x, y: x.mean() - y.mean(),
+    "max": lambda x, y: x.max() * y.max(axis=0),
+    "min": lambda x, y: x.min() - y.max(),
+    "elements": lambda x, y: x[0] * y[1] * y[-1] - x[2],
+    "iteration": lambda x, y: sum(x) * sum(x[1:]),
+    "sum of one": lambda x, y: sum(y[1:2]) - x[0] - x[1],
+    "transposed": lambda x, y: x.T @ y.T - x.reshape(3) * 2,
+    "views": lambda x, y: ab.reshape(x, (3, 1)) * ab.transpose(ab.stop_gradient(y)) - x[::-1],
+    "in place": lambda x, y: operator.iadd(operator.imul(x, 2), y) - x,
+    "negative power": lambda x, y: (x + 1.5) ** -y,
+    "int power": lambda x, y: x**2 * y**3,
+    "numbers": lambda x, y: 300 * x - 70_000 * y,
+    "abs": lambda x, y: abs(x),
+    "conditions": lambda x, y: ab.where((x > y) & ~(x == y), x, -y),
+    "a number": lambda x, y: x * x[1] / 7,
+    "numpy": lambda x, y: np.add(x, y) * np.multiply(x, y) - np.subtract(x, y) + np.negative(x) + np.maximum(x, y),
+    "smooth": lambda x, y: np.tanh(x) + np.exp(-abs(x)) * np.sin(y) + np.sqrt(abs(y)) * np.cos(x),
+}
+
+
+class Precise(ab.Module):
+    """Makes cells compute in float64."""
+
+    def __init__(self) -> None:
+        self.scale = ab.Parameter(np.ones(()))
+        self.astype("float64")
+
+    @ab.cell
+    def of_case(self, name: Any, floats: Any, ints: Any) -> Any:
+        return NAMED[name].compute(*floats, *ints) * self.scale
+
+    @ab.cell
+    def of_pair(self, method: Any, x: Any, y: Any) -> Any:
+        return METHODS[method](x, y) * self.scale
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """Draw data: many numbers at the limits of the dtype."""
+    if dtype == "bool":
+        return np.asarray(rng.random(shape) < 0.6)
+    if dtype == "float16":
+        return np.asarray(rng.choice([-200.0, 300.0, 0.1, 1e-4, 7.0], shape)).astype(dtype)
+    limits = np.iinfo(dtype if dtype != "int64" and dtype != "uint32" else np.int32)  # a batch refuses larger ones
+    return np.asarray(
+        rng.choice(
+            [max(limits.min, -limits.max if dtype[0] == "i" else 0), limits.max, 0, 1, 3, limits.max // 2 + 1], shape
+        )
+    ).astype(dtype)
+
+
+def check(model: Precise, call: Callable[..., Any], instances: list[Any], backend: Any) -> None:
+    """Compare eager results with those of a batch."""
+    with np.errstate(all="ignore"):
+        expected = [call(*instance) for instance in instances]
+        found = ab.batched(lambda instance: call(*instance), module=model, backend=backend)(instances)
+    finite = np.abs(np.stack(expected)[np.isfinite(expected)])
+    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-12, atol=1e-15 * np.max(finite, initial=1e-280))
+
+
+@pytest.mark.slow
+@each("dtype", DTYPES)
+@pytest.mark.parametrize("make", BACKENDS, ids=["reference", "cpu"])
+def test_ops_of_data_compute_alike(make: Callable[[], Any], dtype: str) -> None:
+    rng, model = np.random.default_rng(0), Precise()
+    for case in NAMED.values():
+        instances = [
+            (case.name, tuple(draw(rng, shape, dtype) for shape in case.shapes), tuple(case.arguments(rng)[1]))
+            for _ in range(3)
+        ]
+        try:
+            check(model, model.of_case, instances, make())
+        except Exception as error:
+            error.add_note(f"in case {case}")
+            raise
+
+
+@each("dtype", NARROW)
+@each("method", METHODS)
+@each("make", BACKENDS)
+def test_operators_and_methods_of_data_compute_alike(make: Callable[[], Any], method: str, dtype: str) -> None:
+    rng, model = np.random.default_rng(0), Precise()
+    instances = [(method, draw(rng, (3,), dtype), draw(rng, (3,), dtype)) for _ in range(4)]
+    check(model, model.of_pair, instances, make())
+
+
+def test_products_of_small_ints_do_not_wrap_in_a_batch() -> None:
+    matrix, row = np.array([[2**30, 2**30], [1, 2]], np.int32), np.array([4, 8], np.int32)
+    for compute in (lambda w, x: w @ x, lambda w, x: ab.outer(x * 1, w[0]), lambda w, x: ab.dot(w[0], x)):
+        call = ab.cell(lambda w, x, compute=compute: compute(w, x))
+        np.testing.assert_allclose(
+            ab.batched(lambda item, call=call: call(*item), backend="reference")([(matrix, row)])[0], call(matrix, row)
+        )
+
+
+@each("dtype", DTYPES)
+def test_numbers_of_any_dtype_are_data(dtype: str) -> None:
+    call = ab.cell(lambda x, y: (x * y + x) * y)
+    kind = np.dtype(dtype).type
+    for instance in ((kind(1), np.array(1, dtype)), (np.array(0, dtype), np.full(2, 1, dtype))):
+        found = ab.batched(lambda item: call(*item), backend="reference")([instance, instance])
+        np.testing.assert_allclose(found, [call(*instance)] * 2)
