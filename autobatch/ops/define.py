@@ -234,7 +234,11 @@ def _read(value: Any) -> Any:
 
 def shape_of(x: Any) -> Shape:
     """The shape of a symbol, parameter, array or number."""
-    return x.shape if hasattr(x, "shape") else np.shape(x)
+    try:
+        shape: Shape = x.shape
+    except AttributeError:
+        return np.shape(x)
+    return shape
 
 
 def known_shape(x: Any, what: str) -> Shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from autobatch.trace.scanning import is_library
 
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
+
+PLAIN_OWNERS = frozenset({list, dict, tuple, set, str})
+"""Types whose methods read neither; they are called often."""
 
 
 class Draws:
@@ -27,7 +30,7 @@ class Draws:
     def __init__(self) -> None:
         from numpy.random.mtrand import _rand as of_numpy
 
-        self._drawn = ""
+        self._drawn, self._harmless = "", set[Any]()
         self._states = [(of_numpy, _state_of(of_numpy), "np.random")]
 
     def add(self, generator: Any) -> None:
@@ -36,7 +39,10 @@ class Draws:
 
     def hear(self, frame: FrameType, function: Any) -> None:
         """Record a call, in this frame, of a function written in C."""
-        name, owner = getattr(function, "__qualname__", ""), getattr(function, "__self__", None)
+        owner = getattr(function, "__self__", None)
+        if type(owner) in PLAIN_OWNERS or (type(owner) is ModuleType and function in self._harmless):
+            return
+        name = getattr(function, "__qualname__", "")
         if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
             self._drawn = f"random.{name}"
         elif name == "urandom":
@@ -45,6 +51,8 @@ class Draws:
             return
         elif name in CLOCKS and (owner is time or isinstance(owner, type)):
             self._drawn = name
+        elif type(owner) is ModuleType:
+            self._harmless.add(function)
 
     def check(self) -> None:
         """Raise a GraphError if random numbers or a clock were read."""

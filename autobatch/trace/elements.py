@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, NoReturn
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ir.builder import Traced, TracedCondition
-from autobatch.ir.program import NODE, Constant, source_key
+from autobatch.ir.program import NODE, Constant, Weight, source_key
 from autobatch.ops.conditions import Condition, gives_condition
-from autobatch.ops.define import Op
+from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, is_zero
 from autobatch.ops.ports import VariadicPort, no_elements
 from autobatch.trace.ragged import Ragged, RowBuilder
@@ -90,8 +90,12 @@ class Element(Traced):
     builder: ListBuilder
 
     def __init__(self, builder: ListBuilder, index: int, at: Position) -> None:
-        super().__init__(builder, index)
-        self.at = at
+        self.builder, self.index, self.at = builder, index, at
+
+    @property
+    def shape(self) -> Shape:
+        """Per-node shape."""
+        return self.builder.vars[self.index].shape
 
     def again(self) -> Element:
         """Another name of the same value."""
@@ -127,7 +131,9 @@ class ListBuilder(RowBuilder):
         self.walked: set[int] = set()
         self._n_each = 0
         self._mapped: list[int] = []  # the groups of the calls of `ab.each` that go on
+        self._places: list[Position] = []
         self._known: dict[Hashable, Traced] = {}
+        self._repeated: dict[Hashable, tuple[type[Element], int]] = {}
 
     def length(self, group: int) -> int:
         """The length of a list in the present call; NeedsLength if it is empty: what a body does with no element."""
@@ -135,6 +141,12 @@ class ListBuilder(RowBuilder):
             raise NeedsLength(group, "walks through it, and it has no elements")
         self.walked.add(group)
         return self.lengths[group]
+
+    def places(self, n: int) -> list[Position]:
+        """The positions of the elements of a list of n, where a body walks through it."""
+        while len(self._places) < n:
+            self._places.append(Position(0, len(self._places) + 1))
+        return self._places[:n]
 
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
         """Ask for the length of a list that is among the values; ShapeError if there is none."""
@@ -171,8 +183,36 @@ class ListBuilder(RowBuilder):
         return self._once(source_key(new.var.source), lambda: new) if isinstance(new.var.source, Constant) else new
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`; of elements, it is an element, or the sum of all."""
+        """Append `op` of `args`; of elements, it is an element, or the sum of all.
+
+        A body is traced for each length of a list. So what it does with the second element and all others takes a short
+        way, and all that is not repeated for another element has no key.
+        """
+        key: tuple[Hashable, ...] | None = (op, repr(static)) if static else (op,)
+        at: Position | None = None
+        for arg in args if self.walked else ():
+            kind = type(arg)
+            if kind is Element or kind is ElementCondition:
+                if (at is not None and arg.at != at) or arg.at.is_sum:
+                    key = None
+                    break
+                key += (arg.index,)
+                at = arg.at
+            elif kind is Traced or kind is TracedCondition:
+                key += (kind, arg.index)
+            elif kind is float or kind is int:
+                key += (kind, repr(arg))
+            elif id(arg) in self._weights:
+                key += (Weight, self._weights[id(arg)])
+            else:
+                key = None
+                break
+        if at is not None and key in self._repeated:
+            known, index = self._repeated[key]
+            return known(self, index, at)
         elements = [arg for arg in args if isinstance(arg, Element)]
+        if op is OPS["add"] and len(args) == len(elements) == 2 and _continues(*elements):
+            return self.sum_up_to(elements[1])
         ragged = next((arg for arg in args if isinstance(arg, Ragged)), None)
         if ragged is not None:
             if elements:
@@ -183,14 +223,15 @@ class ListBuilder(RowBuilder):
         if not elements:
             result = self.append(op, values, static)
             return TracedCondition(self, result.index) if is_condition else result
-        first, last = elements[0], elements[-1]
-        if op is OPS["add"] and len(elements) == 2 and _continues(first, last):
-            return self.sum_up_to(last)
+        first = elements[0]
         is_map = not (op.segments or op.random or first.at.is_sum) and all(x.at == first.at for x in elements)
         if not is_map or (op.index_axis is not None and values[1].var.domain == NODE):
             raise NeedsLength(first.var.domain, RANDOM if op.random else MIXED)
         index = self.append(op, [self.at_edges(value, first) for value in values], static).index
-        return (ElementCondition if is_condition else Element)(self, index, first.at)
+        kind = ElementCondition if is_condition else Element
+        if at is not None and key is not None:
+            self._repeated[key] = kind, index
+        return kind(self, index, first.at)
 
     def sum_up_to(self, last: Element) -> Traced:
         """The sum of the elements up to this one: that of all edges if it is the last."""
@@ -205,17 +246,25 @@ class ListBuilder(RowBuilder):
         if isinstance(values, Ragged):
             return TracedList(self, self.name, values.var.domain, values.row)
         values = list(values)
+        if values and type(values[0]) is Element and self._is_whole(values):
+            return self.list_of(values[0], values[0])
         leaves = [list(values_in(value)) for value in values]
         element = next((x for parts in leaves for x in parts if isinstance(x, Element)), None)
         if element is None:
             return values
         group = element.var.domain
-        places = [FIRST._replace(number=number) for number in range(1, self.lengths[group] + 1)]
+        places = self.places(self.lengths[group])
         found = [{x.at for x in parts if isinstance(x, Element)} for parts in leaves]
         trees = [map_values(lambda x: self.wrap(x).index, value) for value in values]
         if found != [{place} for place in places] or any(tree != trees[0] for tree in trees):
             raise NeedsLength(group, MIXED)
         return self.list_of(values[0], element)
+
+    def _is_whole(self, values: Sequence[Any]) -> bool:
+        """Whether these are one value at all positions of a list, in order."""
+        index, n = values[0].index, self.lengths[values[0].var.domain]
+        kinds = {*map(type, values)} == {Element}
+        return kinds and [x.index for x in values] == [index] * n and [x.at for x in values] == self.places(n)
 
     def list_of(self, tree: Any, element: Element) -> TracedList:
         """The list whose elements are this tree, made of `element`; what is no element is the same at every edge."""
@@ -246,8 +295,9 @@ class ListBuilder(RowBuilder):
 
 def _continues(before: Element, last: Element) -> bool:
     """Whether a sum of elements so far goes on with the next element."""
-    begun = before.at.is_sum or before.at == FIRST
-    follows = last.at == before.at._replace(number=before.at.number + 1, is_sum=False)
+    so_far, at = before.at, last.at
+    begun = so_far.is_sum or so_far == FIRST
+    follows = at.number == so_far.number + 1 and at.walk == so_far.walk and not at.is_sum
     return begun and follows and before.index == last.index
 
 
@@ -303,8 +353,7 @@ class TracedList(VariadicPort):
         return len(self) > 0
 
     def __iter__(self) -> Iterator[Any]:
-        places = [FIRST._replace(number=number) for number in range(1, len(self) + 1)]
-        return iter([self.builder.place(self.element, place) for place in places])
+        return iter(_placed(self.builder, self.element, self.builder.places(len(self))))
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
@@ -318,6 +367,16 @@ class TracedList(VariadicPort):
         raise NeedsLength(self.group, "joins it with something, or compares it")
 
     __contains__ = __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
+
+
+def _placed(builder: ListBuilder, tree: Any, places: Sequence[Position]) -> list[Any]:
+    """Values of edges as elements at each of these positions."""
+    if isinstance(tree, Traced):
+        index = tree.index
+        return [Element(builder, index, at) for at in places]
+    if type(tree) is tuple and tree:
+        return [*zip(*[_placed(builder, part, places) for part in tree], strict=True)]
+    return [builder.place(tree, at) for at in places]
 
 
 def map_values(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -13,9 +13,11 @@ one program (`autobatch.trace.elements`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
+from types import CodeType
 from typing import Any, NamedTuple
 
 from autobatch.ir.arguments import Key
@@ -33,8 +35,9 @@ from autobatch.trace.entries import Entry
 from autobatch.trace.guards import Difference, Guard, GuardSet, differences
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
-from autobatch.trace.tracking import ReadTracker
+from autobatch.trace.tracking import ReadTracker, Unheard
 
+FEW = 3  # elements to which a long list is cut where a body is first traced: a first, a middle and a last one
 MOST_TRACES = 8  # kept per family, with their compiled code
 
 
@@ -91,6 +94,7 @@ class Family:
         example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
         kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
+        heard: the functions that its traces have called, each with its globals.
     """
 
     entry: Entry
@@ -101,6 +105,7 @@ class Family:
     example: tuple[int, ...] = ()
     by_value: set[Hashable] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
+    heard: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -164,14 +169,11 @@ class Traces:
         if family is None:
             family = Family(entry, keys)
         if family.current is None:
-            family.example = lengths
-            tracer, body = self._trace(family, lengths)
+            tracer, body = self._trace_first(family, lengths)
             if tracer.resolved:
                 groups = count()
                 keys = {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()}
                 return self.family_of(entry, keys, lengths)
-            if body.lengths.walked:
-                body = _join(body, self._trace_longer(family, body, tuple(n + 1 for n in lengths)))
             if identity not in self._families:
                 self._families[identity] = family
                 self._of_entry.setdefault(entry, []).append(family)
@@ -181,10 +183,29 @@ class Traces:
             self._add_lengths(family, family.current, lengths)
         return family
 
+    def _trace_first(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+        """Trace a body for the first time; twice if it walks through lists, for two lengths.
+
+        A long list is cut to a few elements for the first of these, in which all calls are told of.
+        """
+        short = tuple(min(n, FEW) for n in lengths)
+        if short != lengths:
+            with suppress(Exception):  # a body may need more elements, and is then traced as if there were no short one
+                tracer, body = self._trace(family, short)
+                other = self._trace(family, lengths, repeats=True)[1]
+                if body.lengths.walked and body.content == other.content:
+                    family.example = short
+                    return tracer, _join(body, other)
+        family.example = lengths
+        tracer, body = self._trace(family, lengths)
+        if body.lengths.walked and not tracer.resolved:
+            body = _join(body, self._trace_longer(family, body, tuple(n + 1 for n in lengths)))
+        return tracer, body
+
     def _trace_longer(self, family: Family, body: Body, lengths: tuple[int, ...]) -> Body:
         """Trace a body for lists that no call has passed; NeedsLength if it refuses them."""
         try:
-            return self._trace(family, lengths)[1]
+            return self._trace(family, lengths, repeats=True)[1]
         except NeedsLength:
             raise
         except Exception as error:  # of the user's own code as well, such as that of a strict zip
@@ -192,7 +213,7 @@ class Traces:
 
     def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
         """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
-        body = _join(current.body, self._trace(family, lengths)[1])
+        body = _join(current.body, self._trace(family, lengths, repeats=True)[1])
         with self.types.growing:
             self._put(family, current._replace(body=body))
 
@@ -289,17 +310,21 @@ class Traces:
 
     # Tracing.
 
-    def _trace(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
-        """Trace a body. Things that it changes itself, such as a counter, are guarded with their values afterwards."""
+    def _trace(self, family: Family, lengths: tuple[int, ...], repeats: bool = False) -> tuple[Tracer, Body]:
+        """Trace a body. Things that it changes itself, such as a counter, are guarded with their values afterwards.
+
+        Args:
+            repeats: whether it was traced before for other lengths, and is likely to call the same functions.
+        """
         held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
-        tracer, body = self._trace_body(family, lengths)
+        tracer, body = self._trace_body(family, lengths, repeats)
         for guard in (*held, *body.guards):
             if not guard.holds():
                 guard.retake()
         self._guard_set = None
         return tracer, body
 
-    def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+    def _trace_body(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
         """Trace a body with live numbers, then again with constants for those that the body needs as numbers."""
         entry, roots = family.entry, _roots(family.entry, family.keys)
         has_drawn = any(trace.body.program.draws for trace in family.traces)
@@ -309,15 +334,20 @@ class Traces:
             self.n_traced += 1
             try:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
-                program, structure = tracer.trace(run, family.keys, tracker.tracking(roots))
+                heard = family.heard if repeats else None
+                program, structure = tracer.trace(run, family.keys, tracker.tracking(roots, heard))
             except NeedsLength:
                 raise
+            except Unheard:
+                repeats = False
+                continue
             except Exception as error:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
                     raise
             else:
                 needed = tracer.builder.needed
+                family.heard |= tracker.called
                 if not needed:
                     walked = tuple(sorted(tracer.builder.walked))
                     _check_ties(program, walked, lengths)

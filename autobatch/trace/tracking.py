@@ -11,7 +11,7 @@ A number that has changed before (see `autobatch.trace.live`) is replaced by a v
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
@@ -29,13 +29,17 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, counted, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
-from autobatch.trace.scanning import functions_in, is_library, methods_of, names_in
+from autobatch.trace.scanning import functions_in, is_library, is_own, methods_of, names_in
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class Unheard(Exception):
+    """A function was called that the former traces of a body have not called."""
 
 
 class ReadTracker:
@@ -49,6 +53,9 @@ class ReadTracker:
     Attributes:
         guards: one for each thing that was read.
         offered: the places of the live numbers in this trace, by their `id`s.
+        given: for each attribute that was read, by the `id` of its owner and its name: the owner, the value, and what
+            the body got.
+        called: the functions that were called, each with its globals.
         busy: whether this object itself is reading; what it reads is not reported.
     """
 
@@ -57,8 +64,9 @@ class ReadTracker:
         self.busy = False
         self._lives, self._by_value = lives, by_value
         self._containers: dict[int, tuple[Guard, Any]] = {}
+        self.given: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
         self._functions: dict[CodeType, set[FunctionType]] = {}
-        self._called = set[CodeType]()
+        self.called: dict[CodeType, dict[str, Any]] = {}
         self._attribute_names = set[str]()
         self._inherited_names = set[str]()
         self._namespaces: dict[int, Any] = {}
@@ -68,30 +76,52 @@ class ReadTracker:
         self._hooks = ExitStack()
 
     @contextmanager
-    def tracking(self, roots: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    def tracking(
+        self, roots: Iterable[tuple[str, Any]], heard: Mapping[CodeType, dict[str, Any]] | None = None
+    ) -> Iterator[None]:
         """Record what is read within the context, beginning with what the body is given; each root has a description.
 
         The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
 
+        Args:
+            heard: the functions that a trace of the body for shorter lists called. These are tracked from the start,
+                and nothing is told of single calls, which takes most of the time where a list is long. What is drawn,
+                or read from a clock, makes another program, so no call of a function in C is looked for.
+
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
+            Unheard: another function was called than those that were heard; the body is to be traced without them.
         """
-        with without_collection(), self._hooks, listening(self):
+        with without_collection(), self._hooks, listening(self, calls=heard is None):
             with self._untracked():
                 self._hook(Module)
                 self._hook(Parameter)
                 for text, root in roots:
                     self._follow(root, text)
-            yield
+                self.called |= heard or {}
+                for code, namespace in (heard or {}).items():
+                    self._hear_function(code, namespace)
+            if heard is None:
+                yield
+            else:
+                with counted() as counter:
+                    yield
+                if not {code for entry in counter.getstats() if not is_own(code := entry.code)} <= self.called.keys():
+                    raise Unheard
         self._draws.check()
 
     # Reports of hooks.
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
         """Take the report of an attribute that is read; return its value, or its replacement."""
+        if isinstance(owner, Parameter):
+            return stop_gradient(owner) if name == "data" else value
+        given = self._read(owner, name, value)
+        self.given[id(owner), name] = owner, value, given  # the owner stays alive, and its id its own
+        return given
+
+    def _read(self, owner: Any, name: str, value: Any) -> Any:
         with self._untracked():
-            if isinstance(owner, Parameter):
-                return stop_gradient(owner) if name == "data" else value
             if isinstance(value, Symbol):
                 return value
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
@@ -116,13 +146,18 @@ class ReadTracker:
 
     def hear(self, frame: FrameType, event: str, what: Any) -> None:
         """Take the report of a call, as a profiler does."""
-        if event == "c_call":
+        if event == "call":
+            if frame.f_code in self.called:
+                return
+            self.called[frame.f_code] = frame.f_globals
+            with self._untracked():
+                self._hear_function(frame.f_code, frame.f_globals)
+        elif event == "c_call":
             self._draws.hear(frame, what)
-        elif event == "call" and frame.f_code not in self._called:
-            self._called.add(frame.f_code)
-            if not is_library(frame.f_globals.get("__name__")):
-                with self._untracked():
-                    self._note_function(frame.f_code, frame.f_globals)
+
+    def _hear_function(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        if not is_library(namespace.get("__name__")):
+            self._note_function(code, namespace)
 
     @contextmanager
     def _untracked(self) -> Iterator[None]:
@@ -242,7 +277,7 @@ class ReadTracker:
             known = self._functions.setdefault(function.__code__, set())
             if function not in known:
                 known.add(function)
-                if function.__code__ in self._called and not is_library(function.__module__):
+                if function.__code__ in self.called and not is_library(function.__module__):
                     self._note_variables(function)
 
     def _note_function(self, code: CodeType, namespace: dict[str, Any]) -> None:

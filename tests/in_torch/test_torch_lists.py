@@ -327,7 +327,7 @@ def test_cells_that_torch_runs_have_a_type_for_each_length() -> None:
     assert run(APART["running sums"]) == 5
     net = Net(ALIKE["stack and sum"], "torch")
     told = str(abt.batched(net.forward, backend="reference").explain(draw([[2]], asks=False)))
-    assert "_node has a type for each length of ys, because the body is run by torch, which sees a list" in told
+    assert "_node has a type for each length of xs, because the body is run by torch, which sees a list" in told
 
 
 @pytest.mark.parametrize("name", ["divided by the length", "first", "running sums"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +16,8 @@ import autobatch as ab
 import maps
 from autobatch.backends.reference import Reference
 from autobatch.errors import ShapeError
+from autobatch.trace.elements import ListBuilder
+from autobatch.trace.tracking import ReadTracker
 from helpers.runs.recorded import count_types, traced, types_of
 from helpers.runs.ways import each
 
@@ -281,3 +286,65 @@ def test_a_longer_list_traces_once_more_and_no_type_is_added() -> None:
 def test_lists_of_different_lengths_are_refused() -> None:
     with pytest.raises(ShapeError, match="lists of one length, not of 1 and 2"):
         ab.each(lambda x, y: x * y, [1.0], [1.0, 2.0])
+
+
+def test_a_new_length_costs_no_reports_and_no_instructions_per_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body runs once per element; all else that tracing does is the same for 20 elements and for 2000."""
+    weights, counts = Weights(), Counter[str]()
+
+    def counting(kind: Any, name: str) -> None:
+        original = getattr(kind, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            counts[name] += 1
+            return original(self, *args)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counting(ReadTracker, "hear")
+    counting(ReadTracker, "_read")
+    counting(ListBuilder, "_append")
+    gates = ab.cell(lambda q, xs: ab.sum_n([ab.sigmoid(q + weights.W @ x) * (x - weights.rate) for x in xs]))
+    loss = ab.batched(lambda n: ab.sum(gates(weights.shift, [np.ones(DIM)] * n)), module=weights, backend="reference")
+    loss([2000])
+    assert counts["hear"] < 3 * 2000  # the first trace is of a few elements
+    found = []
+    for n in (20, 2001):
+        counts.clear()
+        loss([n])
+        found.append(dict(counts))
+    assert found[0] == found[1]
+    assert "hear" not in found[0]
+    assert count_types(loss, "<lambda>") == 1
+
+
+def test_what_is_called_for_a_later_element_alone_is_guarded() -> None:
+    """No call is reported while a body is traced for another length, but for those that it did not make before."""
+    weights, settings = Weights(), {"late": 1.0}
+
+    def late() -> float:
+        return settings["late"]
+
+    def scale(i: int) -> float:
+        return late() if i >= 10 else 1.0
+
+    call = ab.cell(lambda xs: ab.sum(ab.sum_n([x * scale(i) for i, x in enumerate(xs)])))
+
+    def loss(n: int) -> Any:
+        return call([weights.feed(np.full(DIM, i + 1.0)) for i in range(n)])
+
+    run = ab.batched(loss, module=weights, backend="reference")
+    for _ in range(2):
+        for n in (2, 12, 30, 12):
+            ab.testing.check_batched(loss, run, [n], TOLERANCE)
+        settings["late"] = 3.0
+
+
+@each("profiler", [cProfile.Profile(), None])
+def test_long_lists_are_traced_beside_a_profiler(profiler: Any) -> None:
+    weights = Weights()
+    call = ab.cell(lambda xs: ab.sum(ab.sum_n([ab.tanh(x) for x in xs])))
+    run = ab.batched(lambda n: call([np.ones(DIM)] * n), module=weights, backend="reference")
+    with profiler or nullcontext():
+        assert run([50, 7, 51]) == pytest.approx(np.tanh(1.0) * DIM * np.array([50, 7, 51]))
+    assert count_types(run, "<lambda>") == 1
