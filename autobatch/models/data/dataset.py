@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from autobatch.errors import DataError
+from autobatch.keywords import nearest
 from autobatch.models.data import (
     agreement,
     brackets,
@@ -124,9 +125,11 @@ class Format:
             train_file, dev_file = self.parts
             return Found(self.read(path / train_file, answered), self.read(path / dev_file, answered))
         if not path.exists():
+            meant = nearest(data, self.generators)
             raise DataError(
                 f"cannot load data {data!r}: there is no such file or folder, and no generator of that name; "
-                f"give a path, or one of: {', '.join(self.generators)}."
+                f"{f'did you mean {meant}? Otherwise ' if meant else ''}give a path, or one of: "
+                f"{', '.join(self.generators)}."
             )
         read = self.read(path, answered)
         places = sorted(rng.permutation(len(read))[: len(read) // HELD_OUT[1]].tolist())
