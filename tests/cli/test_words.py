@@ -47,7 +47,7 @@ def commands_with(name: str) -> list[tuple[str, ...]]:
 
 def find(path: tuple[str, ...]) -> click.Group:
     """A group by the words that name it."""
-    group = commands
+    group: click.Group = commands
     for word in path:
         found = group.commands[word]
         assert isinstance(found, click.Group)
