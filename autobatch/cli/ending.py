@@ -40,7 +40,8 @@ def run_to_the_end(work: Callable[[], object]) -> int:
         sys.stdout.flush()
     except click.UsageError as error:
         hint = f"{error.ctx.command_path if error.ctx else 'autobatch'} --help"
-        return _complain(f"{error.format_message().rstrip('.')}; see {hint}.")
+        message = error.format_message().rstrip(".")
+        return _complain(f"{message} See {hint}." if message.endswith("?") else f"{message}; see {hint}.")
     except click.ClickException as error:
         return _complain(error.format_message())
     except AutobatchError as error:

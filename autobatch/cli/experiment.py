@@ -28,7 +28,12 @@ _CLAIM = "run_claim(CLAIM)"
 _MAIN = 'if __name__ == "__main__":'
 
 
-@click.command()
+def is_checkout() -> bool:
+    """Whether the folder of experiments is there."""
+    return (FOLDER / "harness.py").is_file()
+
+
+@click.command(hidden=not is_checkout())
 @click.argument("name", metavar="NAME|all")
 @click.argument("settings", metavar="[SETTING=VALUE]...", nargs=-1)
 @click.option(
@@ -105,7 +110,7 @@ def list_experiments() -> list[str]:
     Raises:
         DataError: this is no checkout.
     """
-    if not (FOLDER / "harness.py").is_file():
+    if not is_checkout():
         raise DataError(
             f"experiments are not part of the installed package: there is no folder {str(FOLDER)!r}; "
             f"install editable in a checkout of the repository."

@@ -21,17 +21,11 @@ from autobatch.cli.serving.serve import serve
 from autobatch.cli.training.evaluate import evaluate, export, predict
 from autobatch.cli.training.train import train
 from autobatch.cli.warming import warm
+from autobatch.cli.words import Commands
 from autobatch.jit.later import NOW, VARIABLE
 
 
-class _Commands(click.Group):
-    """A group whose help lists the commands in the order in which they were added."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(ab.__version__, prog_name="autobatch")
 def commands() -> None:
     """Batch programs that differ from instance to instance: trees, chains, lattices.
@@ -80,7 +74,7 @@ def main() -> NoReturn:
 
 def dispatch(arguments: Sequence[str]) -> object:
     """Run one command; errors pass."""
-    return commands.main(list(arguments) or ["--help"], prog_name="autobatch", standalone_mode=False)
+    return commands.main(list(arguments), prog_name="autobatch", standalone_mode=False)
 
 
 if __name__ == "__main__":

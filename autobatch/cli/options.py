@@ -13,6 +13,8 @@ from autobatch import policies
 from autobatch.backends import NAMES
 from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
+from autobatch.cli.words import Word, check_policy, split_policies
+from autobatch.cli.words import model_argument as make_model_argument
 from autobatch.ir.precision import PRECISIONS
 from autobatch.system.processor import usable_cores
 
@@ -63,14 +65,6 @@ def to_bytes(text: str) -> int:
     return n_bytes
 
 
-def split_names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    """Split different names separated by commas."""
-    names = tuple(name.strip() for name in value.split(","))
-    if "" in names or len(set(names)) < len(names):
-        raise click.BadParameter(f"{value!r} should be different names separated by commas, such as depth,agenda.")
-    return names
-
-
 def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
     """Read a number of threads, or auto."""
     if value == "auto":
@@ -91,10 +85,10 @@ def count_option(name: str, default: int | None, text: str, least: int = 1) -> D
 
 def choice_option(name: str, choices: Iterable[str], default: str, text: str) -> Decorator:
     """Make an option that takes one of several words."""
-    return click.option(name, type=click.Choice([*choices]), default=default, show_default=True, help=text)
+    return click.option(name, type=Word([*choices]), default=default, show_default=True, help=text)
 
 
-model_argument = click.argument("model", metavar="MODEL", shell_complete=completion.complete_model)
+model_argument = make_model_argument()
 data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
@@ -109,12 +103,13 @@ policy_option = click.option(
     metavar="NAME",
     default="auto",
     show_default=True,
+    callback=check_policy,
     shell_complete=completion.complete_policies,
     help=f"What decides which nodes run together: auto, {', '.join(policies.names())}, or a policy's file.",
 )
 backend_option = choice_option("--backend", ("auto", *NAMES), "auto", "What runs the batches.")
 other_backend_option = click.option(
-    "--backend", type=click.Choice(NAMES), help="What runs the batches.  [default: that of training]"
+    "--backend", type=Word(NAMES), help="What runs the batches.  [default: that of training]"
 )
 precision_option = choice_option(
     "--precision",
@@ -158,7 +153,7 @@ def policies_option(default: str) -> Decorator:
         "--policy",
         "policies",
         metavar="A,B,...",
-        callback=split_names,
+        callback=split_policies,
         default=default,
         show_default=True,
         shell_complete=completion.complete_policies,

@@ -13,6 +13,7 @@ from autobatch.cli.progress import show_compilation
 from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.stored import read_exported
+from autobatch.cli.words import model_argument
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.jit.later import compiling_now
 from autobatch.system.cache import cache_folder
@@ -21,7 +22,7 @@ N_INSTANCES = 8
 
 
 @click.command()
-@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@model_argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option(
     "--model",
     "exported",

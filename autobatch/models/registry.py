@@ -56,11 +56,24 @@ def find_model(name: str) -> ModelSpec:
         return _spec(name, MODELS[name])
     if ":" in name:
         return _spec(name, name)
+    raise _unknown(name)
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of a model that there is not; a model of the user's own is not looked for.
+
+    Raises:
+        DataError: there is no such model.
+    """
+    if name not in MODELS and ":" not in name:
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> DataError:
     meant = nearest(name, MODELS)
-    asked = f"did you mean {meant}? It" if meant else "it"
-    raise DataError(
-        f"cannot find model {name!r}: {asked} is none of {', '.join(MODELS)}; "
-        f"give one of these, or package.module:Class for a model of your own."
+    return DataError(
+        f"cannot find model {name!r}: {f'did you mean {meant}? The' if meant else 'the'} models are "
+        f"{', '.join(MODELS)}; give one of these, or package.module:Class for a model of your own."
     )
 
 

@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
-from autobatch.keywords import suggesting
+from autobatch.keywords import nearest, suggesting
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
@@ -86,10 +86,12 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
         or options.count(_COMPACT) > 1
         or (len(options) > len(directions) + options.count(_COMPACT))
     ):
+        known = ("auto", *names())
+        meant = None if rule in known else nearest(rule, known)
         raise PolicyError(
-            f"choosing a policy: {name!r} is not known; the policies are {', '.join(names())}, "
-            f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, and auto; or "
-            f"give the path of a saved policy."
+            f"choosing a policy: {name!r} is not known; {f'did you mean {meant}? The' if meant else 'the'} policies "
+            f"are {', '.join(names())}, rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with "
+            f"+STEPS, and auto; or give the path of a saved policy."
         )
     direction = cast(Direction, directions[0]) if directions else "forward"
     return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)

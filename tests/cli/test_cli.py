@@ -333,14 +333,14 @@ def test_scores_of_another_form_are_refused(command: Command, trees: Path, name:
 
 ERRORS = [
     (["fly"], "No such command 'fly'"),
-    (["train"], "Missing argument 'MODEL'; see autobatch train --help."),
+    (["train"], "Missing argument 'MODEL'. Name one, such as tree-lstm, bilstm-tagger, seq2seq,"),
     (["train", "tree-lstm", "--depth", "3"], "No such option"),
     (["train", "tree-lstm", "--dim", "0"], "Invalid value for '--dim': '0' is no whole number of at least 1; give"),
     (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is no whole number of at"),
     (["bench", "tree-lstm", "--policy", "depth,depth"], "'depth,depth' should be different names separated by commas"),
     (["bench", "tree-lstm", "--mode", "fly"], "Invalid value for '--mode': 'fly' is not one of 'infer', 'train'"),
-    (["train", "tree-lsd"], "'tree-lsd': did you mean tree-lstm? It is none of tree-lstm, tree-lstm-2type, "),
-    (["train", "perceptron"], "cannot find model 'perceptron': it is none of tree-lstm, tree-lstm-2type, "),
+    (["train", "tree-lsd"], "'tree-lsd': did you mean tree-lstm? The models are tree-lstm, tree-lstm-2type, "),
+    (["train", "perceptron"], "cannot find model 'perceptron': the models are tree-lstm, tree-lstm-2type, "),
     (
         ["train", "tree-lstm", "--lr", "fast"],
         "Invalid value for '--lr': 'fast' is no number of at least 0; give one; see",

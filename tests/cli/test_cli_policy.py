@@ -337,7 +337,7 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["show", "score+sideways"], "choosing a policy: 'score+sideways' is not known"),
         (["diff", "score", "depth"], "cannot look into policy 'depth': it comes with the package"),
         (["diff", "score", "network"], "cannot compare 'score' with 'network': one is a rule with weights, the"),
-        (["show", "two.policy.json", "tree-lstn", "--plot", "none/x.png"], "there is no folder 'none'; make it first."),
+        (["show", "two.policy.json", "tree-lstm", "--plot", "none/x.png"], "there is no folder 'none'; make it first."),
         (["show", "broken.json"], "cannot load policy 'broken.json': it is cut short or no JSON"),
         (["show", "rule.json", "--plot", "x.png"], "cannot draw 'rule.json' to 'x.png': a drawing shows"),
         (["show", "two.policy.json", "--plot", "x.png"], "cannot draw 'two.policy.json' to 'x.png': a drawing shows"),

@@ -36,7 +36,10 @@ UNANSWERED = {
     "texts of trees": (TREES, ["good film", "((good) (film))", "good", "-LRB- a\\/b\tfilm"]),
     "labelled trees": (LABELLED, ['{"word": "MAX", "children": [{"word": "2 x"}]}', "{}"]),
     "sentences": (SENTENCES, ["010 is", "either|or| | x", "8\u00a0m\tis\t", "a|O b|O"]),
-    "lattices": (LATTICES, ["1\n3\n\n0\n1 0 17\n2 1 18 0 93", "1\n3\n0\n1 0 17\n2 1 18 0 93", "1\n1\n0\n", "1\n1\n0\n0"]),
+    "lattices": (
+        LATTICES,
+        ["1\n3\n\n0\n1 0 17\n2 1 18 0 93", "1\n3\n0\n1 0 17\n2 1 18 0 93", "1\n1\n0\n", "1\n1\n0\n0"],
+    ),
     "pictures": (PICTURES, ["blue red", "blue red\nred blue\n", "blue|sky"]),
     "pairs": (PAIRS, ["a dog", "never\tseen", "", "a  "]),
     "texts with trees": (DESCRIBED_TREES, ["turn twice", "turn\t", "turn\tdo"]),

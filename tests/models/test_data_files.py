@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import re
 import statistics
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -364,3 +366,88 @@ def test_compressed_files_are_read(name: str, tmp_path: Path) -> None:
         packed.write_bytes(damaged)
         with pytest.raises(DataError, match=r"data.txt.gz: what gzip compressed is cut short or damaged; give the"):
             reader.read(packed)
+
+
+# --- tabs ---
+
+
+PARTED = ("pairs of texts", "texts with trees")
+"""Tabs are borders between the parts of their lines."""
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name not in (*PARTED, "labelled trees")])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tab_separates_as_a_space_does(name: str, seed: int, path: Path) -> None:
+    """Also beside a space, and behind a line."""
+    rng, valid = np.random.default_rng(seed), READERS[name].valid
+    path.write_text(valid, encoding="utf-8")
+    expected = READERS[name].read(path)
+    ways = {" ": ("\t", " \t", "\t ", " "), "\n": ("\t\n", " \t\n", "\n")}
+    path.write_text("".join(str(rng.choice(ways.get(mark, (mark,)))) for mark in valid), encoding="utf-8")
+    assert READERS[name].read(path) == expected
+
+
+@pytest.mark.parametrize("name", [*PARTED, "labelled trees"])
+def test_a_tab_more_is_never_part_of_a_word(name: str, path: Path) -> None:
+    reader, n_read = READERS[name], 0
+    borders = {"pairs of texts": 2, "texts with trees": 1}.get(name, 0)
+    for place in range(len(reader.valid) + 1):
+        path.write_text(reader.valid[:place] + "\t" + reader.valid[place:], encoding="utf-8")
+        with suppress(DataError):
+            read = reader.read(path)
+            n_read += 1
+            assert reader.write(read).count("\t") <= borders * len(read)
+    assert (n_read > 0) == (name != "pairs of texts")  # all of these have one tab too many
+
+
+# --- tags of lattices ---
+
+ONE_LATTICE = "3\n0 {} {}\n0\n1 0 1\n1 1 2\n"
+
+
+def test_tags_of_lattices_are_names_or_numbers_that_a_file_names(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text("1\n" + ONE_LATTICE.format("B-PER", "E-PER"))
+    named = read_lattices(path)
+    assert named[0].tags == ["0", "B-PER", "E-PER"]
+    path.write_text("1\n" + ONE_LATTICE.format(1, 12))
+    assert read_lattices(path)[0].tags == ["0", "1", "12"]
+    (tmp_path / "tags.txt").write_text("0 O\n1 B-PER\n\n12\tE-PER\n")
+    assert read_lattices(path) == named
+    path.write_text("1\n" + ONE_LATTICE.format(1, 13))
+    with pytest.raises(DataError, match=r"line 3, column 5: expected a tag that tags\.txt beside the file names"):
+        read_lattices(path)
+    assert read_lattices(path, answered=False)[0].tags == ["0", "B-PER", "13"]
+
+
+@each(
+    "text, message",
+    [
+        ("1 a\n1 b\n", "line 2, column 1: expected a number and a name that no line before has"),
+        ("1 a\n2 a\n", "line 2, column 1: expected a number and a name that no line before has"),
+        ("a 1\n", "line 1, column 1: expected a number and a name, such as 4 B-PER"),
+        ("1\n", "line 1, column 1: expected a number and a name, such as 4 B-PER"),
+        ("\n", "the file holds none"),
+    ],
+)
+def test_malformed_names_of_tags_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "train.txt").write_text("1\n" + ONE_LATTICE.format(1, 2))
+    (tmp_path / "tags.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_lattices(tmp_path / "train.txt")
+
+
+@pytest.mark.parametrize("tags", ["\n", "", " \t\n"], ids=["a blank line", "no line", "blanks"])
+def test_lattices_need_no_tags_where_no_answers_are_needed(tmp_path: Path, tags: str) -> None:
+    """Lattices of one position, whose tags and arcs look alike, may stand between others, with and without tags."""
+    body, path = "0\n1 0 1\n2 1 2 0 7\n", tmp_path / "train.txt"
+    alone = f"1\n{tags}0\n"
+    path.write_text(f"5\n3\n{tags}{body}\n{alone}\n3\n0 B E\n{body}{alone}1\n0\n0\n")
+    lattices = read_lattices(path, answered=False)
+    assert [len(lattice.arcs) for lattice in lattices] == [3, 1, 3, 1, 1]
+    assert [lattice.tags for lattice in lattices] == [[], [], ["0", "B", "E"], [], ["0"]]
+    path.write_text("\n\n".join(["5", *map(str, lattices)]))
+    assert read_lattices(path, answered=False) == lattices
+    path.write_text(f"1\n3\n{tags}{body}")
+    with pytest.raises(DataError, match=r"line 3, column \d: expected 3 tags, one for each position"):
+        read_lattices(path)

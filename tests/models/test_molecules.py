@@ -142,3 +142,62 @@ def test_explained_variance_adds_up_over_mini_batches() -> None:
 def test_numbers_are_predicted() -> None:
     assert SPEC.predict is not None
     assert SPEC.predict(np.array([0.5, -1.0], np.float32), [], {}) == [{"value": 0.5}, {"value": -1.0}]
+
+
+@each(
+    "text, single",
+    [
+        ("c1ccccc1c2ccccc2", [(5, 6)]),  # biphenyl
+        ("c1ccccc1-c2ccccc2", [(5, 6)]),
+        ("c1ccccc1(c2ccccc2)", [(5, 6)]),
+        ("c1ccccc1%10.n1ccccc1%10", [(5, 11)]),  # the bond between the rings is written as the end of a ring
+        ("c1ccccc1c1ccc(cc1)c1ccccn1", [(5, 6), (9, 12)]),
+        ("c1ccc2ccccc2c1", []),  # naphthalene
+        ("c1ccc2c(c1)[nH]c1ccccc12", []),  # carbazole: all its rings are aromatic
+        ("c1ccc2c(c1)Cc1ccccc12", [(4, 6), (3, 12), (6, 7)]),  # fluorene: its middle ring is not
+        ("c1ccccc1C(=O)c1ccccc1", [(5, 6), (6, 8)]),
+        ("[cH]1[cH][cH][cH][cH][c]1[c]1ccccc1", [(5, 6)]),
+        ("c1ccccc1:c2ccccc2", []),  # as written
+    ],
+)
+def test_an_unwritten_bond_between_rings_is_single(text: str, single: list[tuple[int, int]]) -> None:
+    bonds = parse(f"{text} 0").bonds
+    assert [(one, other) for one, other, kind in bonds if kind == "-"] == sorted(single, key=lambda b: (b[1], b[0]))
+    assert {kind for _, _, kind in bonds} <= {"-", ":", "="}
+
+
+def are_joined(one: int, other: int, edges: list[tuple[int, int]]) -> bool:
+    """Whether a way leads from a node to another."""
+    reached, grown = {one}, True
+    while grown:
+        more = {b for edge in edges for a, b in (edge, edge[::-1]) if a in reached} - reached
+        reached, grown = reached | more, bool(more)
+    return other in reached
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_unwritten_bonds_are_aromatic_in_rings_of_aromatic_atoms(seed: int) -> None:
+    """A bond is in such a ring if its atoms are joined without it, by bonds that may be aromatic."""
+    rng = np.random.default_rng(seed)
+    n_atoms = int(rng.integers(2, 14))
+    atoms = rng.choice(["c", "n", "[nH]", "C", "O"], n_atoms, p=[0.4, 0.2, 0.1, 0.2, 0.1]).tolist()
+    places = [(one, other) for other in range(n_atoms) for one in range(other) if rng.random() < 1.8 / n_atoms]
+    kinds = {place: str(rng.choice(["", "-", ":", "="], p=[0.7, 0.1, 0.1, 0.1])) for place in places}
+    ends = [""] * n_atoms
+    for number, (one, other) in enumerate(places, start=10):
+        ends[one] += f"{kinds[one, other]}%{number}"
+        ends[other] += f"%{number}"
+    molecule = parse(".".join(map("".join, zip(atoms, ends, strict=True))) + " 0")
+    aromatic = {place for place in places if all(atoms[atom].strip("[]H") in "cn" for atom in place)}
+    may_be = [place for place in places if kinds[place] == ":" or (place in aromatic and not kinds[place])]
+    for one, other, kind in molecule.bonds:
+        place = one, other
+        in_ring = place in may_be and are_joined(one, other, [edge for edge in may_be if edge != place])
+        assert kind == (kinds[place] or (":" if in_ring else "-"))
+    assert len(molecule.bonds) == len(places)
+
+
+def test_bonds_of_a_long_molecule_are_settled_without_recursion() -> None:
+    n = 5_000
+    molecule = parse("c1ccccc1" + "c1ccc(cc1)" * n + "c1ccccc1 0")
+    assert sum(kind == "-" for _, _, kind in molecule.bonds) == n + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,39 @@ def test_talks_are_read() -> None:
     assert (len(data.train), len(data.dev)) == (1200, 353)
     assert sum(len(pair.source) for pair in data.train) == 21780
     assert sum(len(pair.target) for pair in data.train) == 26307
+
+
+@each(
+    "source, target, told",
+    [
+        (
+            "a\n\nb\n",
+            "c\nd\ne\n",
+            "1 line is blank in one of {}/train.en and train.vi alone and left out",
+        ),
+        (
+            "a\n\nb\n\t\n",
+            "c\nd\n \nf\n",
+            "3 lines are blank in one of {}/train.en and train.vi alone",
+        ),
+        ("a\n\nb\n\n", "c\n\nd\n \n", None),
+    ],
+)
+def test_pairs_with_one_blank_side_are_left_out_and_counted(
+    tmp_path: Path, source: str, target: str, told: str | None
+) -> None:
+    path = write_pairs(tmp_path, "train", source, target)
+    with pytest.warns(UserWarning, match=re.escape(told.format(tmp_path))) if told else nullcontext():
+        pairs = read_pairs(path)
+    assert all(pair.source and pair.target for pair in pairs)
+    assert [pair.source for pair in pairs] == [["a"], ["b"]][: len(pairs)]
+
+
+def test_lines_keep_their_numbers_where_no_translations_are_needed(tmp_path: Path) -> None:
+    """No other file is read, however many there are."""
+    for name in ("new.vi", "new.de"):
+        (tmp_path / name).write_bytes(b"\xff")
+    (tmp_path / "new.en").write_text("a b\n\n \t\nc\td\n\n")
+    pairs = read_pairs(tmp_path / "new.en", answered=False)
+    assert [pair.source for pair in pairs] == [["a", "b"], [], [], ["c", "d"], []]
+    assert not any(pair.target or pair.reference for pair in pairs)

@@ -180,10 +180,11 @@ def test_a_cycle_is_refused(spec: str) -> None:
 def test_an_unknown_policy_is_refused(spec: str) -> None:
     with pytest.raises(PolicyError) as error:
         policies.get(spec)
+    meant = "did you mean agenda? The" if spec == "agneda" else "the"
     assert str(error.value) == (
-        f"choosing a policy: {spec!r} is not known; the policies are unbatched, depth, agenda, sufficient, critical, "
-        f"score, network, search, rules also with +backward or +both, and with +compact, search with +STEPS, and "
-        f"auto; or give the path of a saved policy."
+        f"choosing a policy: {spec!r} is not known; {meant} policies are unbatched, depth, agenda, sufficient, "
+        f"critical, score, network, search, rules also with +backward or +both, and with +compact, search with "
+        f"+STEPS, and auto; or give the path of a saved policy."
     )
 
 

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import click
 
-from autobatch.cli import completion, options
+from autobatch.cli import options
 from autobatch.cli.measuring.forwarding import forward
 from autobatch.cli.measuring.racing import MODES, Timing, race
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
 from autobatch.cli.threads import threads_in_force, use_threads
+from autobatch.cli.words import model_argument
 from autobatch.cli.workload import load_workload, say_dim
 
 
 @click.command()
-@click.argument("model", metavar="[MODEL]", required=False, shell_complete=completion.complete_model)
+@model_argument(metavar="[MODEL]", required=False)
 @options.data_option
 @options.dim_option
 @options.batch_size_option

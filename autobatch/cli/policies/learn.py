@@ -23,6 +23,7 @@ from autobatch.cli.on_ray import as_done, ray_option, require_ray
 from autobatch.cli.places import require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
+from autobatch.cli.words import model_argument
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
@@ -82,7 +83,7 @@ ALGORITHMS = {
 
 
 @click.command("learn")
-@options.model_argument
+@model_argument(also=(FAMILIES,))
 @options.data_option
 @options.dim_option
 @options.batch_size_option

@@ -18,6 +18,7 @@ from autobatch.cli.policies.evaluate import (
 )
 from autobatch.cli.policies.learn import learn_command
 from autobatch.cli.results import format_table
+from autobatch.cli.words import Commands, model_argument
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError
 from autobatch.policies.fsm.machine import Fsm, Way
@@ -29,7 +30,7 @@ from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import Score
 
 
-@click.group()
+@click.group(cls=Commands)
 def policy() -> None:
     """Learn batching policies, and look at them.
 
@@ -48,7 +49,7 @@ policy.add_command(evaluate_command)
 
 @policy.command("show")
 @file_argument
-@click.argument("model", metavar="[MODEL]", required=False)
+@model_argument(metavar="[MODEL]", required=False)
 @options.data_option
 @options.dim_option
 @options.batch_size_option

@@ -69,7 +69,10 @@ class Predictor:
             DataError: it is no text, or not that of one instance.
         """
         if isinstance(text, dict):
-            text = json.dumps(text)
+            try:
+                text = json.dumps(text)
+            except RecursionError:
+                raise DataError("the instance is nested too deeply for an object; give it as a text.") from None
         if not isinstance(text, str):
             raise DataError(f"an instance is a text, as a file of the data holds it, and not {text!r}.")
         with text_as_file(text if text.endswith("\n") else text + "\n") as file:

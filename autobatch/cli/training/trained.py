@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from autobatch.cli import completion, options
+from autobatch.cli import options
 from autobatch.cli.training.stored import BEST, LAST, StoredModel, read_exported, read_run
+from autobatch.cli.words import model_argument
 from autobatch.errors import CheckpointError
 
 
@@ -58,7 +59,7 @@ def checkpoint_option(required: bool) -> options.Decorator:
 def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the argument and the options that say which trained model; it is called with `trained`."""
 
-    @click.argument("name", metavar="[MODEL]", required=False, shell_complete=completion.complete_model)
+    @model_argument("name", metavar="[MODEL]", required=False)
     @checkpoint_option(required=False)
     @click.option(
         "--model",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from autobatch.errors import DataError
+from autobatch.keywords import nearest
 from autobatch.models.data import (
     agreement,
     brackets,
@@ -39,16 +40,13 @@ from autobatch.models.data.ordered_tree import DescribedTree, read_described_tre
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.repeats import Repeats, read_repeats
-from autobatch.models.data.sentence import Sentence, SpelledSentence, read_sentences, read_texts
+from autobatch.models.data.sentence import Sentence, read_sentences, read_texts
 from autobatch.models.data.tree import Tree
-from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
-
-Id: TypeAlias = Callable[[str], int]  # of a word
+from autobatch.models.data.vocabulary import Vocabulary, Words
 
 N_DRAWN = 4500  # training and development instances of a generator
 HELD_OUT = 9, 10  # the last ninth of drawn instances, or a random tenth of a single file, is development data
 MIN_COUNT_READ_WHOLE = 6  # rarer words are spelled, by models that read characters
-MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,11 @@ class Format:
             train_file, dev_file = self.parts
             return Found(self.read(path / train_file, answered), self.read(path / dev_file, answered))
         if not path.exists():
+            meant = nearest(data, self.generators)
             raise DataError(
                 f"cannot load data {data!r}: there is no such file or folder, and no generator of that name; "
-                f"give a path, or one of: {', '.join(self.generators)}."
+                f"{f'did you mean {meant}? Otherwise ' if meant else ''}give a path, or one of: "
+                f"{', '.join(self.generators)}."
             )
         read = self.read(path, answered)
         places = sorted(rng.permutation(len(read))[: len(read) // HELD_OUT[1]].tolist())
@@ -142,25 +142,6 @@ class Found(NamedTuple):
     dev: list[Any]
     dev_places: list[int] | None = None
     sizes: Mapping[str, int] = {}
-
-
-@dataclass(frozen=True)
-class Words:
-    """What a vocabulary is made of: the words `of` each training instance that occur `min_count` times or more.
-
-    With `closed`, the vocabulary is closed, and where the data has a size for it, its words are the numbers below that.
-    """
-
-    of: Callable[[Any], Iterable[str]]
-    min_count: int = MIN_COUNT
-    closed: bool = False
-
-    def collect(self, train: Sequence[Any], size: int | None) -> Vocabulary:
-        """Make the vocabulary of training instances."""
-        if self.closed and size is not None:
-            return Vocabulary.of_labels(map(str, range(size)))
-        words = chain.from_iterable(map(self.of, train))
-        return Vocabulary.of_labels(words) if self.closed else Vocabulary.count(words, self.min_count)
 
 
 @dataclass(frozen=True)
@@ -352,32 +333,9 @@ FORMATS = (
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
-def _spell(sentence: Sentence[str], word: Id, character: Id, tag: Id) -> SpelledSentence:
-    """Encode a sentence, a word outside of the vocabulary by its characters."""
-    words = [[character(c) for c in text] if word(text) == UNKNOWN else word(text) for text in sentence.words]
-    return SpelledSentence(words, list(map(tag, sentence.tags)))
-
-
-def _encode_lattice(lattice: Lattice[str], character: Id, word: Id, tag: Id) -> Lattice[int]:
-    arcs = [
-        [(start, character(text) if start == end - 1 else word(text)) for start, text in into]
-        for end, into in enumerate(lattice.arcs)
-    ]
-    return Lattice(list(map(tag, lattice.tags)), arcs)
-
-
-def _encode_molecule(molecule: Molecule[str], atom: Id, bond: Id) -> Molecule[int]:
-    bonds = [(one, other, bond(kind)) for one, other, kind in molecule.bonds]
-    return Molecule(list(map(atom, molecule.atoms)), bonds, molecule.target)
-
-
-def _labels_of(tree: Tree[str]) -> Iterator[str]:
-    return (str(node.label) for node in tree.postorder() if node.label is not None)
-
-
 load_trees = Loader(
     TREES,
-    {"words": Words(Tree.words), "classes": Words(_labels_of, min_count=1, closed=True)},
+    {"words": Words(Tree.words), "classes": Words(Tree.labels, min_count=1, closed=True)},
     lambda tree, word, label: tree.map(word, lambda found: label(str(found))),
 )
 load_texts_of_trees = replace(load_trees, form=TEXTS_OF_TREES)
@@ -392,7 +350,7 @@ load_labelled_trees = Loader(
 load_sentences = Loader(
     SENTENCES,
     {"words": Words(lambda x: x.words), "tags": Words(lambda x: x.tags, min_count=1)},
-    lambda x, word, tag: Sentence(list(map(word, x.words)), list(map(tag, x.tags))),
+    Sentence.map,
 )
 load_spelled_sentences = Loader(
     SENTENCES,
@@ -401,7 +359,7 @@ load_spelled_sentences = Loader(
         "characters": Words(lambda x: chain.from_iterable(x.words)),
         "tags": Words(lambda x: x.tags, min_count=1),
     },
-    _spell,
+    Sentence.spell,
 )
 """Words with fewer than 6 uses are given by characters."""
 load_lattices = Loader(
@@ -411,7 +369,7 @@ load_lattices = Loader(
         "words": Words(Lattice.words),
         "tags": Words(lambda lattice: lattice.tags[1:], min_count=1),
     },
-    _encode_lattice,
+    Lattice.map,
 )
 load_pictures = Loader(PICTURES, {"words": Words(Picture.words), "tags": Words(Picture.tags, min_count=1)}, Picture.map)
 load_pairs = Loader(
@@ -431,7 +389,7 @@ load_texts = Loader(TEXTS, {"words": Words(lambda text: text)}, lambda text, wor
 load_molecules = Loader(
     MOLECULES,
     {"atoms": Words(lambda x: x.atoms), "bonds": Words(lambda x: (bond for _, _, bond in x.bonds))},
-    _encode_molecule,
+    Molecule.map,
 )
 load_conformations = Loader(CONFORMATIONS, {"elements": Words(lambda x: x.elements)}, Conformation.map)
 load_comparisons = Loader(

@@ -25,7 +25,7 @@ Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattic
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Generic, TypeVar
 from autobatch.errors import DataError
 from autobatch.models.data.lines import Line, read_lines
 
+V = TypeVar("V")
 W = TypeVar("W")
 
 NAMES = "tags.txt"
@@ -63,6 +64,16 @@ class Lattice(Generic[W]):
     def words(self) -> Iterator[W]:
         """The words: the labels of all other arcs."""
         return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start != end - 1)
+
+    def map(
+        self, replace_character: Callable[[W], V], replace_word: Callable[[W], V], replace_tag: Callable[[W], V]
+    ) -> Lattice[V]:
+        """Copy the lattice with other characters, words and tags."""
+        arcs = [
+            [(start, replace_character(text) if start == end - 1 else replace_word(text)) for start, text in into]
+            for end, into in enumerate(self.arcs)
+        ]
+        return Lattice(list(map(replace_tag, self.tags)), arcs)
 
     def __str__(self) -> str:
         rows = [" ".join([str(len(arcs)), *(f"{start} {word}" for start, word in arcs)]) for arcs in self.arcs]

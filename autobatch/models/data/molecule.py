@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Generic, TypeVar
 from autobatch.errors import DataError
 from autobatch.models.data.lines import Line, parse_lines
 
+V = TypeVar("V")
 W = TypeVar("W")
 
 SINGLE, DOUBLE, TRIPLE, AROMATIC = "-", "=", "#", ":"
@@ -48,6 +49,11 @@ class Molecule(Generic[W]):
     atoms: list[W]
     bonds: list[tuple[int, int, W]]
     target: float
+
+    def map(self, replace_atom: Callable[[W], V], replace_bond: Callable[[W], V]) -> Molecule[V]:
+        """Copy the molecule with other atoms and kinds of bonds."""
+        bonds = [(one, other, replace_bond(kind)) for one, other, kind in self.bonds]
+        return Molecule(list(map(replace_atom, self.atoms)), bonds, self.target)
 
     def neighbours(self) -> list[list[tuple[int, W]]]:
         """List, for each atom, the atoms that are bonded to it, each with the kind of bond."""

@@ -37,9 +37,7 @@ class Picture(Generic[W]):
 
     def map(self, replace_word: Callable[[W], V], replace_tag: Callable[[W], V]) -> Picture[V]:
         """Copy the picture with other words and tags."""
-        return Picture(
-            [Sentence(list(map(replace_word, row.words)), list(map(replace_tag, row.tags))) for row in self.rows]
-        )
+        return Picture([row.map(replace_word, replace_tag) for row in self.rows])
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows))

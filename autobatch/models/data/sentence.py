@@ -12,13 +12,16 @@ Source of the format: Nothman et al. 2013, Learning multilingual named entity re
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.models.data.lines import Line, all_tagged, parse_lines
+from autobatch.models.data.vocabulary import UNKNOWN
 
+V = TypeVar("V")
 W = TypeVar("W")
 
 _TOKEN = re.compile("[^ \\t]+")
@@ -31,6 +34,17 @@ class Sentence(Generic[W]):
 
     words: list[W]
     tags: list[W]
+
+    def map(self, replace_word: Callable[[W], V], replace_tag: Callable[[W], V]) -> Sentence[V]:
+        """Copy the sentence with other words and tags."""
+        return Sentence(list(map(replace_word, self.words)), list(map(replace_tag, self.tags)))
+
+    def spell(
+        self: Sentence[str], word: Callable[[str], int], character: Callable[[str], int], tag: Callable[[str], int]
+    ) -> SpelledSentence:
+        """Encode the sentence, a word outside of the vocabulary by its characters."""
+        words = [[character(c) for c in text] if word(text) == UNKNOWN else word(text) for text in self.words]
+        return SpelledSentence(words, list(map(tag, self.tags)))
 
     def __str__(self) -> str:
         if not self.tags:

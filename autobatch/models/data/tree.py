@@ -87,6 +87,10 @@ class Tree(Generic[W]):
         """List the leaves' words, from left to right."""
         return [tree.word for tree in self.postorder() if tree.is_leaf]
 
+    def labels(self) -> Iterator[str]:
+        """The labels of all nodes that have one, as text."""
+        return (str(node.label) for node in self.postorder() if node.label is not None)
+
     def map(self, replace: Callable[[W], V], replace_label: Callable[[Any], Any] = lambda label: label) -> Tree[V]:
         """Copy the tree with other words, and with other labels where there are any."""
         done: list[Tree[V]] = []

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from autobatch.models.data.tree import Tree, to_label
 
+MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
 UNKNOWN = 0
 OUTSIDE = -1  # what a closed vocabulary gives for words that it lacks; not an id
 
@@ -77,3 +81,22 @@ class Vocabulary:
     def decode(self, tree: Tree[int]) -> Tree[str]:
         """Copy a tree with words in place of ids."""
         return tree.map(self.word)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a vocabulary is made of: the words `of` each training instance that occur `min_count` times or more.
+
+    With `closed`, the vocabulary is closed, and where the data has a size for it, its words are the numbers below that.
+    """
+
+    of: Callable[[Any], Iterable[str]]
+    min_count: int = MIN_COUNT
+    closed: bool = False
+
+    def collect(self, train: Sequence[Any], size: int | None) -> Vocabulary:
+        """Make the vocabulary of training instances."""
+        if self.closed and size is not None:
+            return Vocabulary.of_labels(map(str, range(size)))
+        words = chain.from_iterable(map(self.of, train))
+        return Vocabulary.of_labels(words) if self.closed else Vocabulary.count(words, self.min_count)
