@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -30,8 +29,7 @@ from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.errors import BackendError
 from autobatch.jit.later import n_waiting
-from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
-from autobatch.system.files import write_whole
+from autobatch.system.cache import cache_folder, find_entry, keep_entry
 from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 
 FORMAT = "autobatch matmul 4"
@@ -118,16 +116,16 @@ class Chooser:
     def _table(self, size: str) -> Table:
         """Read the stored table; measure this size if it has no line for it, and store it unless a helper compiles."""
         signature = _sign()
-        table = find_entry("matmul", signature, _load) or {}
+        table = find_entry("matmul", signature, _parse) or {}
         if size not in table:
             m, n, k, dtype, a_flipped, *others = _read_size(size)
             if dtype == "bf16":
                 measured = {PACKED: measure_bf16(m, n, k, a_flipped)}
             else:
                 measured = measure(list_providers(), m, n, k, dtype, a_flipped, *others)
-            table = {**(find_entry("matmul", signature, _load) or {}), size: measured}  # others may have written it
+            table = {**(find_entry("matmul", signature, _parse) or {}), size: measured}  # others may have written it
             if not n_waiting():
-                keep_entry("matmul", signature, lambda path: _save(table, path))
+                keep_entry("matmul", signature, _described(table))
         return table
 
 
@@ -246,27 +244,15 @@ def _sign() -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def _save(table: Table, path: Path) -> None:
-    content = {"format": FORMAT, "cpu": cpu_name(), "versions": find_versions(), "gflops": table}
-    write_whole(path, json.dumps(content, indent=1).encode())
+def _described(table: Table) -> dict[str, Any]:
+    return {"format": FORMAT, "cpu": cpu_name(), "versions": find_versions(), "gflops": table}
 
 
-def _load(path: Path) -> Table:
-    """Read a table; BackendError if the file has none."""
-    try:
-        content = json.loads(path.read_bytes())
-        table: Table = {
-            str(size): {str(name): float(speed) for name, speed in _items(speeds)}
-            for size, speeds in _items(content["gflops"])
-        }
-    except UNREADABLE as error:
-        raise BackendError(f"reading speeds of matrix products from {str(path)!r}: {error}; delete it.") from error
+def _parse(content: Mapping[str, Any]) -> Table:
+    """Make a table of what `_described` made."""
+    table: Table = {
+        size: {name: float(speed) for name, speed in speeds.items()} for size, speeds in content["gflops"].items()
+    }
     if any(not speeds for speeds in table.values()):
-        raise BackendError(f"reading speeds of matrix products from {str(path)!r}: a size has none; delete it.")
+        raise BackendError("a size has no speeds")
     return table
-
-
-def _items(content: Any) -> Iterable[tuple[Any, Any]]:
-    if not isinstance(content, dict):
-        raise TypeError(f"{content!r} is no table")
-    return content.items()

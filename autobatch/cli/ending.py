@@ -9,6 +9,7 @@ itself, in `keeping`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -20,9 +21,11 @@ from typing import NoReturn, TextIO
 import click
 
 from autobatch.errors import AutobatchError
+from autobatch.starting import INTERRUPTED, SAID
 
 USER_ERROR = 2
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
+"""Errors of a file that has no room left, which any write may meet."""
 _SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide it; the new line ends the one that shows ^C
 
 
@@ -47,8 +50,14 @@ def run_to_the_end(work: Callable[[], object]) -> int:
     except AutobatchError as error:
         return _complain(str(error))
     except BrokenPipeError:  # whatever reads our output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _print_no_more()
+        where = "the output" if error.filename is None else repr(error.filename)
+        return _complain(f"cannot write {where}: {(error.strerror or str(error)).lower()}; make room there.")
     return status if isinstance(status, int) else 0
 
 
@@ -65,8 +74,14 @@ def _warn(
 
 
 def _complain(message: str) -> int:
-    click.echo(f"autobatch: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(OSError):  # on a full disk, the status has to say it
+        click.echo(f"autobatch: {' '.join(message.split())}", err=True)
     return USER_ERROR
+
+
+def _print_no_more() -> None:
+    """Let standard output, which cannot be written, take what is yet to be printed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
@@ -75,7 +90,7 @@ def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
         sys.stdout.flush()
     if sys.stdout.isatty():
         os.write(sys.stdout.fileno(), _SHOW_CURSOR)
-    os.write(sys.stderr.fileno(), b"autobatch: interrupted.\n")
+    os.write(sys.stderr.fileno(), SAID)
     os._exit(INTERRUPTED)
 
 

@@ -14,9 +14,9 @@ from types import FrameType
 import click
 
 import autobatch as ab
-from autobatch.cli.ending import INTERRUPTED
 from autobatch.cli.on_ray import ray_option, require_ray
 from autobatch.errors import DataError
+from autobatch.starting import INTERRUPTED
 
 FOLDER = Path(ab.__file__).resolve().parents[1] / "experiments"
 """In a checkout; an installed package has none."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import SEEK_END, FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ from autobatch.cli.machine import describe_machine
 from autobatch.cli.threads import threads_in_force
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
+from autobatch.system.files import write_whole
 
 COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
 
@@ -38,26 +40,56 @@ class Tally:
 
 
 class JsonLines:
-    """Writes one object per result; without a file, writes nothing."""
+    """Writes one object per result; without a file, writes nothing.
 
-    def __init__(self, file: TextIO | None) -> None:
-        self._file = file
+    Args:
+        file: its buffer, if it has one, is passed by.
+        path: of the file, for messages.
+    """
+
+    def __init__(self, file: FileIO | TextIO | None, path: Path | str = "standard output") -> None:
+        self._path = path
+        self._file: FileIO | None
+        if file is None or isinstance(file, FileIO):
+            self._file = file
+        else:
+            file.flush()
+            self._file = FileIO(file.fileno(), "w", closefd=False)
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write one result, readable at once."""
-        if self._file is not None:
-            self._file.write(json.dumps(result, allow_nan=False) + "\n")
-            self._file.flush()
+        """Write one result, readable at once; whole or not at all.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        if self._file is None:
+            return
+        line, written = f"{json.dumps(result, allow_nan=False)}\n".encode(), 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:]) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            with suppress(OSError):  # what is no file on a disk has no end
+                self._file.truncate(self._file.seek(0, SEEK_END) - written)
+            raise _cannot_write(self._path, error, "make room for it, or give another file") from error
+
+
+def _cannot_write(path: Path | str, error: OSError, advice: str) -> DataError:
+    return DataError(f"cannot write results to {path}: {(error.strerror or str(error)).lower()}; {advice}.")
 
 
 @contextmanager
-def open_json(path: Path | None, append: bool | None = None) -> Iterator[JsonLines]:
+def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) -> Iterator[JsonLines]:
     """Open the file for results before the work begins.
 
     Args:
         path: None for no file.
         append: write behind what is there, or in its place, line by line. None: what is there stays until the work is
             done, and if it fails.
+        n_epochs: with `append`, how many epochs are done; lines of later ones, which a run that was killed before its
+            next checkpoint has written, are taken away.
 
     Raises:
         DataError: it cannot be written.
@@ -68,20 +100,38 @@ def open_json(path: Path | None, append: bool | None = None) -> Iterator[JsonLin
     in_place = append is not None or (path.exists() and not path.is_file())
     target = path if in_place else path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        file = target.open("a" if append else "w", encoding="utf-8")
+        if append:
+            _take_away_later(path, n_epochs)
+        file = FileIO(target, "a" if append else "w")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DataError(
-            f"cannot write results to {path}: {reason}; give a file in a folder that can be written."
-        ) from error
+        raise _cannot_write(path, error, "give a file in a folder that can be written") from error
     try:
         with file:
-            yield JsonLines(file)
+            yield JsonLines(file, path)
         if not in_place:
             target.replace(path)
     finally:
         if not in_place:
             target.unlink(missing_ok=True)
+
+
+def _take_away_later(path: Path, n_epochs: int) -> None:
+    """Take the last lines away that are cut short, or of epochs after so many."""
+    if not path.is_file():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    n_lines = len(lines)
+    while lines and _is_later(lines[-1], n_epochs):
+        del lines[-1]
+    if len(lines) < n_lines:
+        write_whole(path, b"".join(lines))
+
+
+def _is_later(line: bytes, n_epochs: int) -> bool:
+    try:
+        return not line.endswith(b"\n") or json.loads(line)["epoch"] > n_epochs
+    except (ValueError, LookupError, TypeError):
+        return False  # what somebody else wrote stays
 
 
 def describe_run(workload: Workload, batch_size: int, policy: str, backend: str, mode: str) -> dict[str, Any]:

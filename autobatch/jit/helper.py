@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NoReturn, TextIO
 from autobatch.jit.later import Task
 from autobatch.jit.progress import untold
 from autobatch.system.cache import cache_folder
+from autobatch.system.owners import make_own
 
 IDLE_S = 5.0
 SLEEP_S = 0.02  # between two looks at whether another process still compiles
@@ -84,7 +85,7 @@ def alone(is_over: Callable[[], bool]) -> Iterator[None]:
             return False
         return True
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own(folder)
     with (folder / "compiling.lock").open("w", encoding="utf-8") as file:
         while not has_lock(file):
             if is_over():

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autobatch.system.files import write_whole
+from autobatch.system.owners import PUBLIC, read_own
 
 SUFFIX = ".kept"
 DIGEST_BYTES = sha256().digest_size
@@ -190,12 +191,12 @@ class _Files:
 
         dumps: Any = serialize.dumps
         content = dumps((_made_for(key), data))
-        write_whole(self._path(key), sha256(content).digest() + content)
+        write_whole(self._path(key), sha256(content).digest() + content, PUBLIC[1])
 
     def load(self, key: Any) -> Any:
-        """Read the compiled code for a key; None if there is no file, or if its contents do not match."""
+        """Read the compiled code for a key; None if there is none, or none that is own and matches."""
         try:
-            content = self._path(key).read_bytes()
+            content = read_own(self._path(key))
         except OSError:
             return None
         digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]

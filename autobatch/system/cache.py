@@ -1,9 +1,9 @@
 """The user's cache folder: what autobatch measured and laid out on this machine, for later processes.
 
-An entry is a file, named by a digest of what it depends on. Files are written whole
-(`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries may be deleted
-at any time: one that cannot be read counts as absent, and one that cannot be written is computed again by the next
-process; a warning says so.
+An entry is a file of JSON, named by a digest of what it depends on, with a checksum of its content. Files are written
+whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries may be
+deleted at any time: one that is damaged counts as absent, and one that cannot be written is computed again by the next
+process; a warning says so. A folder or an entry that others may have written is not used (`autobatch.system.owners`).
 
     AUTOBATCH_CACHE=path     keeps entries in this folder
     AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
@@ -11,26 +11,41 @@ process; a warning says so.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from autobatch.errors import AutobatchError
+from autobatch.errors import AutobatchError, DataError
+from autobatch.system.files import write_whole
+from autobatch.system.owners import PUBLIC, is_own, make_own, read_own, warn_of_others
 
 Entry = TypeVar("Entry")
 
 VARIABLE = "AUTOBATCH_CACHE"
 IS_WINDOWS = os.name == "nt"
 OFF = ("", "0", "off")
+CHECKSUM = "checksum"  # the field of an entry
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Errors of reading JSON of any content."""
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of entries; None if `AUTOBATCH_CACHE` is off or the user has no home folder."""
+    """Return the folder of entries.
+
+    Returns:
+        None if `AUTOBATCH_CACHE` is off, the user has no home folder, or others may write what would be the folder.
+    """
+    folder = _chosen()
+    return folder if folder is not None and _is_trusted(str(folder)) else None
+
+
+def _chosen() -> Path | None:
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return None if chosen.strip().lower() in OFF else Path(chosen)
@@ -46,33 +61,49 @@ def cache_folder() -> Path | None:
     return (Path(base) if os.path.isabs(base) else home / ".cache") / "autobatch"
 
 
-def find_entry(kind: str, signature: str, load: Callable[[Path], Entry]) -> Entry | None:
+@cache
+def _is_trusted(folder: str) -> bool:
+    """Whether only this user may write a folder, or make it; looked up once, for each file is looked at as well."""
+    try:
+        trusted = is_own(os.stat(folder))
+    except OSError:
+        return True
+    if not trusted:
+        warn_of_others(folder)
+    return trusted
+
+
+def find_entry(kind: str, signature: str, parse: Callable[[Mapping[str, Any]], Entry]) -> Entry | None:
     """Read an entry.
 
     Args:
         kind: of entry.
         signature: names the entry within its kind.
-        load: reads a file; AutobatchError if it is none that it can read.
+        parse: makes what is returned of the content; one of `UNREADABLE`, or AutobatchError, if it cannot.
 
     Returns:
-        What it read; None if there is no entry, or none that can be read, of which a warning is given.
+        What it made; None if there is no entry, or a damaged one, of which a warning is given.
     """
     path = _place(kind, signature)
-    if path is None or not os.path.exists(path):
+    if path is None:
         return None
     try:
-        return load(path)
-    except AutobatchError as error:
-        warnings.warn(f"a cached file is left aside and will be replaced: {error}", stacklevel=2)
+        return parse(_check(read_own(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (*UNREADABLE, AutobatchError) as error:
+        warnings.warn(
+            f"a cached file is left aside and will be replaced: {str(path)!r} is damaged ({error}).", stacklevel=2
+        )
         return None
 
 
-def keep_entry(kind: str, signature: str, save: Callable[[Path], None]) -> Path | None:
+def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | None:
     """Write an entry, in place of what is there.
 
     Args:
         kind, signature: see `find_entry`.
-        save: writes a file whole; AutobatchError or OSError if it cannot.
+        content: what JSON can hold.
 
     Returns:
         Where it is; None if nothing is to be kept, or if it cannot be, of which a warning is given.
@@ -81,9 +112,9 @@ def keep_entry(kind: str, signature: str, save: Callable[[Path], None]) -> Path 
     if path is None:
         return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(path)
-    except (OSError, AutobatchError) as error:
+        make_own(path.parent)
+        write_whole(path, json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1).encode(), PUBLIC[1])
+    except OSError as error:
         warnings.warn(
             f"cannot keep {kind} in {str(path.parent)!r} ({error}); going on without. Set {VARIABLE} to a folder that "
             f"can be written, or to off.",
@@ -91,6 +122,19 @@ def keep_entry(kind: str, signature: str, save: Callable[[Path], None]) -> Path 
         )
         return None
     return path
+
+
+def _check(text: bytes) -> Mapping[str, Any]:
+    """The content of an entry; DataError, or one of `UNREADABLE`, if it is damaged."""
+    content = json.loads(text)
+    if content.pop(CHECKSUM) != _checksum(content):
+        raise DataError("its checksum is another")
+    found: Mapping[str, Any] = content
+    return found
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _place(kind: str, signature: str) -> Path | None:

@@ -49,8 +49,11 @@ def text_as_file(text: str) -> Iterator[Path]:
         yield path
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None = None) -> None:
     """Write a file so that a reader, or a crash, finds the old content or the new, never a part.
+
+    Args:
+        mode: of the file, from which the umask takes away; None for that of any new file.
 
     Raises:
         OSError: it cannot be written, or something that is no regular file is there.
@@ -61,7 +64,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     folder, name = os.path.split(target)
     unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(unfinished, "xb") as file:
+        opener = None if mode is None else lambda name, flags: os.open(name, flags, mode)
+        with open(unfinished, "xb", opener=opener) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

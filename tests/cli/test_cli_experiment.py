@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autobatch.cli import experiment
-from autobatch.cli.ending import INTERRUPTED
+from autobatch.starting import INTERRUPTED
 from helpers.runs.commands import Command
 
 SCRIPT = """

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -234,7 +234,8 @@ def test_workers_that_are_killed_again_and_again_end_the_server(run: Path) -> No
             if process.poll() is not None:
                 break
             for worker in workers_of(process)[:1]:
-                os.kill(worker, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(worker, signal.SIGKILL)
             time.sleep(0.1)
         assert process.wait(60) == 1
 
@@ -295,7 +296,7 @@ def test_a_client_that_sends_no_more_does_not_keep_it_from_ending(begin: str, wo
             client.sendall(begin.encode())
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == (0 if workers > 1 else -signal.SIGTERM)
+        assert process.wait(30) == 0
         for client in clients:
             client.close()
 
@@ -311,7 +312,6 @@ def test_a_full_disk_stops_no_prediction(run: Path, tmp_path: Path, monkeypatch:
         shutil.rmtree(tmp_path / "temporary")
         for _ in range(20):
             assert predict(port, TREE) == expected
-            assert ask(port, "GET", "/readyz")[0] == 200
             assert ask(port, "GET", "/metrics")[0] == 200
         counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
         assert counted is not None

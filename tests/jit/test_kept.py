@@ -200,11 +200,11 @@ def test_damaged_kernels_are_made_again(tmp_path: Path, pattern: str) -> None:
 
 
 def keep_table() -> None:
-    keep_entry("matmul", "signature", lambda path: choosing._save({"float32 4 4 4 NN": {"numpy": 1.0}}, path))
+    keep_entry("matmul", "signature", choosing._described({"float32 4 4 4 NN": {"numpy": 1.0}}))
 
 
 ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-    "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._load)),
+    "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._parse)),
 }
 
 

@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from autobatch.errors import DataError
 from autobatch.system import cache
-from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
-from autobatch.system.files import write_whole
+from autobatch.system.cache import cache_folder, find_entry, keep_entry
 
 SIGNATURE = "0123456789abcdef"
 
@@ -26,15 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def keep(number: float = 0.65) -> Path | None:
-    content = json.dumps({"number": number}).encode()
-    return keep_entry("tuning", SIGNATURE, lambda path: write_whole(path, content))
+    return keep_entry("tuning", SIGNATURE, {"number": number})
 
 
-def load(path: Path) -> float:
-    try:
-        return float(json.loads(path.read_text())["number"])
-    except UNREADABLE as error:
-        raise DataError(f"cannot load {path}: {error}") from error
+def load(content: Mapping[str, Any]) -> float:
+    return float(content["number"])
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", " OFF "])
@@ -92,7 +90,7 @@ def test_a_damaged_entry_is_told_and_replaced(folder: Path, content: bytes) -> N
     path = folder / "tuning" / f"{SIGNATURE}.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: cannot load "):
+    with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: .* is damaged "):
         assert find_entry("tuning", SIGNATURE, load) is None
     assert keep(0.5) == path
     assert find_entry("tuning", SIGNATURE, load) == 0.5
@@ -105,23 +103,39 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypat
         assert keep() is None
     assert find_entry("tuning", SIGNATURE, load) is None
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space left")))
+    with pytest.warns(UserWarning, match="no space left"):
+        assert keep() is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "file"]
 
-    def refuse(path: Path) -> None:
-        raise PermissionError(f"cannot write {str(path)!r}: permission denied.")
 
-    with pytest.warns(UserWarning, match="permission denied"):
-        assert keep_entry("tuning", SIGNATURE, refuse) is None
+@pytest.mark.parametrize("seed", range(3))
+def test_any_bit_that_flips_is_found(folder: Path, seed: int) -> None:
+    """Only such as leave the meaning as it was, in white space, may pass."""
+    path = keep(0.65625)
+    assert path is not None
+    written, rng = path.read_bytes(), np.random.default_rng(seed)
+    for place in rng.permutation(8 * len(written))[:200].tolist():
+        damaged = bytearray(written)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = find_entry("tuning", SIGNATURE, load)
+        assert found == 0.65625 if not told else found is None
+        assert told or json.loads(damaged) == json.loads(written)
+    assert keep(0.5) == path
+    assert find_entry("tuning", SIGNATURE, load) == 0.5
 
 
 WRITER = """
-import json, sys, warnings
+import sys, warnings
 from autobatch.system.cache import find_entry, keep_entry
-from autobatch.system.files import write_whole
 warnings.simplefilter("error")
-content = json.dumps({"number": float(sys.argv[1])} | dict.fromkeys(map(str, range(1000)), sys.argv[1])).encode()
+content = {"number": float(sys.argv[1])} | dict.fromkeys(map(str, range(1000)), sys.argv[1])
 for _ in range(25):
-    assert keep_entry("tuning", sys.argv[2], lambda path: write_whole(path, content))
-    print(find_entry("tuning", sys.argv[2], lambda path: json.loads(path.read_text())["number"]))
+    assert keep_entry("tuning", sys.argv[2], content)
+    print(find_entry("tuning", sys.argv[2], lambda content: content["number"]))
 """
 
 

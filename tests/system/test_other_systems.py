@@ -20,12 +20,12 @@ import pytest
 import autobatch as ab
 from autobatch.blas import threads
 from autobatch.cli import experiment
-from autobatch.cli.ending import INTERRUPTED
 from autobatch.cli.serving.process import Reloading
 from autobatch.cli.serving.workers import run_workers
 from autobatch.cli.training.trained import Trained
 from autobatch.errors import DataError
 from autobatch.jit.helper import alone
+from autobatch.starting import INTERRUPTED
 from autobatch.system.files import write_whole
 from autobatch.trace.workers import can_fork, record_in_processes
 from checkout import PACKAGE, ROOT

@@ -9,7 +9,6 @@ import json
 import sys
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from autobatch.blas.own.packed import pack_bf16, pack_float32
 from autobatch.blas.own.tiles import can_tile, can_tile_bf16
 from autobatch.jit.later import Task, waits_for
 from autobatch.system.cache import find_entry, keep_entry
-from autobatch.system.files import write_whole
 from autobatch.system.processor import cpu_name
 
 KIND = "compiled"
@@ -40,7 +38,7 @@ def is_fixed_compiled(dtype: str, precision: str, n_threads: int) -> bool:
         n_threads: that share tiles.
     """
     arguments = dtype, precision, n_threads > 1
-    if find_entry(KIND, _sign(*arguments), Path.read_bytes) is not None:
+    if find_entry(KIND, _sign(*arguments), bool) is not None:
         return True
     return not waits_for(Task(__name__, "compile_fixed", arguments))
 
@@ -67,7 +65,7 @@ def compile_fixed(dtype: str, precision: str, with_threads: bool) -> None:
     if with_threads:
         nothing = np.zeros(2, np.int64)
         Sweeps().run(np.zeros((2, 0), ADDRESSES), CallList(none, nothing[:1], nothing, np.zeros(0, np.bool_)), 0, 0)
-    keep_entry(KIND, _sign(dtype, precision, with_threads), lambda path: write_whole(path, b"{}"))
+    keep_entry(KIND, _sign(dtype, precision, with_threads), {})
 
 
 @cache

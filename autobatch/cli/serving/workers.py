@@ -9,18 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from types import FrameType
 
 from autobatch.cli.ending import describe_end
 from autobatch.cli.serving.log import LOG
 from autobatch.errors import DataError
+from autobatch.starting import FIRST
 
 HELD = "AUTOBATCH_SOCKET"
 """The environment of a worker has the number of the socket at which the first process listens."""
-FIRST = "AUTOBATCH_FIRST"
-"""The environment of a worker has the number of a pipe whose other end only the first process holds."""
 LEAST_LIFE = 5.0  # seconds; a worker that fails earlier would fail again
 MOST_KILLED = 5  # workers in a row that a signal ends as early
 CHECK_EVERY = 0.2  # seconds
@@ -34,7 +32,6 @@ def listen(host: str, port: int) -> socket.socket:
         DataError: the address cannot be had.
     """
     if HELD in os.environ:
-        threading.Thread(target=_end_with_first, name="autobatch first process", daemon=True).start()
         return socket.socket(fileno=int(os.environ[HELD]))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -46,12 +43,6 @@ def listen(host: str, port: int) -> socket.socket:
         raise DataError(f"serving at {host}:{port}: {error}; give another --host or --port.") from None
     made.listen(1024)
     return made
-
-
-def _end_with_first() -> None:
-    """End this worker as SIGTERM does when the first process is gone, however it ended."""
-    os.read(int(os.environ[FIRST]), 1)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_workers(n: int, listening: socket.socket) -> int:
@@ -73,7 +64,7 @@ def run_workers(n: int, listening: socket.socket) -> int:
         raise DataError(f"--workers {n}: no memory that they share can be had: {error.strerror}.") from None
     board, passed = Board(mmap.mmap(memory, 0), 0), (listening.fileno(), theirs, memory)
     with tempfile.TemporaryDirectory() as shared, os.fdopen(theirs), os.fdopen(ours, "w"):
-        environment = {**os.environ, HELD: str(passed[0]), FIRST: str(passed[1]), SEVERAL: shared}
+        environment = {**os.environ, HELD: str(passed[0]), FIRST: f"{theirs} {KILL_AFTER}", SEVERAL: shared}
 
         def begin(place: int) -> tuple[subprocess.Popen[bytes], float]:
             command = [sys.executable, "-m", "autobatch", *sys.argv[1:]]

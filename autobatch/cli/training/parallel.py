@@ -1,14 +1,17 @@
 """Training by several processes of this machine: this one is the first, and starts the others with its own command.
 
-The others print nothing, and end with the first. Where one of them ends before, the first says so in a sentence.
+The others print nothing, and end with the first. Where one of them ends before, the first says so in a sentence; if it
+is at something that takes long, such as to compile or to wait for all to join, it ends all the same.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +19,20 @@ from datetime import timedelta
 from typing import IO
 
 import autobatch as ab
-from autobatch.cli.ending import describe_end
+from autobatch.cli.ending import USER_ERROR, describe_end
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import Alone, ConnectionLost
 from autobatch.errors import DistributedError
 from autobatch.release import pip_install
+from autobatch.starting import FIRST
 
 PROCESS = "AUTOBATCH_PROCESS"
 """The environment of another process has its number, how many there are, and the port where the first one listens."""
 JOIN_WITHIN = 300.0  # seconds, in which a process imports its packages
 END_WITHIN = 5.0
+GIVE_UP_AFTER = 7.0  # seconds after another process has ended, in which the first one has to notice
 CHECK_EVERY = 0.02
+STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # statuses of a process that was asked to end, as all are
 
 
 @contextmanager
@@ -57,7 +63,7 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
             yield joined
         return
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=longest)
-    with _Others(n, store.port) as others:
+    with _Others(n, store.port, to_go_on) as others:
         others.wait_for(store)
         distributed.init_process_group("gloo", store=store, rank=0, world_size=n)
         try:
@@ -71,25 +77,36 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
 
 
 class _Others:
-    """The other processes of n, which end with the context; they find the first at a port."""
+    """The other processes of n, which end with the context; they find the first at a port.
 
-    def __init__(self, n: int, port: int) -> None:
-        self._n, self._port = n, port
+    Args:
+        to_go_on: what to do after one of them has ended, for the message.
+    """
+
+    def __init__(self, n: int, port: int, to_go_on: str) -> None:
+        self._n, self._port, self._to_go_on = n, port, to_go_on
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+        self._is_over, self._pipe = threading.Event(), os.pipe()  # which the others end with
 
     def __enter__(self) -> _Others:
+        theirs, passes = self._pipe[0], os.name == "posix"
         for rank in range(1, self._n):
             told = tempfile.TemporaryFile()
             environment = {**os.environ, PROCESS: f"{rank} {self._n} {self._port}"}
+            if passes:
+                environment[FIRST] = f"{theirs} {END_WITHIN}"
             command = [sys.executable, "-m", "autobatch", *sys.argv[1:]]
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=told
-            )
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=told,
+                pass_fds=(theirs,) if passes else (),
+            )  # fmt: skip
             self._started.append((process, told))
+        threading.Thread(target=self._watch, name="autobatch processes", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """End those that do not end by themselves."""
+        self._is_over.set()
         until = time.monotonic() + END_WITHIN
         for process, told in self._started:
             try:
@@ -98,6 +115,20 @@ class _Others:
                 process.kill()
                 process.wait()
             told.close()
+        for end in self._pipe:
+            os.close(end)
+
+    def _watch(self) -> None:
+        """End all, if this process does not notice by itself that another one has ended."""
+        while not self._is_over.wait(CHECK_EVERY):
+            statuses = [process.poll() for process, _ in self._started]
+            if any(status and status not in STOPPED for status in statuses):
+                if self._is_over.wait(GIVE_UP_AFTER):
+                    return
+                for process, _ in self._started:
+                    process.kill()
+                os.write(2, f"autobatch: {self.say_ended()}; {self._to_go_on}.\n".encode())
+                os._exit(USER_ERROR)
 
     def wait_for(self, store: object) -> None:
         """Wait until all have begun.

@@ -12,6 +12,7 @@ checkpoint could be ahead of the file.
 from __future__ import annotations
 
 import importlib.util
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,13 +24,62 @@ from autobatch.errors import DataError
 from autobatch.release import pip_install
 
 
+class Writer:
+    """Writes events to the files of a run.
+
+    Args:
+        writer: of the package; folder: of the files, for messages.
+    """
+
+    def __init__(self, writer: Any, folder: Path) -> None:
+        self._writer, self._folder = writer, folder
+
+    def write(self, event: Any) -> None:
+        """Write an event, readable at once; DataError if it cannot be written."""
+        with _naming(self._folder):
+            self._writer.add_event(event)
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the files; DataError if what is left cannot be written."""
+        with _naming(self._folder):
+            self._writer.close()
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write scalars to {str(folder)!r}: {error.strerror}; name a folder that can be written and has "
+            f"room."
+        ) from error
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Let the package's threads not print the errors of files, which `flush` raises again."""
+    show = threading.excepthook
+
+    def show_others(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, OSError):
+            show(args)
+
+    threading.excepthook = show_others
+    try:
+        yield
+    finally:
+        threading.excepthook = show
+
+
 class Scalars:
     """Writes what `autobatch train` reports; without a folder, writes nothing.
 
     Each write reaches the file at once, before the checkpoint of the same mini-batch.
     """
 
-    def __init__(self, steps: Any = None, epochs: Any = None) -> None:
+    def __init__(self, steps: Writer | None = None, epochs: Writer | None = None) -> None:
         """Take the writers of the two runs."""
         self._steps, self._epochs = steps, epochs
 
@@ -80,18 +130,15 @@ def open_scalars(folder: Path | None, fitting: Fitting) -> Iterator[Scalars]:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     _wait_for_a_later_name(folder)
-    with ExitStack() as stack:
+    with ExitStack() as stack, _quiet_threads():
         writers = []
         for run, n_done in (
             ("steps", _n_steps(fitting)),
             ("epochs", fitting.position.epochs * fitting.steps_per_epoch),
         ):
-            try:
-                writer = EventFileWriter(str(folder / run))
-            except OSError as error:
-                raise DataError(
-                    f"cannot write scalars to {str(folder)!r}: {error.strerror}; name a folder that can be written."
-                ) from error
+            with _naming(folder):
+                made = EventFileWriter(str(folder / run))
+            writer = Writer(made, folder)
             stack.callback(writer.close)
             _mark_start(writer, n_done + 1)
             writers.append(writer)
@@ -109,19 +156,17 @@ def _n_steps(fitting: Fitting) -> int:
     return fitting.position.epochs * fitting.steps_per_epoch + fitting.position.steps
 
 
-def _mark_start(writer: Any, step: int) -> None:
+def _mark_start(writer: Writer, step: int) -> None:
     """Begin at a step: TensorBoard drops the points of earlier files from there on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-    writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-    writer.flush()
+    writer.write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
-def _write(writer: Any, step: int, figures: Mapping[str, float]) -> None:
+def _write(writer: Writer, step: int, figures: Mapping[str, float]) -> None:
     """Write figures by tag, readable at once."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=tag, simple_value=float(figure)) for tag, figure in figures.items()]
-    writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-    writer.flush()
+    writer.write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))

@@ -134,7 +134,8 @@ def train(
     with processes(data_parallel, to_go_on) as joined:
         if joined.rank:
             json_path = tensorboard = profile_path = None
-        with open_json(json_path, append=stored is not None) as results:
+        n_epochs = 0 if stored is None else stored.position.epochs
+        with open_json(json_path, append=stored is not None, n_epochs=n_epochs) as results:
             return _run(
                 chosen, workload, joined, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path
             )

@@ -32,6 +32,7 @@ from autobatch.jit.loops import Compiled
 from autobatch.ops import error_function
 from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
+from autobatch.system.owners import PUBLIC, make_own, read_own
 
 TYPES = ("int64", "int32", "float64", "bool_")
 HELPERS = ("part", "larger", "plus", "power", "collect", "may_store", "send")
@@ -151,8 +152,8 @@ def _keep(text: str, digest: str) -> Path | None:
     path = folder / "kernels" / f"k{digest}.py"
     try:
         if not _holds(path, text.encode()):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text.encode())
+            make_own(path.parent)
+            write_whole(path, text.encode(), PUBLIC[1])
     except OSError as error:
         _warn(path, error)
         return None
@@ -161,7 +162,7 @@ def _keep(text: str, digest: str) -> Path | None:
 
 def _holds(path: Path, content: bytes) -> bool:
     try:
-        return path.read_bytes() == content
+        return read_own(path) == content
     except FileNotFoundError:
         return False
 
