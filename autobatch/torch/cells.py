@@ -99,11 +99,27 @@ class MethodCell(TorchCell):
         return "forward.called" if self.method == "__call__" else self.method
 
 
+class Cut:
+    """A slice in an index, as a static argument: slices have no hash before Python 3.12."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, cut: slice) -> None:
+        self.parts = cut.start, cut.stop, cut.step
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cut) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+
 class FunctionCell(TorchCell):
     """A function of torch, such as `torch.cat`, as a cell: all that is no value is part of its type."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = on_leaves(lambda x: slice(*x.parts) if type(x) is Cut else x, (args, kwargs))
             return function(*args, **kwargs)
 
         super().__init__(call, name=function.__name__.strip("_"))

@@ -86,6 +86,7 @@ class Outline:
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
+        may_share: whether a result may lie in memory that the function was given.
         way: how it computes many rows.
     """
 
@@ -99,6 +100,7 @@ class Outline:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
+        self.may_share = not all(x.untyped_storage()._cdata in self._made for x in found if is_plain(x))
         behind = functions_behind(found)
         self._check_leaves(behind - functions_behind(functions.given))
         self.kinds = [
