@@ -18,6 +18,7 @@ from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
 from autobatch.keywords import suggesting
 from autobatch.ops.operators import STAGE, Operators
+from autobatch.params.parameter import Parameter
 from autobatch.torch.bodies import RUNS, make_body
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
@@ -126,8 +127,8 @@ class FunctionCell(TorchCell):
         self.eager = function
 
     def is_static(self, name: str, x: Any) -> bool:
-        """Whether a part of the arguments is neither a value nor an array."""
-        return not isinstance(x, (np.ndarray, Operators)) and not is_structure(x)
+        """Whether a part of the arguments is a parameter, or neither a value nor an array."""
+        return isinstance(x, Parameter) or (not isinstance(x, (np.ndarray, Operators)) and not is_structure(x))
 
     def __reduce__(self) -> Any:
         """Name a function of torch, whose own name may be that of another or of none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -27,7 +27,8 @@ from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, construct, named, tell
-from autobatch.torch.parameters import PARAMETERS
+from autobatch.torch.outline import check_function
+from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
 from autobatch.torch.stacked import REDUCTIONS, reduce_rows, stack_values
 from autobatch.torch.structures import leaves_of
@@ -77,6 +78,7 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return found
     if (told := tell(function, name, args, kwargs)) is not NotImplemented:
         return told
+    check_function(function, args, kwargs)
     if is_in_place(function.__name__):
         return change(function.__name__, args, kwargs)
     if kwargs.get("inplace"):
@@ -147,12 +149,39 @@ class OfParameters(TorchFunctionMode):
         if (function is REQUIRES or "requires_grad" in kwargs) and hasattr(STAGE.current, "patches"):
             before = bool(args) and getattr(args[0], "requires_grad", False)
             return as_variable(function(*args, **kwargs), function is REQUIRES and before)
+        if kwargs and (out := kwargs.get("out")) is not None and _reads_parameter((out,)):
+            _refuse_change(f"{named(function.__name__)} with out=", out)
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
+            check_function(function, args, kwargs)
+            if is_in_place(function.__name__) and _reads_parameter(args[:1]):
+                _refuse_change(named(OPERATORS.get(function.__name__, function.__name__)), args[0])
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():
                 return apply(function, args, kwargs)
             return found
         return function(*args, **kwargs)
+
+
+def _refuse_change(method: str, tensor: torch.Tensor) -> Never:
+    """Refuse to change a parameter or a buffer while instances are recorded."""
+    parameter = find_parameter(tensor)
+    name = repr(parameter.name) if parameter is not None and parameter.name else "a parameter"
+    raise GraphError(
+        f"{method} changes {name} while instances are recorded, but what is recorded reads parameters and buffers when "
+        f"the mini-batch runs, after all instances; change it before or after the call, or call eval() on the module."
+    )
+
+
+def _refuse_buffer(module: torch.nn.Module, name: str, buffer: Any) -> None:
+    """Refuse a recorded value as a buffer of a module; a hook of torch, called where buffers are assigned."""
+    if isinstance(buffer, Value):
+        raise GraphError(
+            f"the buffer {name!r} of {type(module).__name__} is assigned a recorded value, which is only computed when "
+            f"the mini-batch runs; return the value and assign the buffer after the call, or call eval() on the module."
+        )
+
+
+torch.nn.modules.module.register_module_buffer_registration_hook(_refuse_buffer)
 
 
 def _inference_mode(is_on: bool) -> Any:
