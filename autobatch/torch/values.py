@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Never
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from autobatch.errors import GraphError
@@ -49,6 +50,15 @@ SPELLED = {
 }  # fmt: skip
 PLAIN_INDEX = (int, slice, type(None), type(Ellipsis))
 """Of these an index is made that cuts a value; others take elements, as tensors and lists do."""
+DROPPING = {
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+}
+"""Functions that give the tensor itself in eval()."""
 REPLACED: dict[Any, Callable[..., Any]] = {
     packed.VF._pack_padded_sequence: packed.pack_padded,
     packed.VF._pad_packed_sequence: packed.pad_packed,
@@ -74,6 +84,8 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if function is REQUIRES:
         return args[0]
     name = SPELLED.get(function.__name__, function.__name__)
+    if function in DROPPING and not kwargs.get("training", True):
+        return args[0]
     if function in REPLACED and (found := REPLACED[function](*args, **kwargs)) is not NotImplemented:
         return found
     if (told := tell(function, name, args, kwargs)) is not NotImplemented:

@@ -101,10 +101,12 @@ class Rows(Value):
     Attributes:
         refs: of the rows, in order.
         row: the class of a row.
+        whole: all rows as one value, where that has been recorded; for handles that are used once.
     """
 
-    __slots__ = ("refs",)
+    __slots__ = ("refs", "whole")
     refs: Sequence[int]
+    whole: Any
     row: type[Value]
 
     def resize(self, n_rows: int) -> None:

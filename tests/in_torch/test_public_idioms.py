@@ -6,7 +6,8 @@ records are asserted, since single ops outside of cells are what a port pays for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +22,15 @@ import autobatch.torch as abt
 DIM, WORDS = 4, 11
 
 
-def check(model: nn.Module, instances: list[Any], nodes: Callable[[Any], int]) -> None:
-    """Compare a module with torch alone, values and gradients, and the numbers of nodes with those expected."""
+def check(model: nn.Module, instances: list[Any], nodes: Callable[[Any], dict[str, int]]) -> None:
+    """Compare a module with torch alone, values and gradients, and the nodes of each instance with those expected."""
     model.double()
     abt.check_batched(model, instances, backend="reference")
-    recorded = abt.batched(model, backend="reference").record_all(instances)
-    assert [graph.n_nodes for graph in recorded] == [nodes(x) for x in instances]
+    batched = abt.batched(model, backend="reference")
+    recorded = batched.record_all(instances)
+    for graph, instance in zip(recorded, instances, strict=True):
+        names = Counter(batched.recorder.types[number].name for number in graph.type_id.tolist())
+        assert names == {name: n for name, n in nodes(instance).items() if n}
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +50,8 @@ class Tree:
     def size(self) -> int:
         return 1 + sum(child.size() for child in self.children)
 
-    def n_inner(self) -> int:
-        return bool(self.children) + sum(child.n_inner() for child in self.children)
+    def n_leaves(self) -> int:
+        return sum(child.n_leaves() for child in self.children) or 1
 
 
 class ChildSumTreeLSTM(nn.Module):
@@ -91,11 +95,17 @@ def test_child_sum_tree_lstm() -> None:
 
     trees = [Tree(1, [leaf(2), Tree(3, [leaf(4), leaf(5), leaf(1)])]), leaf(7), Tree(8, [leaf(9)])]
 
-    def nodes(tree: Tree) -> int:
-        # per node: embedding, fx, ioux, iouh, combine and two sums; per child: fh and forget; zeros once
-        n_edges = tree.size() - 1
-        n_leaves = tree.size() - tree.n_inner()
-        return 7 * tree.size() + 2 * (n_edges + n_leaves) + 1
+    def nodes(tree: Tree) -> dict[str, int]:
+        n = tree.size()
+        n_read = n - 1 + tree.n_leaves()  # states of children, and the zeros that leaves read
+        return {
+            "Embedding": n, "Linear": 3 * n + n_read, "forget": n_read, "combine": n, "constant": 1,
+            "sum_n": 2 * n_sums(tree),
+        }  # fmt: skip
+
+    def n_sums(tree: Tree) -> int:
+        """Nodes of several children; a sum over one is that one."""
+        return (len(tree.children) > 1) + sum(map(n_sums, tree.children))
 
     check(ChildSumTreeLSTM(), trees, nodes)
 
@@ -139,19 +149,25 @@ class Spinn(nn.Module):
             else:
                 right, left = stack.pop(), stack.pop()
                 stack.append(self.reduce(left, right, state[0]))
-        assert len(stack) == 1 and isinstance(stack[0], torch.Tensor)
+        assert len(stack) == 1
+        assert isinstance(stack[0], torch.Tensor)
         return stack.pop()[:DIM], loss
 
 
 def test_shift_reduce_with_buffers_and_stacks() -> None:
     items = [(torch.tensor([1, 2, 3]), "SSSRR"), (torch.tensor([4, 5]), "SSR"), (torch.tensor([6, 7, 8]), "SSRSR")]
 
-    def nodes(item: tuple[Tensor, str]) -> int:
+    def nodes(item: tuple[Tensor, str]) -> dict[str, int]:
         words, transitions = item
-        n = len(words)
-        # embedding, projection, rows; a step: three slices, cat, tracker, dropout, transition, unsqueeze, loss
-        of_zero = {"SSSRR": 3, "SSR": 3, "SSRSR": 3}[transitions]
-        return 0 * n + of_zero
+        n = len(transitions)
+        n_read, depth, n_left = 0, 0, len(words)  # states of words and phrases that the tracker reads
+        for transition in transitions:
+            n_read += min(depth, 2) + bool(n_left)
+            depth, n_left = (depth + 1, n_left - 1) if transition == "S" else (depth - 1, n_left)
+        return {
+            "embedding": 1, "Linear": 1 + n, "unbind": 1, "slice": n_read + 1, "constant": 1, "cat": n, "LSTMCell": n,
+            "unsqueeze": n, "cross_entropy": n, "add": n - 1, "reduce": transitions.count("R"),
+        }  # fmt: skip
 
     model = Spinn().eval()
     check(model, items, nodes)
@@ -229,8 +245,12 @@ class BiLstmCrf(nn.Module):
 def test_bilstm_crf() -> None:
     items = [(torch.tensor([1, 2, 3]), [0, 1, 0]), (torch.tensor([4]), [1]), (torch.tensor([5, 6]), [1, 1])]
 
-    def nodes(item: tuple[Tensor, list[int]]) -> int:
-        return len(item[1])
+    def nodes(item: tuple[Tensor, list[int]]) -> dict[str, int]:
+        n = len(item[1])
+        return {
+            "embedding": 1, "flip": 1, "slice": 2 * n, "LSTMCell": 2 * n, "cat": n, "Linear": n, "log_add": n,
+            "gold_step": n, "constant": 2, "getitem": 2, "add": n + 2, "logsumexp": 1, "sub": 1,
+        }  # fmt: skip
 
     model = BiLstmCrf()
     check(model, items, nodes)
@@ -268,8 +288,13 @@ def test_message_passing() -> None:
         (torch.randn(1, 3).double(), list[tuple[int, int]]()),
     ]
 
-    def nodes(graph: tuple[Tensor, list[tuple[int, int]]]) -> int:
-        return len(graph[1])
+    def nodes(graph: tuple[Tensor, list[tuple[int, int]]]) -> dict[str, int]:
+        features, edges = graph
+        n, n_targets = len(features), len({target for _, target in edges})
+        return {
+            "constant": n + (n_targets < n), "Linear": n, "cat": 2 * len(edges), "Sequential": 2 * len(edges),
+            "sum_n": 2 * n_targets, "GRUCell": 2 * n, "mean_n": 1, "linear": 1, "squeeze": 1,
+        }  # fmt: skip
 
     check(MessagePassing(), graphs, nodes)
 
@@ -316,8 +341,13 @@ def test_attention_decoder_with_teacher_forcing() -> None:
         (torch.tensor([2, 9]), torch.tensor([10, 3, 1])),
     ]  # fmt: skip
 
-    def nodes(pair: tuple[Tensor, Tensor]) -> int:
-        return len(pair[0])
+    def nodes(pair: tuple[Tensor, Tensor]) -> dict[str, int]:
+        n, m = map(len, pair)
+        once = ("view", "t", "bmm", "masked_fill", "softmax", "mm", "log_softmax", "nll_loss", "add")
+        return {
+            "embedding": 1 + m, "slice": n, "constant": 2, "GRUCell": n + m, "Linear": 2 * m, "stack": 1,
+            "unsqueeze": 2 * m, "squeeze": 2 * m, "cat": 2 * m, "div": 1, **dict.fromkeys(once, m),
+        }  # fmt: skip
 
     check(AttentionSeq2Seq(), pairs, nodes)
 
@@ -387,11 +417,16 @@ def test_neural_module_network() -> None:
         (image.flip(0), ("describe", ("transform", ("transform", ("find", 1), 2), 5)), 1),
     ]
 
-    def count(layout: Any) -> int:
-        return 1 + sum(1 if isinstance(x, int) else count(x) for x in layout[1:])
+    def walk(layout: Any) -> Iterator[str]:
+        if isinstance(layout, int):
+            yield "Embedding"
+            return
+        yield layout[0].capitalize()
+        for part in layout[1:]:
+            yield from walk(part)
 
-    def nodes(item: tuple[Tensor, Any, int]) -> int:
-        return count(item[1])
+    def nodes(item: tuple[Tensor, Any, int]) -> dict[str, int]:
+        return Counter(walk(item[1])) | {"constant": 1, "unsqueeze": 1, "cross_entropy": 1}
 
     check(ModuleNetwork(), items, nodes)
 
@@ -436,7 +471,11 @@ def test_matrix_vector_recursion() -> None:
     def words(tree: Any) -> int:
         return 1 if len(tree) == 2 else sum(map(words, tree[1:]))
 
-    def nodes(tree: Any) -> int:
-        return words(tree)
+    def nodes(tree: Any) -> dict[str, int]:
+        n = words(tree)
+        return {
+            "embedding": n, "getitem": n, "linear": 2 * n - 1, "view": 2 * n - 1, "cross_entropy": 2 * n - 1,
+            "compose": n - 1, "sum_n": 1, "detach": 1,
+        }  # fmt: skip
 
     check(MatrixVector(), trees, nodes)
