@@ -54,5 +54,4 @@ def reduce_rows(name: str, rows: Any, dim: Any = None, keepdim: bool = False, **
     if rows.dtype.is_complex or rows.row.key.dtype or rows.row.key.below:
         return None
     found = reduce([*rows])
-    found = found.again() if len(rows) == 1 else found  # which is the row itself, and to torch another tensor
     return aten.OPS[name].function(found) if dim is None and found.shape else found
