@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
-from autobatch.torch.cells import cell_of_function
+from autobatch.torch.cells import Cut, cell_of_function
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.kinds import WITHIN, to_floats
 from autobatch.torch.parameters import find_parameter
@@ -50,7 +50,7 @@ def to_arrays(x: Any) -> Any:
         own = parts_of(x)
         parts = [to_arrays(part) for part in own]
         return x if all(map(is_, parts, own)) else Key.of_structure(x, ()).build(parts)
-    return x
+    return Cut(x) if kind is slice else x
 
 
 def _is_transformed() -> GraphError:

@@ -18,6 +18,7 @@ from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
 from autobatch.keywords import suggesting
 from autobatch.ops.operators import STAGE, Operators
+from autobatch.params.parameter import Parameter
 from autobatch.torch.bodies import RUNS, make_body
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
@@ -99,19 +100,35 @@ class MethodCell(TorchCell):
         return "forward.called" if self.method == "__call__" else self.method
 
 
+class Cut:
+    """A slice in an index, as a static argument: slices have no hash before Python 3.12."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, cut: slice) -> None:
+        self.parts = cut.start, cut.stop, cut.step
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cut) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+
 class FunctionCell(TorchCell):
     """A function of torch, such as `torch.cat`, as a cell: all that is no value is part of its type."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = on_leaves(lambda x: slice(*x.parts) if type(x) is Cut else x, (args, kwargs))
             return function(*args, **kwargs)
 
         super().__init__(call, name=function.__name__.strip("_"))
         self.eager = function
 
     def is_static(self, name: str, x: Any) -> bool:
-        """Whether a part of the arguments is neither a value nor an array."""
-        return not isinstance(x, (np.ndarray, Operators)) and not is_structure(x)
+        """Whether a part of the arguments is a parameter, or neither a value nor an array."""
+        return isinstance(x, Parameter) or (not isinstance(x, (np.ndarray, Operators)) and not is_structure(x))
 
     def __reduce__(self) -> Any:
         """Name a function of torch, whose own name may be that of another or of none."""

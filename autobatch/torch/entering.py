@@ -22,6 +22,9 @@ class Precision(Protocol):
     def float_dtype(self) -> torch.dtype:
         """The dtype."""
 
+    def has_buffer(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the memory of a buffer of it."""
+
 
 class _Current(threading.local):
     """What a recording in this thread takes note of: inputs that have gradients, and its module.

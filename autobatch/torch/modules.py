@@ -113,6 +113,11 @@ class TorchModule(Module):
         """The context in which ops of parameters are recorded."""
         return OfParameters(self)
 
+    def has_buffer(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the memory of a buffer of the module."""
+        memory = tensor.untyped_storage()._cdata
+        return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
+
     def meet(self, instances: Any) -> None:
         """Compute in the dtype of the parameters, or without any in that of tensors among the instances."""
         if not self._tensors:

@@ -47,6 +47,7 @@ class Kind(NamedTuple):
 
 
 REGISTER_HOOK = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
+ASSIGN_DATA = vars(torch._C.TensorBase)["data"].__set__
 CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
 CHECKING = {functional.gaussian_nll_loss, torch.corrcoef, torch.cov, torch.istft}
 """Functions that ask for numbers only to refuse them."""
@@ -86,6 +87,7 @@ class Outline:
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
+        may_share: whether a result may lie in memory that the function was given.
         way: how it computes many rows.
     """
 
@@ -99,6 +101,7 @@ class Outline:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
+        self.may_share = not all(x.untyped_storage()._cdata in self._made for x in found if is_plain(x))
         behind = functions_behind(found)
         self._check_leaves(behind - functions_behind(functions.given))
         self.kinds = [
@@ -193,6 +196,7 @@ class Outline:
             return x
         if id(x) not in self._twins:
             twin = torch.empty_like(x, device="meta")
+            self._made.pop(twin.untyped_storage()._cdata, None)  # as what was there before it may not be changed
             self._twins[id(x)] = x, twin.requires_grad_() if x.requires_grad else twin
         return self._twins[id(x)][1]
 
@@ -380,6 +384,13 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
     """
     if function is functional.batch_norm:
         _check_batch_norm(*args, **kwargs)
+    if function is functional.instance_norm:
+        _check_instance_norm(*args, **kwargs)
+    if function == ASSIGN_DATA:
+        raise Refused(
+            "the data of a tensor are assigned while instances are recorded or a cell is traced, which has no place in "
+            "a program; make a new tensor instead."
+        )
     if getattr(function, "__name__", "").startswith("as_strided"):
         raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
 
@@ -399,6 +410,24 @@ def _check_batch_norm(
         raise Refused(
             "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
             "LayerNorm, or call eval() on the module."
+        )
+
+
+def _check_instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    *rest: Any,
+    **others: Any,
+) -> None:
+    """Refuse instance norm that changes the statistics of a module; the arguments are torch's."""
+    if use_input_stats and isinstance(running_mean, Tensor) and find_parameter(running_mean) is not None:
+        raise Refused(
+            "instance norm that tracks statistics changes them in training at every call, and calls in a batch have no "
+            "order; use track_running_stats=False, or call eval() on the module."
         )
 
 

@@ -33,10 +33,17 @@ def stack_values(values: Sequence[Any]) -> Rows | None:
 
 
 def join_rows(rows: Rows) -> Any:
-    """Record the rows as one value."""
-    if not len(rows):
-        return STAGE.current.zeros(rows.shape)
-    return STAGE.current.call_cell(cell_of_function(torch.stack), None, ([*rows],), {})
+    """Record the rows as one value, which those of a stack are from then on."""
+    is_stack = rows.key.detail is STACK
+    if is_stack and (whole := getattr(rows, "whole", None)) is not None:
+        return whole
+    if len(rows):
+        whole = STAGE.current.call_cell(cell_of_function(torch.stack), None, ([*rows],), {})
+    else:
+        whole = STAGE.current.zeros(rows.shape)
+    if is_stack:
+        rows.whole = whole
+    return whole
 
 
 def reduce_rows(name: str, rows: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:

@@ -37,6 +37,7 @@ from autobatch.ops.shaping import stand_for
 from autobatch.torch.asking import check_numbers, respell
 from autobatch.torch.aten import OPS
 from autobatch.torch.aten.table import Kinds
+from autobatch.torch.entering import CURRENT
 from autobatch.torch.functions import FUNCTIONS
 from autobatch.torch.kinds import dtype_of_name, is_float, name_of, shape_outside, shape_within
 from autobatch.torch.lists import apply, apply_function
@@ -309,6 +310,11 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(map(tracing.varies, tensors)):
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
+            if any(map(is_changed, op._schema.arguments)) and any(map(_is_buffer, tensors)):
+                raise Refused(
+                    f"it changes a buffer of the module in place ({name}), but it is traced once for all calls; change "
+                    f"the buffer outside of the cell."
+                )
             return op(*args, **kwargs)
         check_numbers(op, args, tracing)
         if any(map(is_changed, op._schema.arguments)):
@@ -400,6 +406,11 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         has_gradient = is_float(target.dtype) and not torch.is_grad_enabled() and isinstance(target.value, Operators)
         target.value = instead(target.value, made.value) if has_gradient else made.value
         return target
+
+
+def _is_buffer(x: torch.Tensor) -> bool:
+    """Whether a tensor is a buffer of the module whose functions are recorded, or a part of one."""
+    return CURRENT.module is not None and x.layout is torch.strided and CURRENT.module.has_buffer(x)
 
 
 def _key_of(x: Any) -> Hashable:

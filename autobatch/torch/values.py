@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Never
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
-from autobatch.torch import aten
+from autobatch.torch import aten, packed
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
+from autobatch.torch.changing import OPERATORS, change, is_in_place, replace
 from autobatch.torch.entering import CURRENT, Precision
+from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
-from autobatch.torch.parameters import PARAMETERS
+from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, construct, named, tell
+from autobatch.torch.outline import check_function
+from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
-from autobatch.torch.stacked import reduce_rows, stack_values
+from autobatch.torch.stacked import REDUCTIONS, reduce_rows, stack_values
+from autobatch.torch.structures import leaves_of
 from autobatch.trace.handles import Rows, Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
@@ -43,6 +50,21 @@ SPELLED = {
 }  # fmt: skip
 PLAIN_INDEX = (int, slice, type(None), type(Ellipsis))
 """Of these an index is made that cuts a value; others take elements, as tensors and lists do."""
+DROPPING = {
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+}
+"""Functions that give the tensor itself in eval()."""
+REPLACED: dict[Any, Callable[..., Any]] = {
+    packed.VF._pack_padded_sequence: packed.pack_padded,
+    packed.VF._pad_packed_sequence: packed.pad_packed,
+    **{getattr(torch, name): partial(packed.run_recurrent, name) for name in packed.RECURRENT},
+}
+"""Functions of torch that need memory, and what computes the same of recorded values; it may be NotImplemented."""
 INFERENCE_MODE: Any = torch._C._InferenceMode
 
 
@@ -62,21 +84,42 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if function is REQUIRES:
         return args[0]
     name = SPELLED.get(function.__name__, function.__name__)
-    if name.endswith("_") and not name.endswith("__"):
-        raise GraphError(
-            f"{name} would change a tensor in place by a value that is only computed when the mini-batch runs; begin "
-            f"sums with 0.0 instead of a tensor, and write x = x + value for x += value."
+    if function in DROPPING and not kwargs.get("training", True):
+        return args[0]
+    if function in REPLACED and (found := REPLACED[function](*args, **kwargs)) is not NotImplemented:
+        return found
+    if (told := tell(function, name, args, kwargs)) is not NotImplemented:
+        return told
+    check_function(function, args, kwargs)
+    if is_in_place(function.__name__):
+        return change(function.__name__, args, kwargs)
+    if kwargs.get("inplace"):
+        return replace(
+            args[0], f"torch's {name} with inplace=True", lambda: function(*args, **kwargs | {"inplace": False})
         )
-    if isinstance(args[0], Rows) and (reduced := reduce_rows(name, *args, **kwargs)) is not None:
+    if kwargs.get("out") is not None:
+        raise GraphError(f"{named(name)} is given out=, a tensor to change by a recorded value; use what it returns.")
+    is_reduced = name in REDUCTIONS and isinstance(args[0], Rows)
+    if is_reduced and (reduced := reduce_rows(name, *args, **kwargs)) is not None:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
         stacked = stack_values(list(map(to_arrays, args[0])))
         if stacked is not None and "out" not in kwargs:
             return stacked
     if name in DIRECT and "dtype" not in kwargs and all(map(_is_float, args)):
-        return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
+        found = aten.OPS[name].function(*map(to_arrays, args), **kwargs)
+        if found is not NotImplemented:
+            return found
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
-    return current.call_cell(cell_of_function(function), None, *given)
+    try:
+        return current.call_cell(cell_of_function(function), None, *given)
+    except TypeError as error:
+        if "not Traced" not in str(error):
+            raise
+        raise GraphError(
+            f"torch.{name} takes a number of Python where it was given a recorded value, whose number is only computed "
+            f"when the mini-batch runs; an async function waits for it: `await ab.value(x)`."
+        ) from None
 
 
 class OfParameters(TorchFunctionMode):
@@ -108,15 +151,49 @@ class OfParameters(TorchFunctionMode):
         for kind in types:
             if issubclass(kind, TensorMethods):
                 return apply(function, args, kwargs)
+        if function in CONSTRUCTORS and args and any(isinstance(x, Value) for x in leaves_of(args[0])):
+            made = construct(*args, **kwargs)
+            return (
+                made
+                if CONSTRUCTORS[function] and isinstance(args[0], Value)
+                else apply(torch.Tensor.detach, (made,), {})
+            )
         if (function is REQUIRES or "requires_grad" in kwargs) and hasattr(STAGE.current, "patches"):
             before = bool(args) and getattr(args[0], "requires_grad", False)
             return as_variable(function(*args, **kwargs), function is REQUIRES and before)
+        if kwargs and (out := kwargs.get("out")) is not None and _reads_parameter((out,)):
+            _refuse_change(f"{named(function.__name__)} with out=", out)
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
+            check_function(function, args, kwargs)
+            if is_in_place(function.__name__) and _reads_parameter(args[:1]):
+                _refuse_change(named(OPERATORS.get(function.__name__, function.__name__)), args[0])
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():
                 return apply(function, args, kwargs)
             return found
         return function(*args, **kwargs)
+
+
+def _refuse_change(method: str, tensor: torch.Tensor) -> Never:
+    """Refuse to change a parameter or a buffer while instances are recorded."""
+    parameter = find_parameter(tensor)
+    name = repr(parameter.name) if parameter is not None and parameter.name else "a parameter"
+    raise GraphError(
+        f"{method} changes {name} while instances are recorded, but what is recorded reads parameters and buffers when "
+        f"the mini-batch runs, after all instances; change it before or after the call, or call eval() on the module."
+    )
+
+
+def _refuse_buffer(module: torch.nn.Module, name: str, buffer: Any) -> None:
+    """Refuse a recorded value as a buffer of a module; a hook of torch, called where buffers are assigned."""
+    if isinstance(buffer, Value):
+        raise GraphError(
+            f"the buffer {name!r} of {type(module).__name__} is assigned a recorded value, which is only computed when "
+            f"the mini-batch runs; return the value and assign the buffer after the call, or call eval() on the module."
+        )
+
+
+torch.nn.modules.module.register_module_buffer_registration_hook(_refuse_buffer)
 
 
 def _inference_mode(is_on: bool) -> Any:
@@ -135,13 +212,15 @@ def _reads_parameter(args: Any) -> bool:
 
 
 class TensorMethods:
-    """What a recorded value has of a tensor: its methods, and torch's functions of it."""
+    """What a recorded value has of a tensor: its methods, its attributes, and torch's functions of it."""
 
     __slots__ = ()
     shape: tuple[int, ...]
-    device = torch.device("cpu")
-
     key: Key
+    device, layout, grad = torch.device("cpu"), torch.strided, None
+    is_cpu = True
+    is_cuda = is_sparse = is_sparse_csr = is_quantized = is_meta = is_mkldnn = is_nested = is_mps = is_xla = False
+    retains_grad = False
 
     @property
     def __class__(self) -> Any:
@@ -156,18 +235,53 @@ class TensorMethods:
             return torch.int64
         return dtype_of_name(key.dtype) if key.dtype else CURRENT.dtype
 
-    def is_floating_point(self) -> bool:
-        """Whether it is floats."""
-        return self.dtype.is_floating_point
+    @property
+    def data(self) -> Any:
+        """The value without its gradient."""
+        return apply(torch.Tensor.detach, (self,), {})
 
-    def is_complex(self) -> bool:
-        """Whether it is complex numbers."""
-        return self.dtype.is_complex
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the value depends on a parameter that is trained, or on a tensor that asks for a gradient."""
+        is_float = self.dtype.is_floating_point or self.dtype.is_complex
+        return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it does not."""
+        return not self.requires_grad
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.numel() * self.itemsize
+
+    @property
+    def real(self) -> Any:
+        """The real part; of what is not complex, the value itself."""
+        return apply(torch.real, (self,), {}) if self.dtype.is_complex else self
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part."""
+        return apply(torch.imag, (self,), {})
 
     @property
     def mT(self) -> Any:
-        """With its last two axes swapped."""
+        """The value with its last two axes swapped."""
         return apply(torch.transpose, (self, -2, -1), {})
+
+    @property
+    def H(self) -> Any:
+        """The matrix, transposed and conjugated."""
+        return apply(torch.adjoint, (self,), {})
+
+    mH = H
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -183,7 +297,8 @@ class TensorMethods:
     def __getitem__(self, index: Any) -> Any:
         parts = index if type(index) is tuple else (index,)
         if not all(type(x) in PLAIN_INDEX for x in parts):
-            return apply(torch.Tensor.__getitem__, (self, index), {})
+            parts = tuple([torch.tensor(x) if _is_plain_list(x) else x for x in parts])
+            return apply(torch.Tensor.__getitem__, (self, parts if type(index) is tuple else parts[0]), {})
         return super().__getitem__(index)  # type: ignore[misc]
 
     def size(self, dim: int | None = None) -> Any:
@@ -198,6 +313,13 @@ class TensorMethods:
         """The number of elements."""
         return torch.Size(self.shape).numel()
 
+    def _refuse(self, what: str) -> GraphError:
+        return GraphError(f"{what} needs the numbers of a recorded value now; {AWAIT}")
+
+    def lacks(self, name: str) -> str:
+        """The message for a program that reads an attribute that does not exist."""
+        return f"a recorded value, which stands for a tensor while its instance is recorded, has no attribute {name!r}."
+
 
 def _is_float(x: Any) -> bool:
     """Whether an operand is floats of the module, or a number."""
@@ -206,10 +328,25 @@ def _is_float(x: Any) -> bool:
     return x.dtype is CURRENT.dtype if isinstance(x, torch.Tensor) else not isinstance(x, bool)
 
 
+def _is_plain_list(x: Any) -> bool:
+    """Whether `x` is a list of ints or bools."""
+    return type(x) is list and all(type(part) in (int, bool, list) for part in leaves_of(x))
+
+
 def _method(function: Any) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: apply(function, (self, *args), kwargs)
 
 
+for _operator, _function in (("mod", torch.remainder), ("floordiv", torch.floor_divide)):
+    setattr(TensorMethods, f"__{_operator}__", _method(_function))
+    setattr(TensorMethods, f"__r{_operator}__", lambda self, x, function=_function: apply(function, (x, self), {}))
+for _operator, _function in (("lshift", torch.bitwise_left_shift), ("rshift", torch.bitwise_right_shift)):
+    setattr(TensorMethods, f"__{_operator}__", _method(_function))
+    setattr(TensorMethods, f"__r{_operator}__", lambda self, x, function=_function: apply(function, (x, self), {}))
+for _operator in (*OPERATORS, "__setitem__"):
+    if hasattr(torch.Tensor, _operator):
+        setattr(TensorMethods, _operator, _method(getattr(torch.Tensor, _operator)))
+TensorMethods.__pos__ = _method(torch.positive)
 for _operator in ("invert", "and", "or", "xor"):
     for _prefix in ("", "r"):
         _function = getattr(torch, "bitwise_not" if _operator == "invert" else f"bitwise_{_operator}")

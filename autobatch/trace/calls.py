@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -58,6 +58,16 @@ NUMBERED_ROW = inspect.Signature([inspect.Parameter("row", inspect.Parameter.POS
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
 
 
+class Noted(Protocol):
+    """What a library knows of the instance that is recorded."""
+
+    def forget(self) -> None:
+        """Read what was logged, which the recording is about to forget."""
+
+    def end(self) -> None:
+        """End it, before the next instance begins, or after all instances of an async function."""
+
+
 class Calls:
     """The entries, forms, types and handles of one recorded function, and the log that its calls append to.
 
@@ -68,6 +78,7 @@ class Calls:
         steps: the derivatives of calls met so far.
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         begun: how long the log and the floats were when the instance began; None while an async function is recorded.
+        noted: what is known of the instance that is recorded, beside its calls; None for nothing.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -94,6 +105,7 @@ class Calls:
         self.steps: dict[Any, Step] = {}
         self.open_tapes: list[Tape] = []
         self.begun: tuple[int, int] | None = None
+        self.noted: Noted | None = None
         self.tapes: WeakSet[Tape] = WeakSet()
         self._layouts: dict[int, Layout] = {}
         self._sums: dict[Shape, int] = {}
@@ -119,6 +131,8 @@ class Calls:
         """Empty the log for a new recording, or another phase of one."""
         for tape in self.open_tapes:
             tape.save()
+        if self.noted is not None:
+            self.noted.forget()
         self._recycle_at -= len(self.log)
         self.log.clear()
         del self.floats[:]
@@ -126,6 +140,8 @@ class Calls:
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""
+        if self.noted is not None:
+            self._end_noted()
         self.lifting.start_instance()
         self.enter_branch(DrawCount())
         at = len(self.log)
@@ -133,6 +149,16 @@ class Calls:
         if at >= self._recycle_at:
             self.handles.recycle()
             self._recycle_at = at + RECYCLE
+
+    def recycle(self) -> None:
+        """Recycle handles, before and after an async function is recorded."""
+        self._end_noted()
+        self.handles.recycle()
+
+    def _end_noted(self) -> None:
+        if self.noted is not None:
+            self.noted.end()
+            self.noted = None
 
     def enter_branch(self, draws: DrawCount) -> None:
         """Number the draws of a branch of an async program from now on."""

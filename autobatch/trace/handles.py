@@ -101,10 +101,12 @@ class Rows(Value):
     Attributes:
         refs: of the rows, in order.
         row: the class of a row.
+        whole: all rows as one value, where that has been recorded; for handles that are used once.
     """
 
-    __slots__ = ("refs",)
+    __slots__ = ("refs", "whole")
     refs: Sequence[int]
+    whole: Any
     row: type[Value]
 
     def resize(self, n_rows: int) -> None:
@@ -217,6 +219,16 @@ class HandlePool:
         self._restart(start)
         return next(self._iterator)
 
+    def is_whole_in_use(self, own: int) -> bool:
+        """Whether the tuple of all outputs of the handle of this id is in use, if it is a tuple."""
+        if own not in self.ids or len(self.parts[0]) == 1:
+            return False
+        return next(self._count_last(self.ids.index(own))) > self.idle
+
+    def is_in_use(self) -> bool:
+        """Whether any handle that was taken is in use."""
+        return True in self._in_use(self.used) if self.parts else False
+
     def recycle(self) -> None:
         """Start again from the first handle; replace handles of which any part is still referenced."""
         self._n_survivors = 0
@@ -265,6 +277,10 @@ class HandlePool:
     def _counts(self, n: int) -> Iterator[int]:
         """The reference count of each part of the first n handles."""
         return map(sys.getrefcount, chain.from_iterable(islice(self.parts, n)))
+
+    def _count_last(self, place: int) -> Iterator[int]:
+        """The reference count of the last part of a handle, which is all of it."""
+        return map(sys.getrefcount, islice(self.parts[place], len(self.parts[place]) - 1, None))
 
     def _in_use(self, n: int) -> list[bool]:
         """Whether any part of each of the first n handles is in use."""
@@ -363,6 +379,10 @@ class Handles:
     def take(self, form: int) -> Any:
         """Take a handle of a form."""
         return self._pools[form].take()
+
+    def pool(self, form: int) -> HandlePool:
+        """The pool of a form."""
+        return self._pools[form]
 
     def value(self, ref: int, shape: Shape, kept: Any) -> Value:
         """The value of this ref; `kept` holds the handle that it belongs to."""

@@ -112,7 +112,7 @@ class Phases:
         self._switch_mode = None if recorder.module is None else recorder.module._switch_mode
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
-        self._calls.handles.recycle()
+        self._calls.recycle()
 
     def begin(self, place: int, instance: Any) -> None:
         """Begin the program of an instance."""
@@ -285,7 +285,7 @@ class Phases:
     def close(self) -> None:
         """Leave the recording."""
         self._recorder.next_serial(self._first + self.graph.n_nodes + len(self._calls.log))
-        self._calls.handles.recycle()
+        self._calls.recycle()
 
     def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
         """Read what a program returned, and forget it; an error stays an error, which says more if it can."""

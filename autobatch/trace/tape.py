@@ -303,12 +303,15 @@ class Tape:
     Args:
         calls: of the recording.
         begun: how long its log and its floats were, if it logs from some time before.
+
+    Attributes:
+        recorded: the calls on the tape, once it is closed.
     """
 
     def __init__(self, calls: Any, begun: tuple[int, int] | None = None) -> None:
         self._calls = calls
         self.log, self.floats = list[int](), array("d")
-        self._list: list[Call] = []
+        self.recorded: list[Call] = []
         self._begun = begun or (len(calls.log), len(calls.floats))
         calls.open_tapes.append(self)
         calls.tapes.add(self)
@@ -334,7 +337,7 @@ class Tape:
             else:
                 places, lengths = self._read(layout, at + 1)
                 size = sum(_size(item, lengths) for item in layout.floats)
-            self._list.append(Call(form, layout, number, places, n_floats, lengths))
+            self.recorded.append(Call(form, layout, number, places, n_floats, lengths))
             at, n_floats = places[-1], n_floats + size
 
     def gradients(
@@ -352,7 +355,7 @@ class Tape:
                 found.parts[ref].append(part)
             found.keep(gradient)
         reading, read = [], {id(parameter) for parameter in parameters}
-        for call in self._list:
+        for call in self.recorded:
             leaves = self._leaves(call, numbers)
             own = tuple(p for p in call.layout.program.parameters if id(p) in read) if read else ()
             if leaves or own:
@@ -377,7 +380,7 @@ class Tape:
         of_parameter = {
             id(p): tangent if isinstance(tangent, Parameter) else [found.keep(tangent)] for p, tangent in parameters
         }
-        for call in self._list:
+        for call in self.recorded:
             leaves = self._leaves(call, numbers)
             own = tuple(p for p in call.layout.program.parameters if id(p) in of_parameter) if of_parameter else ()
             if leaves or own:

@@ -1,0 +1,111 @@
+"""In-place operations on recorded values: `h += x`, `h.mul_(2)`, `F.relu_(h)`, `h[0] = x`.
+
+A recorded value is computed once, so a changed one is another value; the handle stands for that from then on, under all
+names that it has in the program, as a tensor would be changed under all of them. Views are the exception: torch changes
+the tensor behind a view as well. Where a value is a view, or has views, an in-place operation is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autobatch.errors import GraphError
+from autobatch.ops.operators import STAGE
+from autobatch.torch.adopting import to_arrays
+from autobatch.torch.cells import cell_of_function
+from autobatch.torch.entering import CURRENT
+from autobatch.torch.flow import Flow
+from autobatch.torch.metadata import named
+from autobatch.trace.handles import OUTPUT_BITS, Rows, Value
+
+OPERATORS = {
+    "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_", "__idiv__": "div_",
+    "__ifloordiv__": "floor_divide_", "__imod__": "remainder_", "__ipow__": "pow_", "__iand__": "bitwise_and_",
+    "__ior__": "bitwise_or_", "__ixor__": "bitwise_xor_", "__ilshift__": "bitwise_left_shift_",
+    "__irshift__": "bitwise_right_shift_",
+}  # fmt: skip
+"""Python's in-place operators, and the methods of tensors that they call."""
+FILLING: dict[str, Callable[..., Any]] = {
+    "zero_": torch.zeros_like,
+    "fill_": lambda x, value: torch.zeros_like(x) + value,
+    "copy_": lambda x, other, non_blocking=False: torch.zeros_like(x) + other,
+}
+"""In-place functions that read nothing of the tensor."""
+INSTEAD = "make a new tensor: x = x + y for x += y, torch.cat or torch.where for x[i] = y; or call .clone() before."
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function of torch of this name changes its first argument."""
+    return name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an in-place function of this name, and let its first argument stand for the result.
+
+    Raises:
+        GraphError: the first argument is a tensor with numbers, a view, or has views; or torch refuses it.
+    """
+    name = OPERATORS.get(name, name)
+    return replace(args[0], named(name), lambda: _result(name, args[0], args[1:], kwargs))
+
+
+def replace(target: Any, method: str, make: Callable[[], Any]) -> Any:
+    """Let a value stand for what `make` records; `method` is the function of torch that changes it in place."""
+    if not isinstance(target, Value):
+        raise GraphError(
+            f"{method} changes a tensor in place by a recorded value, which is only computed when the mini-batch runs; "
+            f"begin sums with 0.0 instead of a tensor, and write x = x + value for x += value."
+        )
+    _check_own(target, method)
+    if CURRENT.has_gradients and not torch.is_grad_enabled():
+        raise GraphError(
+            f"{method} changes a recorded value in place while gradients are off, where torch keeps the gradient of "
+            f"the value before; {INSTEAD}"
+        )
+    new, dtype, shape = make(), target.dtype, tuple(target.shape)  # type: ignore[attr-defined]
+    if not torch.can_cast(new.dtype, dtype) or tuple(new.shape) != shape:
+        raise GraphError(
+            f"{method} gives {new.dtype} of shape {tuple(new.shape)}, which a tensor of {dtype} and shape {shape} "
+            f"cannot take in place; make a new tensor."
+        )
+    Flow.of(STAGE.current).replace(target, new if new.dtype is dtype else new.to(dtype))
+    return target
+
+
+def _result(name: str, target: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an in-place function computes, as a value of its own."""
+    if name == "__setitem__":
+        return STAGE.current.call_cell(cell_of_function(with_item), None, (target, *map(to_arrays, rest)), {})
+    spaces: tuple[Any, ...] = target, torch, torch.nn.functional
+    found = FILLING.get(name) or next((getattr(x, name[:-1]) for x in spaces if hasattr(x, name[:-1])), None)
+    if found is None:
+        raise GraphError(f"{named(name)} changes a recorded value in place, which cannot be recorded; {INSTEAD}")
+    is_method = name not in FILLING and hasattr(target, name[:-1])
+    made = found(*rest, **kwargs) if is_method else found(target, *rest, **kwargs)
+    return made if isinstance(made, Value) else STAGE.current.alias(STAGE.current.lifting.lift(to_arrays(made)))
+
+
+def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """A copy of a tensor with other numbers at an index."""
+    x = x.clone()
+    x[index] = value
+    return x
+
+
+def _check_own(target: Value, method: str) -> None:
+    """Raise a GraphError if other values may share memory with one, in torch."""
+    calls, number = STAGE.current, target.ref >> OUTPUT_BITS
+    is_row = isinstance(target, Rows) or isinstance(getattr(target, "kept", None), Rows)
+    if is_row or Flow.of(calls).is_shared(target):
+        raise GraphError(
+            f"{method} changes a recorded value in place that is a view of another one, or of which there are views, "
+            f"and torch would change these too; {INSTEAD}"
+        )
+    if calls.handles.pool(calls.handles.form_of[number]).is_whole_in_use(number):
+        raise GraphError(
+            f"{method} changes a recorded value in place that is a part of a tuple which a cell returned, and which is "
+            f"still in use; {INSTEAD}"
+        )

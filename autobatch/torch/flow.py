@@ -1,0 +1,177 @@
+"""What the recorded values of an instance depend on, and which of them torch would keep in the same memory.
+
+The log of the calls is read from where it was read last, so a program that asks often reads each call once. Nothing is
+read unless a program asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+import torch
+
+from autobatch.errors import GraphError
+from autobatch.ir.program import CellProgram, Instruction, Port, Weight
+from autobatch.ops.operators import OPS
+from autobatch.torch.cells import FunctionCell
+from autobatch.torch.opaque import DRAWING, FORWARD
+from autobatch.trace.decode import EACH, VALUE
+from autobatch.trace.forms import Form
+from autobatch.trace.handles import OUTPUT_BITS, Value
+from autobatch.trace.tape import Tape
+
+COPIES = (torch.clone, torch.Tensor.clone)
+"""Functions whose results are values as they were, in other memory."""
+
+
+class Reach(NamedTuple):
+    """What an output of a program is computed from.
+
+    Attributes:
+        parameters: with gradients, if they are trained.
+        leaves: those that pass gradients on; shared: those whose memory the output may have.
+        is_shared: whether it may have the memory of something else, such as data or a parameter.
+    """
+
+    parameters: tuple[Any, ...]
+    leaves: frozenset[int]
+    shared: frozenset[int]
+    is_shared: bool
+
+
+class Flow:
+    """The calls of an instance that is recorded, as far as they have been read.
+
+    Args:
+        calls: of the recording.
+    """
+
+    def __init__(self, calls: Any) -> None:
+        self._calls, self._is_async = calls, calls.begun is None
+        self._read_up_to = calls.begun or (0, 0)
+        self._has_views = self._is_async and any(map(self._is_view_in_use, range(len(calls.forms))))
+        self._with_gradient: set[int] = set()
+        self._shared: set[int] = set()
+        self._replaced: list[tuple[Value, int, Any]] = []
+
+    @classmethod
+    def of(cls, calls: Any) -> Flow:
+        """That of the instance that is recorded now, or of all instances of an async function, since they waited."""
+        if calls.noted is None:
+            calls.noted = cls(calls)
+        found: Self = calls.noted
+        return found
+
+    def has_gradient(self, value: Value) -> bool:
+        """Whether a value depends on a parameter that is trained, or on a tensor that asks for a gradient.
+
+        Raises:
+            GraphError: an async function is recorded, whose calls are forgotten when it waits.
+        """
+        if self._is_async:
+            raise GraphError(
+                "requires_grad of a recorded value is asked for while an async function is recorded, whose calls are "
+                "forgotten when it waits; ask in a function that awaits nothing."
+            )
+        self._read()
+        return any(ref in self._with_gradient for ref in getattr(value, "refs", (value.ref,)))
+
+    def is_shared(self, value: Value) -> bool:
+        """Whether torch may keep something else in the memory of a value: the value is a view, or has views."""
+        self._read()
+        return self._has_views or value.ref in self._shared
+
+    def replace(self, value: Value, new: Value) -> None:
+        """Let a handle, under all names that it has, stand for another value until the instance ends."""
+        self._replaced.append((value, value.ref, getattr(value, "kept", None)))
+        value.ref, value.kept = new.ref, new
+
+    def forget(self) -> None:
+        """Read what was logged, which the recording is about to forget."""
+        if self._is_async:
+            self._read()
+            self._read_up_to = 0, 0
+
+    def end(self) -> None:
+        """Give handles, which are used again, their own values back."""
+        for value, ref, kept in reversed(self._replaced):
+            value.ref, value.kept = ref, kept
+        self._replaced.clear()
+
+    def _is_view_in_use(self, form: int) -> bool:
+        """Whether there are values that calls of a form made, which may share memory with others."""
+        shares = any(reach.shared for reach in reaches(self._calls.families[form].node_type.program))
+        return shares and self._calls.handles.pool(form).is_in_use()
+
+    def _read(self) -> None:
+        calls = self._calls
+        tape = Tape(calls, self._read_up_to)
+        self._read_up_to = len(calls.log), len(calls.floats)
+        tape.close()
+        for call in tape.recorded:
+            family = calls.families[call.form]
+            origin, program = family.entry.origin, family.node_type.program
+            first = call.number << OUTPUT_BITS
+            refs: dict[int, list[int]] | None = None
+            is_copy = origin[0] == "cell" and isinstance(origin[1], FunctionCell) and origin[1].eager in COPIES
+            for output, reach in enumerate(reaches(program)):
+                if refs is None and (reach.leaves or reach.shared):
+                    refs = dict(_refs_of(calls.forms[call.form], call.at, tape.log))
+                found = refs or {}
+                if (
+                    origin[0] == "input"
+                    or any(parameter.trainable for parameter in reach.parameters)
+                    or any(not self._with_gradient.isdisjoint(found.get(leaf, ())) for leaf in reach.leaves)
+                ):
+                    self._with_gradient.add(first + output)
+                if not is_copy and (reach.shared or reach.is_shared):
+                    self._shared.add(first + output)
+                    for leaf in reach.shared:
+                        self._shared.update(found.get(leaf, ()))
+
+
+def _refs_of(form: Form, at: list[int], log: list[int]) -> Iterator[tuple[int, list[int]]]:
+    """The leaves of a call, each with the values that it is."""
+    for item, begin, end in zip(form.ints, at, at[1:], strict=False):
+        if item.kind == VALUE:
+            yield from ((leaf, [log[begin] + k]) for k, leaf in enumerate(item.leaves[0]))
+        elif item.kind == EACH:
+            for part, leaves in enumerate(item.leaves):
+                refs = log[begin + 1 + part : end : len(item.leaves)]
+                yield from ((leaf, [ref + k for ref in refs]) for k, leaf in enumerate(leaves))
+
+
+def reaches(program: CellProgram) -> tuple[Reach, ...]:
+    """What each result of a program is computed from."""
+    found = REACHES.get(program)
+    if found is None:
+        found = REACHES[program] = tuple(_reach(program, output) for output in program.results)
+    return found
+
+
+REACHES: WeakKeyDictionary[CellProgram, tuple[Reach, ...]] = WeakKeyDictionary()
+
+
+def _reach(program: CellProgram, output: int) -> Reach:
+    vars, parameters, leaves = program.vars, list[Any](), set[int]()
+    left, seen = [output], {output}
+    while left:
+        source = vars[left.pop()].source
+        if isinstance(source, Weight):
+            parameters.append(source.parameter)
+        elif isinstance(source, Port):
+            leaves.add(source.leaf)
+        elif isinstance(source, Instruction) and source.op is not OPS["stop_gradient"]:
+            args = [arg for arg in source.args if arg not in seen]
+            left, seen = left + args, seen.union(args)
+    at = output
+    while isinstance(source := vars[at].source, Instruction) and (source.op.view or source.op is OPS["stop_gradient"]):
+        at = source.args[0]
+    if isinstance(source, Instruction):
+        is_shared = source.op in (FORWARD, DRAWING) and source.static["body"].outline.may_share
+        shared = frozenset(leaves) if is_shared else frozenset()
+    else:
+        is_shared, shared = True, frozenset([source.leaf]) if isinstance(source, Port) else frozenset()
+    return Reach(tuple(parameters), frozenset(leaves), shared, is_shared)

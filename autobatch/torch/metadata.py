@@ -1,0 +1,102 @@
+"""What torch's functions tell of a recorded value without its numbers, and tensors made in its likeness.
+
+They are applied to a tensor of the value's shape and dtype, whose numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autobatch.errors import GraphError
+from autobatch.torch.structures import leaves_of, on_leaves
+from autobatch.trace.handles import Value
+
+TELLING = {
+    "numel", "nelement", "ndimension", "element_size", "is_contiguous", "get_device", "is_signed", "is_floating_point",
+    "is_complex", "is_same_size", "result_type", "is_shared", "is_pinned", "is_inference", "is_conj", "is_neg",
+    "has_names",
+}  # fmt: skip
+"""Functions that read nothing of a tensor but its kind."""
+MAKING = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "new", "new_zeros", "new_ones", "new_full", "new_empty",
+    "new_tensor", "new_empty_strided",
+}  # fmt: skip
+"""Functions that make a tensor in the likeness of another."""
+CONVERTING = {
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "short", "byte", "char", "bool",
+    "cpu", "cuda", "contiguous",
+}  # fmt: skip
+"""Functions that give the tensor itself where it is of that kind."""
+MEMORY = {
+    "data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "set_", "resize_", "share_memory_",
+    "pin_memory", "apply_", "map_",
+}  # fmt: skip
+"""Functions of the memory of a tensor, which a recorded value does not have."""
+NUMBERS = {"item", "tolist", "numpy", "is_nonzero", "equal", "allclose", "__array__"}
+"""Functions that give numbers to Python."""
+CONSTRUCTORS: Mapping[Any, bool] = {torch.as_tensor: True, torch.asarray: True, torch.tensor: False}
+"""Functions that make tensors of anything, and whether the result has the gradient of a tensor that is given."""
+
+AWAIT = (
+    "they are computed when the mini-batch runs. An async function waits for them: `await ab.value(x)`; torch.where "
+    "chooses between values."
+)
+
+
+def probe(x: Any) -> Any:
+    """A tensor of the shape and dtype of a value; anything else as it is."""
+    return torch.empty(tuple(x.shape), dtype=x.dtype) if isinstance(x, Value) else x  # type: ignore[attr-defined]
+
+
+def tell(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Apply a function that needs no numbers of values; NotImplemented if it needs them.
+
+    Raises:
+        GraphError: it needs the memory or the numbers of a value outside of torch, or moves it to another device.
+    """
+    if name in MEMORY:
+        raise GraphError(f"{named(name)} needs the memory of a recorded value, which it has not; {AWAIT}")
+    if name in NUMBERS:
+        raise GraphError(f"{named(name)} needs the numbers of a recorded value now; {AWAIT}")
+    if name not in TELLING and name not in MAKING and name not in CONVERTING:
+        return NotImplemented
+    with torch._C.DisableTorchFunction():
+        if name in MAKING:
+            others = leaves_of([args[1:], dict(kwargs)])
+            return NotImplemented if any(isinstance(x, Value) for x in others) else _make(function, args, kwargs)
+        given = on_leaves(probe, list(args))
+        found = function(*given, **kwargs)
+    if name in TELLING or isinstance(found, str):
+        return found
+    if found.device.type != "cpu":
+        raise GraphError(
+            f"a recorded value is moved to {found.device} by {named(name)}, but functions that are batched compute on "
+            f"the processor; leave the module and the instances there."
+        )
+    return args[0] if found is given[0] else NotImplemented
+
+
+def _make(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return function(probe(args[0]), *args[1:], **kwargs)
+
+
+def named(name: str) -> str:
+    """A function of torch as users write it."""
+    return f"torch.Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"
+
+
+def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
+    """What `torch.tensor` makes of numbers and values: a value."""
+    if isinstance(data, (list, tuple)):
+        parts = [construct(part) for part in data]
+        kind = parts[0].dtype
+        for part in parts:
+            kind = torch.promote_types(kind, part.dtype)
+        made: Any = torch.stack([part if part.dtype is kind else part.to(kind) for part in parts])
+    else:
+        made = data if isinstance(data, (Value, torch.Tensor)) else torch.tensor(data)
+    made = made if dtype is None or made.dtype is dtype else made.to(dtype)
+    return made
