@@ -268,10 +268,12 @@ class Batched(Engine):
         if type(workers) is not int or workers != 1:
             from autobatch.trace.workers import record_in_processes
 
-            return check_carried([*show(record_in_processes(self.recorder, listed, workers))])
-        if self.recorder.is_async:
-            return check_carried(split_graph(self._record_rounds(listed)))
-        return check_carried(split_graph(self.recorder.record(show(listed))))
+            found = [*show(record_in_processes(self.recorder, listed, workers))]
+        elif self.recorder.is_async:
+            found = split_graph(self._record_rounds(listed))
+        else:
+            found = split_graph(self.recorder.record(show(listed)))
+        return check_carried(self.recorder.of_now(found))
 
     @suggesting()
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:

@@ -57,7 +57,7 @@ class Executor:
         known = self._recorder.known
         if known is None:
             return
-        self._parameters = known.parameters()
+        self._parameters = self._recorder.parameters()
         arrays = [p.array for p in self._parameters.values()]
         if arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays)):
             return  # so that they are of the same type, on the same device

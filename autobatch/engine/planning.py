@@ -58,6 +58,7 @@ class Planning:
         found = self.cache.find(key, options.policy.given) if key is not None else None
         if found is not None:
             graph = found.graph.of_instances(minibatch.instances)
+            self._recorder.check_states(minibatch.instances)
             if self._recorder.types.outdated:
                 self._recorder.types.check(graph.type_id)
             clock.lap("lookup")
@@ -87,6 +88,7 @@ class Planning:
         state = types.state, len(shapes)
         known = self._cells.pop(purpose, None)
         if known is None or known[0] != state:
+            self._drop(state)
             cells = [self._cell(node_type, purpose) for node_type in types.types]
             self._forget(len(types))
             known = state, PlannedTypes(cells, list(shapes), purpose is not None)
@@ -101,6 +103,14 @@ class Planning:
         known = self._planned.pop(key, None) or self.planner.plan_cell(node_type, training=purpose is not None)
         self._planned[key] = known
         return known
+
+    def _drop(self, state: Any) -> None:
+        """Drop the layouts of types of before, and the plans of traces that no type will have again."""
+        self._cells = {purpose: known for purpose, known in self._cells.items() if known[0] == state}
+        if forgotten := self._recorder.types.forgotten:
+            self._planned = {key: cell for key, cell in self._planned.items() if key[1] not in forgotten}
+            forgotten.clear()
+            self.cache.clear()
 
     def _forget(self, n_types: int) -> None:
         """Drop the least recently used layouts; they pile up if cells are traced again and again."""

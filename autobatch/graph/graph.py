@@ -109,9 +109,10 @@ class Graph(Encoded):
         structures: per instance, how to rebuild what the user's function returned; opaque here.
         keys: int64[B], keys that distinguish the random numbers of instances; by default their positions.
         in_range: whether `check_ranges` has passed; the content of a graph does not change.
+        state: the number of the state of the module in which it was recorded, see `autobatch.trace.record.Recorder`.
     """
 
-    __slots__ = ("_digest", "floats", "in_range", "keys", "structures", "types")
+    __slots__ = ("_digest", "floats", "in_range", "keys", "state", "structures", "types")
 
     def __init__(
         self,
@@ -127,6 +128,7 @@ class Graph(Encoded):
         self.types = types
         self.structures = structures
         self.in_range = False
+        self.state = 0
         self._digest = b""
 
     def of_instances(self, graphs: Sequence[Graph]) -> Graph:

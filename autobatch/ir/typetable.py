@@ -15,7 +15,7 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
-from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, origin
+from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, Var, origin
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.linear import affine, matmul
@@ -75,6 +75,7 @@ class TypeTable:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
         of_one_length: by name of a cell that has a type for each length of an argument: which, why, and what to do.
+        forgotten: the traces that no type will have again, for those who keep something for each trace; they empty it.
         growing: a lock, held while a type gets a number and is put into the table.
     """
 
@@ -84,6 +85,7 @@ class TypeTable:
         self.outdated: dict[int, str] = {}
         self.state: tuple[Any, ...] = ()
         self.of_one_length: dict[str, str] = {}
+        self.forgotten = set[int]()
         self.growing = RLock()
         self._stopped: dict[int, dict[tuple[int, ...], int]] = {}
         self._traces = count(-1, -1)  # below those of traced bodies
@@ -139,9 +141,12 @@ class TypeTable:
         return made
 
     def retire(self, number: int, why: str) -> None:
-        """Refuse graphs with this type until it is put back."""
-        self.outdated[number] = why
-        self._changed()
+        """Refuse graphs with this type until it is put back; meanwhile the table has nothing of its program."""
+        with self.growing:
+            self.outdated[number] = why
+            for n in (number, *self._stopped.get(number, {}).values()):
+                self.types[n] = replace(self.types[n], program=_RETIRED, trace=next(self._traces), owner=None)
+            self._changed()
 
     def check(self, type_ids: IntArray) -> None:
         """Refuse the nodes of a recorded graph, of these types, if one of the types is outdated; GraphError."""
@@ -179,6 +184,10 @@ class TypeTable:
         """Name the cell and the argument that range `r` limits."""
         flat = [(t.name, limited.name) for t in self.types for limited in index_ranges(t.program)]
         return "{} argument {!r}".format(*flat[r])
+
+
+_RETIRED = CellProgram("retired", (Var(Port("x", 0, 0), (), NODE),), (0,))
+"""Stands in the table for a program that nothing may run."""
 
 
 def _itself(x: Any) -> Any:

@@ -106,6 +106,19 @@ class Module:
     _switch_mode: Callable[[Any], Any] | None = None  # see `autobatch.trace.driving.Program`
     _patches: Callable[[], Sequence[Any]] | None = None
 
+    @property
+    def _kind(self) -> type:
+        """The class of the module, as users know it."""
+        return type(self)
+
+    def _owners(self) -> Sequence[Any]:
+        """The modules of another library, this one's and all under it, whose methods may be cells."""
+        return ()
+
+    def _outline(self) -> Any:
+        """Equal as long as the same modules of another library are in the same places outside of cells."""
+        return None
+
     def _value_methods(self) -> tuple[type, ...]:
         """Classes whose methods the values have that its functions record."""
         return ()

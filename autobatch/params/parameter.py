@@ -49,6 +49,8 @@ class Parameter(Operators):
 
     Attributes:
         array: the numbers, for readers and for writers that call `note_change`; the same array until they are moved.
+        is_gone: whether its model lost it for good, so that nothing computes with it again.
+        n_bound: how often it came to stand for other numbers, of another tensor.
 
     Raises:
         DataError: `data` holds something other than real numbers, or is ragged.
@@ -71,6 +73,8 @@ class Parameter(Operators):
     _store: Store = HOST
     _lent: Callable[[], FloatArray | None] | None = None  # gives what `data` gave, until it is known to be gone
     _version = 0
+    is_gone = False
+    n_bound = 0
     buffer: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property

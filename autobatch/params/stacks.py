@@ -75,26 +75,27 @@ class SharedBuffer:
             self._pack()
         n_bytes = 0
         for place in self._copies:
-            self._views[place][...] = self.parts[place].array
-            n_bytes += self._views[place].nbytes
+            if not self.parts[place].is_gone:
+                self._views[place][...] = self.parts[place].array
+                n_bytes += self._views[place].nbytes
         return n_bytes
 
     def _is_stale(self) -> bool:
         for place in self._owned:
-            if self.parts[place].array is not self._views[place]:
+            if self.parts[place].array is not self._views[place] and not self.parts[place].is_gone:
                 return True
-        copies = [self.parts[place] for place in self._copies]
+        copies = [x for place in self._copies if not (x := self.parts[place]).is_gone]
         return bool(copies) and any(x.dtype != self._buffer.dtype or x.store is not self._store for x in copies)
 
     def _pack(self) -> None:
         """Move the parameters into a new buffer."""
-        dtype, self._store = self.parts[0].dtype, self.parts[0].store
-        for part in self.parts:
+        parts = [part for part in self.parts if not part.is_gone]
+        dtype, self._store = parts[0].dtype, parts[0].store
+        for part in parts:
             if part.dtype != dtype or part.store is not self._store:
                 what, remedy = ("dtype", "astype()") if part.dtype != dtype else ("device", "to()")
                 raise GraphError(
-                    f"cannot stack {self.parts[0]!r} and {part!r}, which differ in {what}; "
-                    f"call {remedy} on the whole model."
+                    f"cannot stack {parts[0]!r} and {part!r}, which differ in {what}; call {remedy} on the whole model."
                 )
         self._buffer = self._store.xp.empty(self.shape, dtype)
         self._views = [
@@ -102,9 +103,11 @@ class SharedBuffer:
         ]
         self._seen: dict[tuple[Rectangle, Shape], FloatArray] = {}
         for place in self._owned:
-            self.parts[place].move_to(self._views[place])
+            if not self.parts[place].is_gone:
+                self.parts[place].move_to(self._views[place])
         for place in self._copies:
-            self._views[place][...] = self.parts[place].array
+            if not self.parts[place].is_gone:
+                self._views[place][...] = self.parts[place].array
 
 
 class Stack(Parameter):

@@ -62,6 +62,10 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
+    def clear(self) -> None:
+        """Drop all plans."""
+        self._plans.clear()
+
     @property
     def hit_rate(self) -> float:
         """The share of lookups that found a plan; 0 before the first."""

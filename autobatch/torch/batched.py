@@ -60,6 +60,11 @@ class TorchBatched(Batched):
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self.executor = TorchExecutor(self.recorder)
+        self.recorder.on_forget = self._drop_derivative
+
+    def _drop_derivative(self) -> None:
+        """Make the derivative again where it is asked for next: it may hold modules that were replaced."""
+        self._derivative = None
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated.

@@ -8,7 +8,9 @@ asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import is_
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -16,6 +18,38 @@ from autobatch.params.known import Snapshot
 
 WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 DICTS = ("_parameters", "_buffers", "_modules")
+Place: TypeAlias = tuple[object, str]
+"""Where a tensor is: the `id` of the module that holds it, and its name there."""
+
+
+class Walk(NamedTuple):
+    """What a walk over a module has found.
+
+    Attributes:
+        named: the parameters, then the buffers, each once.
+        modules: the module and all under it; alive as long as this is, so that places differ.
+        places: all tensors, those that are in several places too.
+    """
+
+    named: list[tuple[str, Tensor]]
+    modules: list[nn.Module]
+    places: dict[Place, Tensor]
+
+    def has_modules_of(self, other: Walk) -> bool:
+        """Whether another walk has found the same modules."""
+        return len(self.modules) == len(other.modules) and all(map(is_, self.modules, other.modules))
+
+    def is_same(self, other: Walk) -> bool:
+        """Whether another walk has found the same modules, and the same tensors in the same places."""
+        tensors = self.places.values(), other.places.values()
+        return self.has_modules_of(other) and [*self.places] == [*other.places] and all(map(is_, *tensors))
+
+    def by_tensor(self) -> dict[int, set[Place]]:
+        """The places of each tensor, by its `id`."""
+        found: dict[int, set[Place]] = {}
+        for place, tensor in self.places.items():
+            found.setdefault(id(tensor), set()).add(place)
+        return found
 
 
 class KnownTensors:
@@ -23,25 +57,37 @@ class KnownTensors:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._named: list[tuple[str, Tensor]] = []
-        self._modules: list[nn.Module] = []
+        self._walk = Walk([], [], {})
         self._kinds: list[type[nn.Module]] = []
         self._snapshot: Snapshot | None = None
 
-    def named(self) -> list[tuple[str, Tensor]]:
-        """The parameters, then the buffers, each once; the same list until something has changed."""
+    def look(self) -> Walk:
+        """The parameters and buffers of now; the same object until something has changed."""
         snapshot = self._snapshot
-        if snapshot is None or not snapshot.holds() or not all(map(is_, map(type, self._modules), self._kinds)):
+        if snapshot is None or not snapshot.holds() or not all(map(is_, map(type, self._walk.modules), self._kinds)):
             self._find()
-        return self._named
+        return self._walk
 
     def _find(self) -> None:
-        self._modules = [*self.module.modules()]
-        self._kinds = [*map(type, self._modules)]
-        is_known = all(map(_walks_as_torch, self._modules))
-        dicts = [vars(module)[name] for module in self._modules for name in DICTS] if is_known else []
-        self._snapshot = Snapshot(dicts, self._modules) if is_known else None
-        self._named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        modules = [*self.module.modules()]
+        self._kinds = [*map(type, modules)]
+        is_known = all(map(_walks_as_torch, modules))
+        dicts = [vars(module)[name] for module in modules for name in DICTS] if is_known else []
+        self._snapshot = Snapshot(dicts, modules) if is_known else None
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        places: dict[Place, Tensor] = {(None, name): tensor for name, tensor in named}
+        if is_known:
+            places = dict(_places(modules))
+        self._walk = Walk(named, modules, places)
+
+
+def _places(modules: list[nn.Module]) -> Iterator[tuple[Place, Tensor]]:
+    """The tensors of modules, with the place of each."""
+    for module in modules:
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    yield (id(module), name), tensor
 
 
 def _walks_as_torch(module: nn.Module) -> bool:

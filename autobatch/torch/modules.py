@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import is_
 from typing import Any
@@ -17,9 +17,9 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
-from autobatch.torch.known import KnownTensors
+from autobatch.torch.known import KnownTensors, Walk
 from autobatch.torch.own import OwnModule
-from autobatch.torch.parameters import FLOATS, TensorParameter, make_parameter
+from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make_parameter
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
 from autobatch.trace.entries import Found, Patch, patches_in
@@ -44,10 +44,11 @@ class TorchModule(Module):
         self.sparse: frozenset[str] = frozenset()
         self.float_dtype = torch.float32
         self._known = KnownTensors(module)
-        self._named: list[tuple[str, torch.Tensor]] = []
+        self._walk = Walk([], [], {})
         self._dtypes: list[torch.dtype] = []
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
+        self._n_left = 0
         self._patched = Found()
         self._has_own = False
 
@@ -70,6 +71,17 @@ class TorchModule(Module):
     def __reduce__(self) -> Any:
         return type(self), (self.module,)
 
+    def _outline(self) -> list[tuple[str, int]]:
+        """The names of the modules that are not within cells, and their `id`s."""
+        found, left = list[tuple[str, int]](), [("", self.module)]
+        while left:
+            name, module = left.pop()
+            found.append((name, id(module)))
+            if not isinstance(vars(module).get("forward"), BoundTorchCell):
+                children = module._modules.items()
+                left += [(f"{name}.{key}", child) for key, child in children if child is not None]
+        return found
+
     def _value_methods(self) -> tuple[type, ...]:
         """Those of tensors."""
         return (TensorMethods,)
@@ -79,9 +91,9 @@ class TorchModule(Module):
 
         The same list as long as the attributes and the cells of all modules are the same, unless there are own modules.
         """
-        named = self._known.named()
-        if self._has_own or not self._patched.holds(named):
-            self._patched = Found.among(named, self._find_patches())
+        walk = self._known.look()
+        if self._has_own or not self._patched.holds(walk):
+            self._patched = Found.among(walk, self._find_patches())
         return self._patched.patches
 
     def _find_patches(self) -> Iterator[Patch]:
@@ -120,30 +132,99 @@ class TorchModule(Module):
 
     def meet(self, instances: Any) -> None:
         """Compute in the dtype of the parameters, or without any in that of tensors among the instances."""
-        if not self._tensors:
+        if not self._tensors or self._known.look() is not self._walk:
             self.parameters()
         tensors = self._tensors or tensors_in(instances)
         self.float_dtype = next((x.dtype for x in tensors if x.dtype in FLOATS), self.float_dtype)
 
+    @property
+    def _kind(self) -> type:
+        """That of the module of torch."""
+        return type(self.module)
+
+    def _owners(self) -> Sequence[Any]:
+        """The modules of torch."""
+        return self._walk.modules
+
     def parameters(self) -> dict[str, Parameter]:
-        """The parameters and float buffers, by name; the same dict until the module has others."""
-        named = self._known.named()
-        dtypes = [tensor.dtype for _, tensor in named]
-        if named is not self._named or dtypes != self._dtypes:
-            self._named, self._dtypes = named, dtypes
-            self._name_floats()
-        for parameter in self._found.values():
-            parameter.refresh()
+        """The parameters and float buffers, by name; the same dict until the module has others, or other modules.
+
+        Where another tensor was put in the place of one, the parameter is the same as before, and stands for that.
+        """
+        walk = self._known.look()
+        dtypes = [tensor.dtype for _, tensor in walk.named]
+        if walk is not self._walk or dtypes != self._dtypes or self._n_left != TensorParameter.n_left:
+            self._take(walk, dtypes)
+        for parameter, tensor in zip(self._found.values(), self._tensors, strict=True):
+            if parameter.refresh(tensor):  # another module has had it meanwhile
+                self._found = {**self._found}
         return self._found  # type: ignore[return-value]
 
-    def _name_floats(self) -> None:
-        """Find what stands for the tensors of floats."""
-        floats = {name: tensor for name, tensor in self._named if tensor.is_floating_point()}
-        if floats.keys() != self._found.keys() or not all(map(is_, floats.values(), self._tensors)):
-            self._found = {name: make_parameter(tensor, name) for name, tensor in floats.items()}
-            self._tensors = [*floats.values()]
-            tables = {id(m.weight) for m in self.module.modules() if isinstance(m, torch.nn.Embedding) and m.sparse}
+    @contextmanager
+    def holding(self, tensors: Sequence[tuple[TensorParameter, torch.Tensor]]) -> Iterator[None]:
+        """Within the context, the module has these tensors in the places of parameters."""
+        holders: dict[object, torch.nn.Module] = {id(module): module for module in self._walk.modules}
+        places, before = self._walk.by_tensor(), list[tuple[dict[str, Any], str, torch.Tensor]]()
+        try:
+            for parameter, tensor in tensors:
+                for holder, name in () if parameter.is_bound(tensor) else places.get(id(parameter.tensor), ()):
+                    if (module := holders.get(holder)) is not None:
+                        held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+                        before.append((held, name, held[name]))
+                        held[name] = tensor
+            yield
+        finally:
+            for held, name, tensor in before:
+                held[name] = tensor
+
+    def _take(self, walk: Walk, dtypes: list[torch.dtype]) -> None:
+        """Find what stands for the tensors of floats; parameters whose places were split or dropped leave."""
+        before = self._walk
+        if not walk.is_same(before) or dtypes != self._dtypes or self._n_left != TensorParameter.n_left:
+            is_bound = self._follow(walk)
+            floats = {name: tensor for name, tensor in walk.named if tensor.is_floating_point()}
+            found = {name: make_parameter(tensor, name) for name, tensor in floats.items()}
+            if is_bound or not (are_same(found, self._found) and walk.has_modules_of(before)):
+                self._found = found
+            self._tensors, self._n_left = [*floats.values()], TensorParameter.n_left
+            tables = {id(m.weight) for m in walk.modules if isinstance(m, torch.nn.Embedding) and m.sparse}
             self.sparse = frozenset(name for name, tensor in floats.items() if id(tensor) in tables)
+        self._walk, self._dtypes = walk, dtypes
+
+    def _follow(self, walk: Walk) -> bool:
+        """Let parameters stand for the tensors that are now where theirs were; those whose places differ now leave.
+
+        Returns:
+            Whether a parameter stands for another tensor now.
+        """
+        is_bound = False
+        tensors, places = dict(zip(self._found.values(), self._tensors, strict=True)), walk.by_tensor()
+        before = self._walk.by_tensor()
+        known = {p: before[id(x)] for p, x in tensors.items() if id(x) in before and not p.is_gone}
+        for module in walk.modules:
+            for place, parameter in module.places() if isinstance(module, OwnModule) else ():
+                if parameter not in known and not parameter.is_bound(walk.places[place]):
+                    known[parameter] = {place}
+        for parameter, found in known.items():
+            at = [walk.places.get(place) for place in found]
+            tensor = at[0]
+            if tensor is None or places[id(tensor)] != found or not _can_follow(parameter, tensor):
+                parameter.leave()
+            elif not parameter.is_bound(tensor):
+                parameter.bind(tensor)
+                is_bound = True
+        return is_bound
+
+
+def are_same(found: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether two dicts have the same objects under the same names, in the same order."""
+    return [*found] == [*others] and all(map(is_, found.values(), others.values()))
+
+
+def _can_follow(parameter: TensorParameter, tensor: torch.Tensor) -> bool:
+    """Whether a parameter may stand for a tensor, which nothing else does."""
+    is_free = PARAMETERS.get(id(tensor), parameter) is parameter
+    return is_free and tensor.shape == parameter.shape and tensor.is_floating_point()
 
 
 def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:

@@ -11,7 +11,7 @@ for one row, and there are three ways to compute many rows, each of which gives 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import GraphError
 from autobatch.torch.asking import check_numbers, respell
-from autobatch.torch.parameters import TensorParameter, find_parameter
+from autobatch.torch.parameters import TensorParameter, computed_parameters, find_parameter
 from autobatch.torch.per_row import Call, is_per_row
 from autobatch.torch.structures import on_tensors, tensors_in
 from autobatch.trace.hooks import unheard
@@ -114,6 +114,8 @@ class Outline:
             self.way = Way.WHOLE
         else:
             self.way = Way.MAPPED if self._can_be_mapped(function, kinds) else Way.ONE_BY_ONE
+        for noted in (self._made, self._varying, self._twins):  # tensors, which outlive the module otherwise
+            noted.clear()
 
     def _run(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> tuple[_Functions, Sequence[Kind]]:
         """Run the function; arguments for which torch has no gradient, such as weights of a loss, are constants."""
@@ -183,8 +185,9 @@ class Outline:
         """Refuse results that are differentiated by what is neither an argument, nor a parameter that is read."""
         origin = {id(twin): x for x, twin in self._twins.values()}
         read = [origin.get(id(leaf), leaf) for leaf in leaves_behind(behind)]
-        within = functions_behind([x for x in read if not x.is_leaf])
-        for x in (*(x for x in read if x.is_leaf), *leaves_behind(within)):
+        is_given = [x.is_leaf or find_parameter(x) is not None for x in read]
+        within = functions_behind([x for x, given in zip(read, is_given, strict=True) if not given])
+        for x in (*(x for x, given in zip(read, is_given, strict=True) if given), *leaves_behind(within)):
             parameter = find_parameter(x)
             is_known = x.untyped_storage()._cdata in self._made if parameter is None else id(parameter) in self.reads
             if not is_known:
@@ -438,8 +441,8 @@ def leaves_behind(functions: Iterable[Any]) -> list[Tensor]:
 
 
 def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors are computed by an `autograd.Function`, with a backward of its own."""
-    return any(map(_is_of_users, functions_behind(tensors)))
+    """Whether tensors are computed from values and parameters by an `autograd.Function`, with a backward of its own."""
+    return any(map(_is_of_users, functions_behind(tensors, computed_parameters())))
 
 
 def _is_of_users(node: Any) -> bool:
@@ -447,12 +450,12 @@ def _is_of_users(node: Any) -> bool:
     return is_own and not isinstance(node, Linked._backward_cls)
 
 
-def functions_behind(tensors: Sequence[Tensor]) -> set[Any]:
-    """The nodes of the graph of torch that tensors are computed by."""
+def functions_behind(tensors: Sequence[Tensor], until: Set[Any] = frozenset()) -> set[Any]:
+    """The nodes of the graph of torch that tensors are computed by, without some of them and what is behind these."""
     stack, seen = [x.grad_fn for x in tensors], set[Any]()
     while stack:
         node: Any = stack.pop()
-        if node is not None and node not in seen:
+        if node is not None and node not in seen and node not in until:
             seen.add(node)
             stack += [before for before, _ in node.next_functions]
     return seen

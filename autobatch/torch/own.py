@@ -32,6 +32,7 @@ class OwnModule(nn.Module, Generic[M]):
         self.own = model
         self.training = model.training
         made: dict[int, TensorParameter] = {}
+        self._places = list[tuple[tuple[int, str], TensorParameter]]()
         for name, parameter in model.parameters().items():
             tensor = nn.Parameter(torch.from_numpy(parameter.data.copy()), parameter.trainable)
             *path, last = name.split(".")
@@ -42,9 +43,14 @@ class OwnModule(nn.Module, Generic[M]):
                 holder = holder.get_submodule(part)
             holder.register_parameter(last, tensor)
             made[id(parameter)] = make_parameter(tensor, name)
+            self._places.append(((id(holder), last), made[id(parameter)]))
         for holder_of_own in holders_in(model):
             _replace(holder_of_own, made)
         vars(model)[HELD] = self
+
+    def places(self) -> list[tuple[tuple[int, str], TensorParameter]]:
+        """The parameters, and where their tensors are: the `id` of a module, and the name there."""
+        return self._places
 
     def train(self, mode: bool = True) -> Self:
         """Turn dropout on, or off with `mode=False`, also in the module of autobatch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +21,8 @@ FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 class TensorParameter(Parameter):
     """A tensor of a module of torch, a parameter or a buffer, read where it lies.
 
-    Where a plan moves the numbers, the tensor moves along.
+    It stands for a place in the module: where another tensor of the same shape is put there, `bind` makes it stand for
+    that one, and programs that read it follow. Where a plan moves the numbers, the tensor moves along.
 
     Args:
         tensor: float32 or float64, on the processor.
@@ -29,29 +30,39 @@ class TensorParameter(Parameter):
 
     Attributes:
         n_assigned: how often the tensor was given other numbers by its `data`.
+        n_left: how often any parameter has left its module for good.
 
     Raises:
         GraphError: the tensor has another dtype, or is elsewhere.
     """
 
     n_assigned = 0
+    n_left = 0
+
+    _tensor: Callable[[], torch.Tensor | None]
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
-        self.name, self._tensor, self._noted = name, weakref.ref(tensor), -1
+        self.name, self._noted = name, -1
         self._take(_array_of(tensor, name))
+        self._follow(tensor)
 
     @property
     def tensor(self) -> torch.Tensor:
         """The tensor; GraphError if its module is gone."""
         tensor = self._tensor()
         if tensor is None:
-            raise GraphError(f"the module with the parameter {self.name!r} is gone; record its instances anew.")
+            raise GraphError(f"the module with the parameter {self.name!r} is gone; record its instances again.")
         return tensor
+
+    def is_bound(self, tensor: torch.Tensor) -> bool:
+        """Whether this stands for a tensor."""
+        return self._tensor() is tensor
 
     @property
     def trainable(self) -> bool:  # type: ignore[override]
-        """Whether the tensor asks for gradients."""
-        return self.tensor.requires_grad
+        """Whether the tensor asks for gradients; False once it is gone."""
+        tensor = self._tensor()
+        return tensor is not None and tensor.requires_grad
 
     @property
     def version(self) -> int:
@@ -62,14 +73,50 @@ class TensorParameter(Parameter):
             self.note_change()
         return super().version
 
-    def refresh(self) -> None:
-        """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`."""
-        tensor = self.tensor
+    def refresh(self, tensor: torch.Tensor) -> bool:
+        """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`.
+
+        Args:
+            tensor: what this stands for.
+
+        Returns:
+            Whether it stood for another tensor before.
+        """
+        if self._tensor() is not tensor:
+            self.bind(tensor)
+            return True
         if tensor.data_ptr() != self._address or tensor.dtype is not self._dtype:
-            self._take(_array_of(tensor, self.name))
-            self._lent, self.buffer = None, None
+            self._renew(tensor)
             self.n_assigned += 1
-            self.note_change()
+        return False
+
+    def bind(self, tensor: torch.Tensor) -> None:
+        """Stand for another tensor from now on, of the same shape."""
+        array = _array_of(tensor, self.name)
+        PARAMETERS.pop(self._key, None)
+        self._renew(tensor, array)
+        self._follow(tensor)
+        self.n_bound += 1
+        PARAMETERS[self._key] = self
+
+    def leave(self) -> None:
+        """Let go of the tensor and its memory: the module has no such place any more."""
+        PARAMETERS.pop(self._key, None)
+        self._tensor, self.is_gone = _nothing, True
+        self.array, self._lent = np.broadcast_to(np.zeros((), self.dtype), self.shape), None
+        TensorParameter.n_left += 1
+
+    def _follow(self, tensor: torch.Tensor) -> None:
+        """Note the tensor, as long as it lives."""
+        self._key = key = id(tensor)
+        self._tensor = weakref.ref(tensor, lambda _: PARAMETERS.pop(key, None))
+        self._noted = -1
+
+    def _renew(self, tensor: torch.Tensor, array: FloatArray | None = None) -> None:
+        """Read the numbers of a tensor from now on."""
+        self._take(_array_of(tensor, self.name) if array is None else array)
+        self._lent, self.buffer = None, None
+        self.note_change()
 
     def _keep(self, array: FloatArray) -> None:
         super()._keep(array)
@@ -82,6 +129,10 @@ class TensorParameter(Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         raise GraphError("parameters of torch are copied with their module: copy.deepcopy(module).")
+
+
+def _nothing() -> None:
+    """Stand for a tensor that is gone."""
 
 
 class Tangent(TensorParameter):
@@ -102,13 +153,17 @@ def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
     return make_parameter(tensor, "") if found is None and type(tensor) is torch.nn.Parameter else found
 
 
+def computed_parameters() -> set[Any]:
+    """The nodes in torch's graph of the tensors of modules that are computed, as those of `functional_call` may be."""
+    tensors = [parameter._tensor() for parameter in [*PARAMETERS.values()]]
+    return {tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None}
+
+
 def make_parameter(tensor: torch.Tensor, name: str) -> TensorParameter:
     """What stands for a tensor of a module, the same as long as the tensor lives; and name it."""
-    key = id(tensor)
-    found = PARAMETERS.get(key)
+    found = PARAMETERS.get(id(tensor))
     if found is None:
-        found = PARAMETERS[key] = TensorParameter(tensor, name)
-        weakref.finalize(tensor, PARAMETERS.pop, key, None)
+        found = PARAMETERS[id(tensor)] = TensorParameter(tensor, name)
     found.name = name or found.name
     return found
 

@@ -9,7 +9,8 @@ is of this kind as well, and so there are derivatives of any order.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -90,21 +91,19 @@ class Passing:
         held: Held = (),
     ) -> None:
         self._batched, self._executor, self._step = batched, batched.executor, step
-        self._trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
+        trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
         module = batched.recorder.module
         assert isinstance(minibatch.inputs, TensorInputs)
         assert isinstance(module, TorchModule)
         self.instances, self.held = minibatch.instances, held
         self.inputs, self._sparse, self.dtype = minibatch.inputs, module.sparse, module.float_dtype
-        self._versions = self._look()
-        self._is_done = False
         types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
         reads = [reads_of(kind.program) for kind in types]
         parameters = frozenset().union(*[of_type.parameters for of_type in reads])
         by_others = frozenset().union(*[of_type.by_others for of_type in reads])
-        self.read = {name: p for name, p in self._trainable.items() if id(p) in parameters}
+        self.read = {name: p for name, p in trainable.items() if id(p) in parameters}
         self.tensors = [*[p.tensor for p in self.read.values()], *self.inputs.tensors]
-        self._of_torch = {name for name, p in self._trainable.items() if id(p) not in by_others}
+        self._of_torch = {name for name in self.read if id(self.read[name]) not in by_others}
         draws = draw is None and True in [of_type.draws for of_type in reads]
         self.draw = draw or ((int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step))
         self._runs: list[tuple[Part, Run]] = []
@@ -120,23 +119,20 @@ class Passing:
             weakref.finalize(self, run.close)
         self.columns = join_columns(columns)
         self._ends = np.cumsum([[len(column) for column in part] for part in columns], axis=0)
+        of_module: dict[str, TensorParameter] = module.parameters()  # type: ignore[assignment]
+        self._bound = [Bound(p) for p in of_module.values() if id(p) in parameters and not isinstance(p, Tangent)]
 
-    def backward(self, gradients: Mapping[int, NDArray[Any]], keep: bool = False) -> list[Any]:
-        """Differentiate: the gradient of each of `tensors`.
+    def backward(self, gradients: Mapping[int, NDArray[Any]]) -> list[Any]:
+        """Differentiate: the gradient of each of `tensors`. The second time, the mini-batch runs forward again.
 
         Args:
             gradients: of outputs, by slot.
-            keep: it is differentiated once more after this, and runs forward again for that.
 
         Raises:
-            GraphError: it has run backward before, or a parameter has changed since it ran forward.
+            GraphError: a parameter has changed since it ran forward.
         """
-        if self._is_done:
-            raise GraphError("a mini-batch is differentiated once, also with retain_graph=True; call it anew.")
         executor, step = self._executor, self._step
-        with run_lock():
-            self.check()
-            self._is_done = not keep
+        with run_lock(), self._as_it_ran():
             found = {name: self._zeros(name, p) for name, p in executor.trainable().items()}
             totals: dict[str, Total] = {}
             read = InputGradients(self.inputs, executor.dtype)
@@ -152,15 +148,35 @@ class Passing:
         grads = [self._gradient(name, found[name], totals.get(name)) for name in self.read]
         return [*grads, *self.inputs.split(read.flat)]
 
-    def check(self) -> None:
-        """Raise a GraphError if a parameter has changed since it ran forward."""
+    @contextmanager
+    def _as_it_ran(self) -> Iterator[None]:
+        """Within the context, parameters stand for the tensors of this mini-batch, whatever the module has by now.
+
+        Raises:
+            GraphError: the tensors have changed since it ran forward, or the module has no place for them any more.
+        """
         self._executor.refresh()
-        put_numbers(self.held)
-        if self._look() != self._versions:
-            raise GraphError(
-                "a parameter has changed since the mini-batch ran forward; call backward() before "
-                "optimizer.step(), and before parameters are replaced."
-            )
+        for of_run in self._bound:
+            if of_run.parameter.is_gone:
+                raise _has_changed(of_run.parameter)
+        others = [
+            (of_run.parameter, of_run.parameter.tensor)
+            for of_run in self._bound
+            if not of_run.parameter.is_bound(of_run.tensor)
+        ]
+        try:
+            for of_run in self._bound if others else ():
+                of_run.parameter.bind(of_run.tensor)
+            put_numbers(self.held)
+            now = self._executor.trainable()
+            changed = [of_run.parameter for of_run in self._bound if not of_run.is_same()]
+            changed += [p for name, p in self.read.items() if now.get(name) is not p]
+            if changed:
+                raise _has_changed(changed[0])
+            yield
+        finally:
+            for parameter, tensor in others:
+                parameter.bind(tensor)
 
     def differentiate_gradients(
         self, gradients: OfOutputs, directions: Sequence[torch.Tensor | None]
@@ -185,9 +201,11 @@ class Passing:
                 "second derivatives are asked for of an async function, whose programs run once; differentiate a "
                 "function that awaits nothing, or each instance alone."
             )
-        with run_lock():
-            self.check()
-        return self._batched.along(self, gradients, directions)
+        module = self._batched.recorder.module
+        assert isinstance(module, TorchModule)
+        tensors = [(of_run.parameter, of_run.tensor) for of_run in self._bound]
+        with run_lock(), module.holding(tensors), self._as_it_ran():
+            return self._batched.along(self, gradients, directions)
 
     def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor:
         """The gradient of a parameter, of what our programs and what torch find."""
@@ -200,15 +218,30 @@ class Passing:
             return Rows.zeros(parameter.shape, parameter.dtype)
         return np.zeros(parameter.shape, parameter.dtype)
 
-    def _look(self) -> list[tuple[int, int, bool]]:
-        for parameter in self._trainable.values():
-            parameter.refresh()
-        now = self._executor.trainable()
-        return [
-            (p.tensor._version, p.n_assigned, now.get(name) is p)
-            for name, p in self._trainable.items()
-            if not isinstance(p, Tangent)
-        ]
+
+class Bound:
+    """A parameter, and the tensor that it stands for while a mini-batch runs.
+
+    Args:
+        parameter: at the end of forward.
+    """
+
+    def __init__(self, parameter: TensorParameter) -> None:
+        self.parameter, self.tensor = parameter, parameter.tensor
+        self._version, self._n_assigned = self.tensor._version, parameter.n_assigned
+        self._address = self.tensor.data_ptr()
+
+    def is_same(self) -> bool:
+        """Whether the tensor has the same numbers as then; plans may have moved them."""
+        is_there = self.tensor.data_ptr() == self._address or self.parameter.n_assigned == self._n_assigned
+        return is_there and self.tensor._version == self._version
+
+
+def _has_changed(parameter: TensorParameter) -> GraphError:
+    return GraphError(
+        f"a parameter has changed since the mini-batch ran forward, {parameter.name!r}; call backward() before "
+        f"optimizer.step(), and before parameters and buffers are changed or modules replaced."
+    )
 
 
 class Passed(torch.autograd.Function):
@@ -218,10 +251,12 @@ class Passed(torch.autograd.Function):
     def forward(ctx: Any, passing: Passing, *tensors: torch.Tensor) -> Any:
         ctx.passing = passing
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(torch.empty(0))  # which torch frees with its graph, and then refuses to give
         return tuple(map(torch.from_numpy, passing.columns))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        ctx.saved_tensors  # noqa: B018
         if torch.is_grad_enabled():
             given = {slot: g for slot, g in enumerate(gradients) if g is not None}
             return None, *gradients_of(ctx.passing, given)
@@ -237,7 +272,7 @@ class _Pulled(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         gradients = tensors[: len(slots)]
         ctx.save_for_backward(*gradients)
-        return tuple(passing.backward(_to_arrays(gradients, slots), keep=True))
+        return tuple(passing.backward(_to_arrays(gradients, slots)))
 
     @staticmethod
     def backward(ctx: Any, *directions: torch.Tensor | None) -> Any:

@@ -56,8 +56,8 @@ class TangentModule(TorchModule):
                 self._tangents = {name: x for name, x in self._tangents.items() if id(x[0]) in known}
                 self.sparse = self._moved.sparse
                 self._all = own, own | {name: tangent for name, (_, _, tangent) in self._tangents.items()}
-            for _, _, tangent in self._tangents.values():
-                tangent.refresh()
+            for _, tensor, tangent in self._tangents.values():
+                tangent.refresh(tensor)
             return self._all[1]
 
     def meet(self, instances: Any) -> None:

@@ -487,7 +487,7 @@ class Calls:
         self.families.append(family)
         known = entry.known
         known.by_form[tuple(reader.conditions)] = self._generate(
-            entry, [form], lambda *args: self._refuse_lengths(entry, node_type.program, args)
+            entry, [form], lambda *args: self._refuse_lengths(entry, family.node_type.program, args)
         )
         if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
             self._know(entry, (form, *known.forms), known.by_form)
@@ -518,6 +518,26 @@ class Calls:
         )
 
     # Types: their forms change when cells are traced again.
+
+    def forget(self, gone: set[int], bound: set[int]) -> None:
+        """Forget all calls of objects with some `id`s, parameters or modules that the model has no longer.
+
+        Args:
+            gone: these `id`s; bound: those of parameters that stand for other tensors now.
+        """
+        retired = self.traces.forget(gone, bound)
+        if not gone:
+            return
+        dead = {form.conditions for form in self.forms if form.code[0] in retired}
+        for key, entry in list(self._entries.items()):
+            if entry.uses(gone):
+                del self._entries[key]
+                entry.clear()
+            elif any(form.code[0] in retired for form in entry.known.forms) or entry.former:
+                forms = tuple(form for form in entry.known.forms if form.code[0] not in retired)
+                self._know(entry, forms, {c: f for c, f in entry.known.by_form.items() if c not in dead})
+                entry.former.clear()
+        self.steps.clear()
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
         """The family of calls of an entry with these keys, whose lists have these lengths; see `Traces.family_of`."""

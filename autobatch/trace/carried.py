@@ -134,6 +134,10 @@ class Carrier:
         """Whether these types have been found before."""
         return types in self._known
 
+    def forget(self) -> None:
+        """Find types of other processes again: some that they were here are retired."""
+        self._known.clear()
+
     def find(self, types: CarriedTypes) -> None:
         """Find types of another process, and trace the cells that are new here; while nothing else is recorded.
 

@@ -71,11 +71,31 @@ class Entry:
         self.names = tuple(parameters)
         self._is_positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
 
+    def uses(self, gone: set[int]) -> bool:
+        """Whether the entry is of one of the objects with these `id`s."""
+        return any(not gone.isdisjoint(ids_in(static.value)) for static in self.identity)
+
+    def clear(self) -> None:
+        """Refer to nothing any more; nothing calls the entry again."""
+        self.identity, self.origin, self.plain, self.run = (), ("forgotten",), None, _forgotten
+        self.known = NOTHING
+        self.former.clear()
+        self.fixed.clear()
+
     def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call a function of the same signature with arguments in its order."""
         if self._is_positional:
             return function(*args)
         return invoke(function, self.signature, dict(zip(self.names, args, strict=True)))
+
+
+def ids_in(x: Any) -> set[int]:
+    """The `id`s of an object and of all that is in its tuples, such as the parameters of a pattern of derivatives."""
+    return {id(x)}.union(*map(ids_in, x)) if isinstance(x, tuple) else {id(x)}
+
+
+def _forgotten(arguments: Mapping[str, Any]) -> Any:
+    raise AssertionError("nothing calls what was forgotten")
 
 
 class Patch(NamedTuple):

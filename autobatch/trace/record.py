@@ -68,6 +68,9 @@ class Recorder:
         known: what is under the module.
         is_async: whether the function is an async one, whose programs wait for values.
         types: the node types met so far.
+        n_states: how often the module came to have other submodules outside of its cells: functions may take another
+            way since, which graphs do not know of.
+        on_forget: is called where the module has lost parameters or modules for good.
         node_of: the serial number of the last node of each handle.
         kept: the tables of values that rounds keep.
     """
@@ -85,6 +88,12 @@ class Recorder:
         self.kept = KeptTables()
         self._serial = 1
         self._checked: tuple[Any, ...] = ()
+        self._parameters: dict[str, Parameter] = {}
+        self._bound: list[int] = []
+        self.n_states = 0
+        self._outline: Any = None
+        self.on_forget: Callable[[], None] | None = None
+        self._owners: Sequence[Any] = ()
         self._patched = Found()
 
     def record(self, instances: Iterable[Any], inputs: Inputs | None = None, keys: LongArray | None = None) -> Graph:
@@ -150,8 +159,36 @@ class Recorder:
         return self._patched.patches
 
     def parameters(self) -> dict[str, Parameter]:
-        """The parameters of the module, by name."""
-        return {} if self.known is None else self.known.parameters()
+        """The parameters of the module, by name; what was recorded of those that it had before is forgotten."""
+        if self.known is None:
+            return {}
+        found = self.known.parameters()
+        if found is not self._parameters:
+            self._forget(found)
+        return found
+
+    def _forget(self, parameters: dict[str, Parameter]) -> None:
+        """Forget what reads parameters, or is of modules, that the module had and has no longer.
+
+        Cells that read parameters which stand for other tensors now are traced again.
+        """
+        with recording_lock(), self._of_module():
+            before, self._parameters = self._parameters, parameters
+            bound = {id(p) for p, n in zip(before.values(), self._bound, strict=True) if p.n_bound != n}
+            self._bound = [p.n_bound for p in parameters.values()]
+            of_before, self._owners = self._owners, () if self.module is None else self.module._owners()
+            outline = None if self.module is None else self.module._outline()
+            self.n_states += self._outline is not None and outline != self._outline
+            self._outline = outline
+            kept = {*map(id, parameters.values()), *map(id, self._owners)}
+            gone = {id(x) for x in (*before.values(), *of_before) if id(x) not in kept}
+            if gone or bound:
+                self.calls.traces.name_weights(parameters)
+                self.calls.forget(gone, bound)
+            if gone:
+                self._carrier.forget()
+                if self.on_forget is not None:
+                    self.on_forget()
 
     def first_serial(self) -> int:
         """The serial number that the next node gets."""
@@ -223,9 +260,26 @@ class Recorder:
             raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
         return MiniBatch(listed, self.record(listed, keys=keys))
 
+    def of_now(self, graphs: list[Graph]) -> list[Graph]:
+        """The graphs, as recorded in the present state of the module."""
+        for graph in graphs if self.n_states else ():
+            graph.state = self.n_states
+        return graphs
+
+    def check_states(self, graphs: Sequence[Graph]) -> None:
+        """Refuse graphs that were recorded when the module had other submodules outside of its cells; GraphError."""
+        if self.n_states and any(graph.state != self.n_states for graph in graphs):
+            raise GraphError(
+                f"running recorded graphs: the {self.module._kind.__name__} has other submodules outside of its cells "  # type: ignore[union-attr]
+                f"than when they were recorded; record the instances anew."
+            )
+
     def to_graph(self, minibatch: MiniBatch) -> Graph:
         """The merged graph of a mini-batch; GraphError if cells that it calls have another signature now."""
-        graph = merge_graphs(minibatch.instances, self.types) if minibatch.graph is None else minibatch.graph
+        graph = minibatch.graph
+        if graph is None:
+            self.check_states(minibatch.instances)
+            graph = merge_graphs(minibatch.instances, self.types)
         if self.types.outdated:
             self.types.check(graph.type_id)
         return graph
@@ -245,10 +299,12 @@ class Recorder:
                 for types in unknown:
                     self._carrier.find(types)
         memo: dict[int, Any] = {}
-        return [
+        found = [
             self._carrier.renumber(x, memo) if type(x) is Graph and type(x.types) is CarriedTypes else x
             for x in instances
         ]
+        self.of_now([x for x, given in zip(found, instances, strict=True) if x is not given])
+        return found
 
     def check_parameters(self, parameters: Mapping[str, Parameter]) -> None:
         """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name.
@@ -260,18 +316,17 @@ class Recorder:
         before, checked = self._checked, (parameters, types.state, tuple(types.outdated))
         if before and before[0] is parameters and before[1:] == checked[1:]:
             return
-        known = {id(p): name for name, p in parameters.items()}
-        module = self.module
-        owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
+        known = {*map(id, parameters.values())}
+        owner = "a module, for ab.batched was given none" if self.module is None else self.module._kind.__name__
         for node_type in types.types:
             if node_type.number in types.outdated:
                 continue
             for source in node_type.program.weights:
                 parameter = source.parameter
-                if not isinstance(parameter, (Kept, Live)) and known.get(id(parameter)) != source.name:
+                if not isinstance(parameter, (Kept, Live)) and id(parameter) not in known:
                     raise GraphError(
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
-                        f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
+                        f"{owner}; pass module= with the module that has it."
                     )
         self._checked = checked
 

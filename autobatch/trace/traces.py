@@ -31,7 +31,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
-from autobatch.trace.entries import Entry
+from autobatch.trace.entries import Entry, ids_in
 from autobatch.trace.guards import Difference, Guard, GuardSet, differences
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
@@ -89,6 +89,7 @@ class Family:
 
     Attributes:
         traces: the kept traces, the most recently used one last.
+        numbers: the type of each signature that traces have had, so that graphs stay valid.
         current: the trace in force; None if the body could not be traced again.
         lengths: those for which the trace in force is right; forms read it, so it stays the same object.
         example: the lengths of lists that the body was traced with.
@@ -100,6 +101,7 @@ class Family:
     entry: Entry
     keys: dict[str, Key]
     traces: list[Trace] = field(default_factory=list)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
     current: Trace | None = None
     lengths: Lengths = field(default_factory=Lengths)
     example: tuple[int, ...] = ()
@@ -227,9 +229,10 @@ class Traces:
             family.kept += new
             body = replace(current.body, program=keep_products(current.node_type.program, family.kept))
             node_type = replace(current.node_type, program=body.program, trace=next(self._serial))
-            family.traces = []
+            family.traces, signature = [], _signature(body)
+            family.numbers[signature] = node_type.number
             with self.types.growing:
-                self._put(family, Trace(node_type, body, _signature(body)))
+                self._put(family, Trace(node_type, body, signature))
         return {number: output for output, number in enumerate(family.kept, len(family.node_type.program.results))}
 
     @property
@@ -268,6 +271,36 @@ class Traces:
             if family.current is not None and not family.current.holds():
                 self._renew(family, family.current)
         self._guard_set = None
+
+    def forget(self, gone: set[int], bound: set[int]) -> set[int]:
+        """Forget traces that read objects with some `id`s, and calls of them; give the types that nothing has now.
+
+        A cell that has read them is traced again; graphs with calls of them are refused.
+
+        Args:
+            gone: these `id`s; bound: those of parameters that stand for other tensors now, whose old ones are let go.
+        """
+        retired = set[int]()
+        for identity, family in list(self._families.items()):
+            current, given = family.current, [x for key in family.keys.values() for x in _statics(key)]
+            if family.entry.uses(gone) or any(not gone.isdisjoint(ids_in(x)) for x in given):
+                del self._families[identity]
+                self._of_entry[family.entry].remove(family)
+                self.types.forgotten |= {trace.node_type.trace for trace in family.traces}
+                family.traces, family.current = [], None
+                if current is not None:
+                    retired.add(current.node_type.number)
+                    self.types.retire(current.node_type.number, _replaced(current.node_type))
+                continue
+            before = {trace.node_type.trace for trace in family.traces}
+            family.traces = [trace for trace in family.traces if not _reads(trace, gone)]
+            if current is not None and _reads(current, gone | bound):
+                self._renew(family, current)
+                family.traces = family.traces[-1:]
+            self.types.forgotten |= before - {trace.node_type.trace for trace in family.traces}
+        self._of_entry = {entry: families for entry, families in self._of_entry.items() if families}
+        self._guard_set = None
+        return retired
 
     def _in_force(self) -> list[Trace]:
         return [family.current for family in list(self._families.values()) if family.current is not None]
@@ -362,10 +395,11 @@ class Traces:
         for known in family.traces:
             if known.body.content == body.content:
                 return known._replace(body=body)
-        number = next((t.node_type.number for t in family.traces if t.signature == signature), None)
+        number = family.numbers.get(signature)
         node_type = self._make_type(family.entry, family.keys, body.program, body.structure)
         if number is not None:
             node_type = replace(node_type, number=number)
+        family.numbers[signature] = node_type.number
         return Trace(replace(node_type, trace=next(self._serial)), body, signature)
 
     def _make_type(self, entry: Entry, keys: dict[str, Key], program: CellProgram, structure: Any) -> NodeType:
@@ -404,6 +438,19 @@ def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
 
 def _describe(changed: Iterable[Difference]) -> str:
     return "; ".join(dict.fromkeys(difference.description for difference in changed))
+
+
+def _reads(trace: Trace, gone: set[int]) -> bool:
+    """Whether a program reads parameters with these `id`s, or its body read objects with them."""
+    held = [x for guard in trace.guards for x in (guard.holder, *guard.seen)]
+    return not gone.isdisjoint(map(id, [*(weight.parameter for weight in trace.node_type.program.weights), *held]))
+
+
+def _replaced(node_type: NodeType) -> str:
+    """The reason why graphs with a type of replaced parameters, or of a replaced module, are refused."""
+    names = sorted({weight.name for weight in node_type.program.weights})
+    what = f"what {', '.join(map(repr, names))} named" if names else "the module of the cell"
+    return f"{what} when {node_type.name!r} was recorded has been replaced"
 
 
 def _outcome(error: Exception | None) -> str:

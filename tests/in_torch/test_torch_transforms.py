@@ -88,17 +88,38 @@ def doubled(module: nn.Module) -> dict[str, Tensor]:
 REPLACED: dict[str, Callable[[Any], Any]] = {
     "assigned by load_state_dict": lambda m: m.load_state_dict(doubled(m), assign=True),
     "another parameter": lambda m: setattr(m.a, "weight_ih", nn.Parameter(torch.zeros(2, 2))),
-    "another module": lambda m: setattr(m, "a", abt.cell(nn.RNNCell(2, 2))),
-}  # fmt: skip
+    "all of another dtype, assigned": lambda m: m.load_state_dict(
+        {name: x.double() for name, x in m.state_dict().items()}, assign=True
+    ),
+}
+
+
+def stacked() -> tuple[Any, Any]:
+    model: Any = nn.Module()
+    model.a = abt.cell(nn.RNNCell(2, 2))  # whose parameters are stacked
+    return model, abt.batched(lambda x: model.a(x, x), module=model)
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_a_parameter_that_is_replaced_before_backward_is_noticed(name: str) -> None:
-    model = nn.Module()
-    model.a = abt.cell(nn.RNNCell(2, 2))  # whose parameters are stacked
-    f = abt.batched(lambda x: model.a(x, x), module=model, backend="reference")  # type: ignore[operator]
-    y = f([torch.ones(2)]).sum()
+def test_a_mini_batch_differentiates_the_parameters_that_it_ran_with(name: str) -> None:
+    """As torch does: those that were put in their place since have no part in it."""
+    model, f = stacked()
+    before, xs = dict(model.named_parameters()), [torch.ones(2), torch.zeros(2)]
+    y, expected = f(xs), torch.stack([model.a(x, x) for x in xs])
+    wanted = torch.autograd.grad(expected.pow(2).sum(), [*before.values()])
     REPLACED[name](model)
+    dtype = next(model.parameters()).dtype
+    z = f([x.to(dtype) for x in xs])
+    torch.testing.assert_close(torch.autograd.grad(y.pow(2).sum(), [*before.values()]), wanted)
+    z.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_module_that_is_replaced_before_backward_is_noticed() -> None:
+    model, f = stacked()
+    y = f([torch.ones(2)]).sum()
+    model.a = abt.cell(nn.RNNCell(2, 2))
+    f([torch.ones(2)])
     with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):
         y.backward()
 
