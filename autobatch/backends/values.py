@@ -123,6 +123,9 @@ class RowRange:
         op, static = instruction.op, dict(instruction.static)
         if op.segments == "move":
             static["segments"] = tuple(self._rows_of_argument(vars[arg]) for arg in instruction.args)
+        elif op.segments == "choose":
+            domains = [vars[arg].domain for arg in instruction.args]
+            static["segments"] = [self.segments(domain) if domain >= 0 else None for domain in domains]
         elif op.segments is not None:
             static["segments"] = self.segments(vars[instruction.args[1 if op.segments == "spread" else 0]].domain)
         if op.random:

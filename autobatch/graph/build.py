@@ -11,9 +11,17 @@ import numpy as np
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types, join_arrays, join_instances
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
-from autobatch.graph.words import crossing_node, data_starts, merge_words, split_words, words_size, write_header
+from autobatch.graph.words import (
+    Sections,
+    count_groups,
+    crossing_node,
+    data_starts,
+    merge_words,
+    split_words,
+    words_size,
+    write_header,
+)
 from autobatch.ir.type_arrays import TypeArrays
-from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.system.trust import checking
 
@@ -156,14 +164,19 @@ def find_out_of_range(graph: Graph) -> dict[int, DataError]:
     """Find the instances that have a limited int attribute outside its range: an error for each, by instance."""
     arrays, found, first, at = graph.types.arrays(), dict[int, DataError](), 0, 0
     while arrays.range_size.size:
-        node, r, value = _first_out_of_range(graph.type_id[first:], graph.attr[at:], arrays)
+        node, r, value, size = _first_out_of_range(graph.sections, first, at, arrays)
         if node < 0:
             break
-        instance = int(np.searchsorted(graph.instance_ptr, first + node, side="right")) - 1
+        instance = int(np.searchsorted(graph.instance_ptr, node, side="right")) - 1
+        if arrays.range_size[r] < 0:
+            takes = (
+                f"chooses one of {size} rows; give a position in 0..{size - 1}." if size else "has no row to choose."
+            )
+        else:
+            takes = f"takes 0..{size - 1}; map unknown ids to one in that range, or enlarge what they index."
         found[instance] = DataError(
-            f"merging instances: instance {instance}, node {first + node - graph.instance_ptr[instance]} "
-            f"({graph.type_of(first + node)!r}) gives {value} as {graph.types.describe_range(r)}, which takes "
-            f"0..{arrays.range_size[r] - 1}; map unknown ids to one in that range, or enlarge what they index."
+            f"merging instances: instance {instance}, node {node - graph.instance_ptr[instance]} "
+            f"({graph.type_of(node)!r}) gives {value} as {graph.types.describe_range(r)}, which {takes}"
         )
         first = int(graph.instance_ptr[instance + 1])
         at = int(data_starts(graph.type_id, graph.attr, arrays)[0][first])
@@ -171,11 +184,15 @@ def find_out_of_range(graph: Graph) -> dict[int, DataError]:
 
 
 @compiled
-def _first_out_of_range(type_ids: IntArray, attr: IntArray, types: TypeArrays) -> tuple[int, int, int]:
-    """Find (node, range, value) of the first attribute outside its range, or (-1, -1, 0)."""
-    at = 0
-    for node in range(type_ids.size):
-        type_id = type_ids[node]
+def _first_out_of_range(graph: Sections, start: int, at: int, types: TypeArrays) -> tuple[int, int, int, int]:
+    """Find (node, range, value, size) of the first attribute outside its range, from a node on; or (-1, -1, 0, 0).
+
+    Args:
+        start: the node, whose int attributes begin at `at`.
+    """
+    attr, lengths = graph.attr, np.zeros(types.group_ptr[-1] + 1, np.int64)
+    for node in range(start, graph.type_id.size):
+        type_id, own = graph.type_id[node], at
         first, end = types.data_ptr[type_id], types.data_ptr[type_id + 1]
         for number in range(-1, end - first):  # the node itself, then its data of any length
             n_rows, width = 1, types.int_width[type_id]
@@ -184,13 +201,16 @@ def _first_out_of_range(type_ids: IntArray, attr: IntArray, types: TypeArrays) -
                 at += 1
             for r in range(types.range_ptr[type_id], types.range_ptr[type_id + 1]):
                 if types.range_data[r] == number:
+                    size = np.int64(types.range_size[r])
+                    if size < 0:
+                        count_groups(graph, node, own, types, lengths)
+                        size = lengths[-1 - size]
                     for row in range(n_rows):
                         value = int(attr[at + row * width + types.range_column[r]])
-                        is_outside = value < 0 or value >= types.range_size[r]
-                        if is_outside and value != types.range_ignore[r]:
-                            return node, r, value
+                        if (value < 0 or value >= size) and (value != types.range_ignore[r] or types.range_size[r] < 0):
+                            return node, r, value, int(size)
             at += n_rows * width
-    return -1, -1, 0
+    return -1, -1, 0, 0
 
 
 def _common_types(graphs: Sequence[Graph], types: Types | None) -> Types:

@@ -24,13 +24,12 @@ from autobatch.ir.program import (
     Weight,
     cone,
     int_limit,
-    moved_domain,
     origin,
     renumber,
     show_var,
 )
 from autobatch.ops.conditions import Condition, gives_condition
-from autobatch.ops.define import Op, Shape, check_index, first_symbol
+from autobatch.ops.define import MOST_INTS, Op, Shape, check_index, first_symbol
 from autobatch.ops.eager import plain_array, unwrap
 from autobatch.ops.operators import Operators, Symbol
 
@@ -234,24 +233,29 @@ class Builder:
         shape = op.shape(*shapes, **static)
         op.limit(shapes, static)
         if op.index_axis is not None:
-            values = [values[0], self._ids(op, values[0], values[1], static.get("ignore")), *values[2:]]
+            ids = self._ids(op, values[1], values[0].shape[op.index_axis], static.get("ignore"))
+            values = [values[0], ids, *values[2:]]
         domain = self._domain(op, values, static)
         return self.add(Instruction(op, tuple(v.index for v in values), static), shape, domain)
 
-    def _ids(self, op: Op, table: Traced, ids: Traced, ignore: int | None) -> Traced:
+    def _ids(self, op: Op, ids: Traced, size: int, ignore: int | None) -> Traced:
         """Check ids: they must be int data of the node, or ints that a cell computed or constants, both in range."""
-        source = origin(self.vars, ids.index).source
-        size = table.shape[op.index_axis or 0]
-        if limit := int_limit(self.vars, ids.index):
-            if limit > size:
-                raise ShapeError(
-                    f"{op.name} takes ids in 0..{size - 1}, but these are computed by a cell and in 0..{limit - 1}; "
-                    f"choose among {size} elements."
-                )
-            return ids
-        if isinstance(source, Constant):
+        limit, source = int_limit(self.vars, ids.index), self.check_ints(op, ids)
+        if limit > size:
+            found = f"computed by a cell and in 0..{limit - 1}; choose among {size} elements"
+            if limit == MOST_INTS:
+                found = "positions among n rows, where n differs between nodes; look them up in a value of n rows"
+            raise ShapeError(f"{op.name} takes ids in 0..{size - 1}, but these are {found}.")
+        if not limit and isinstance(source, Constant):
             numbers = check_index(op.name, np.asarray(source.data), size, ignore)
             return self.add(Constant(numbers), ids.shape, SHARED)
+        return ids
+
+    def check_ints(self, op: Op, ids: Traced) -> Source:
+        """What ids come from: they must be int data, or ints that a cell computed, or constants."""
+        source = origin(self.vars, ids.index).source
+        if int_limit(self.vars, ids.index) or isinstance(source, Constant):
+            return source
         if not isinstance(source, Attribute) or source.is_float:
             if ids.is_known():
                 raise NeedsNumber(f"an id of {op.name}")
@@ -260,12 +264,12 @@ class Builder:
                 f"or ab.categorical, and not other values, be they computed from ints; compute the id with plain ints "
                 f"and pass it to the cell."
             )
-        return ids
+        return source
 
     def _domain(self, op: Op, values: list[Traced], static: Mapping[str, Any]) -> int:
         domains = [v.var.domain for v in values]
-        if op.segments == "move":
-            return moved_domain(op, domains, static)
+        if op.domain is not None:
+            return op.domain(domains, **static)
         if op.random and domains[0] >= 0:
             return domains[0]  # the attribute that numbers the draw is one of the node
         groups = sorted({d for d in domains if d >= 0})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -175,6 +175,18 @@ class CellProgram:
         given = (v.domain for v in self.vars if isinstance(v.source, (Port, Attribute)))
         return 1 + max(*self.derived, *given, NODE, NODE)
 
+    @functools.cached_property
+    def least(self) -> dict[int, tuple[int, str]]:
+        """How many rows groups must have at least, with the name of the op that needs them, where an op needs any."""
+        found: dict[int, tuple[int, str]] = {}
+        for index in self.instructions:
+            source = self.vars[index].source
+            if isinstance(source, Instruction) and source.op.least is not None:
+                group, n = self.vars[source.args[0]].domain, source.op.least(**source.static)
+                if n > found.get(group, (0, ""))[0]:
+                    found[group] = n, source.op.name.removesuffix("_n")
+        return found
+
     @property
     def ones(self) -> tuple[int, ...]:
         """The derived groups that must have exactly one row."""
@@ -298,12 +310,6 @@ def first_leaf(domain: int) -> int:
     Leaves are numbered per domain, because the number of leaves of an empty list's elements is unknown.
     """
     return (domain - NODE) * LEAVES
-
-
-def moved_domain(op: Op, domains: Sequence[int], static: Mapping[str, Any]) -> int:
-    """The domain of what an op makes that moves rows: a derived group, or that of the argument it goes back to."""
-    domain: int = max(domains[1 + static["number"]], NODE) if op is put_rows else static["group"]
-    return domain
 
 
 def origin(vars: Sequence[Var], index: int) -> Var:

@@ -21,7 +21,6 @@ from autobatch.ir.program import (
     Var,
     Weight,
     int_limit,
-    moved_domain,
     origin,
     show_lines,
     show_var,
@@ -180,7 +179,7 @@ def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -
     if shape != var.shape:
         raise _broken(name, vars, index, f"by the rule of {op.name} its shape is {shape}")
     domains = [vars[a].domain for a in args]
-    domain = moved_domain(op, domains, static) if op.segments == "move" else _domain(op, domains, ties)
+    domain = _domain(op, domains, ties) if op.domain is None else op.domain(domains, **static)
     if domain is None:
         raise _broken(name, vars, index, f"the domains {[vars[a].domain for a in args]} have no rows in common")
     if domain != var.domain:

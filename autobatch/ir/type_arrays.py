@@ -33,7 +33,7 @@ class TypeArrays(NamedTuple):
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
     range_data: IntArray  # [ranges] the data of any length whose every element is limited, by number in the type, or -1
     range_column: IntArray  # [ranges] the int attribute that is limited, of the node or of an element ...
-    range_size: IntArray  # [ranges] ... to 0..size-1
+    range_size: IntArray  # [ranges] ... to 0..size-1; or, -1 - g, to the rows of group g
     range_ignore: IntArray  # [ranges] a number that may be outside of that
     random: IntArray  # [T] 1 if the cell draws random numbers
     product_work: NDArray[np.int64]  # [T] multiply-adds of a node's products with matrices, one edge in each group

@@ -18,6 +18,7 @@ from autobatch.ir.flows import singular_outputs, stop_outputs
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, Var, origin
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
+from autobatch.ops.choosing import choose_rows
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
@@ -262,7 +263,8 @@ class Range(NamedTuple):
 
     Attributes:
         data: the number of the data of any length that it is a column of; -1 if it is one of the node.
-        column: of the word; size: of what it indexes; ignore: a number that may be outside, or 0.
+        column: of the word; ignore: a number that may be outside, or 0.
+        size: of what it indexes; -1 - g for the rows that the node has of group g.
         name: of the argument.
     """
 
@@ -277,12 +279,13 @@ def index_ranges(program: CellProgram) -> Iterator[Range]:
     """The int attribute words that index something."""
     for i in program.instructions:
         source = program.vars[i].source
-        if isinstance(source, Instruction) and source.op.index_axis is not None:
+        if isinstance(source, Instruction) and (source.op.index_axis is not None or source.op is choose_rows):
             table, ids = source.args[:2]
             data = origin(program.vars, ids)
             if isinstance(data.source, Attribute):
                 number = -1 if data.domain == NODE else program.data_groups.index(data.domain)
-                size = program.vars[table].shape[source.op.index_axis]
+                var, axis = program.vars[table], source.op.index_axis
+                size = -1 - var.domain if axis is None else var.shape[axis]
                 ignore = source.static.get("ignore") or 0
                 for column in _columns(program, ids).ravel().tolist():
                     yield Range(number, column, size, ignore, data.source.name)

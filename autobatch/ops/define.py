@@ -64,7 +64,11 @@ class Op:
         sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups, see
-            `autobatch.ops.rows`, and receives the segments of each argument.
+            `autobatch.ops.rows`, and receives the segments of each argument; so does "choose", with None for an
+            argument of the node, see `autobatch.ops.choosing`.
+        domain: `domain(domains, **static)`, of those of the arguments, is the domain of the result; of ops that go
+            between groups.
+        least: `least(**static)` is how many rows each node must have of the first argument; none if it is not given.
         whole: a call of the kernel costs much, so that batches of cells that apply the op are not cut into pieces.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
         note: of the static arguments, what `explain` says of a cell that applies the op.
@@ -85,7 +89,9 @@ class Op:
     like: int | None = None
     index_axis: int | None = None
     below: Callable[..., int] | None = None
-    segments: Literal["reduce", "spread", "edge", "move"] | None = None
+    segments: Literal["reduce", "spread", "edge", "move", "choose"] | None = None
+    domain: Callable[..., int] | None = None
+    least: Callable[..., int] | None = None
     whole: bool = False
     doc: str | None = None
     note: Callable[..., str] | None = None

@@ -45,7 +45,7 @@ def _scatter(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
     shape = g.shape[: ids.ndim]
     rows = xp.broadcast_to(xp.arange(shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1)), shape).reshape(-1)
     flat = xp.broadcast_to(ids, shape).reshape(-1)
-    first, sums = _sum_by_id(xp, rows * size + flat, g.reshape((flat.size, *out.shape[2:])))
+    first, sums = sum_by_id(xp, rows * size + flat, g.reshape((flat.size, *out.shape[2:])))
     out[rows[first], flat[first]] = sums
 
 
@@ -53,11 +53,11 @@ def _scatter_row_sum(xp: Any, g: Array, ids: Array, out: Array, size: int) -> No
     """Add row k of g to row ids[k] of the table, once per distinct id."""
     g = xp.broadcast_to(g, (max(len(g), len(ids)), *g.shape[1:]))
     flat = xp.broadcast_to(to_ids(ids), g.shape[: ids.ndim]).reshape(-1)
-    first, sums = _sum_by_id(xp, flat, g.reshape((flat.size, *out.shape[2:])))
+    first, sums = sum_by_id(xp, flat, g.reshape((flat.size, *out.shape[2:])))
     out[0][flat[first]] += sums
 
 
-def _sum_by_id(xp: Any, ids: Array, rows: Array) -> tuple[Array, Array]:
+def sum_by_id(xp: Any, ids: Array, rows: Array) -> tuple[Array, Array]:
     """Where each id comes first, and the sum of its rows: in the order in which they come, also on a GPU."""
     order = xp.argsort(ids, kind="stable")
     if not ids.size:

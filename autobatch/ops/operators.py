@@ -64,8 +64,9 @@ COMPOSED = (
     "stack",
 )  # public functions that are several ops
 INTERNAL = (
-    "assemble", "count_n", "expand", "gelu_tanh", "instead", "ndtr", "one_hot", "perturb", "pick", "put_rows",
-    "scatter", "slice", "softmax_n", "spread", "take_part", "take_rows",
+    "argmax_n", "assemble", "choose_rows", "count_n", "expand", "gelu_tanh", "instead", "ndtr", "one_hot",
+    "perturb", "pick", "put_chosen", "put_rows", "scatter", "slice", "softmax_n", "spread", "take_part",
+    "take_rows", "top_k_n",
 )  # fmt: skip
 """Internal ops, of which public ones are made."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"

@@ -107,17 +107,22 @@ def _shape(first: Shape, *others: Shape, fixed: Any, number: int = 0, **how: Any
     return first[1:] if fixed[number] else first
 
 
+def _group(domains: Sequence[int], group: int, **how: Any) -> int:
+    return group
+
+
 take_rows: Op = define_op(
-    "take_rows", shape=_shape, kernel=_take, segments="move",
+    "take_rows", shape=_shape, kernel=_take, segments="move", domain=_group,
     pullback=lambda g, out, *parts, **how: tuple(put_rows(g, *parts, **how, number=n) for n in range(len(parts))),
 )  # fmt: skip
 take_part: Op = define_op(
     "take_part",  # of take_rows(*parts) the rows of one part, but of the first argument; zeros for the other parts
-    shape=_shape, kernel=_take_part, segments="move", like=1,
+    shape=_shape, kernel=_take_part, segments="move", domain=_group, like=1,
     pullback=lambda g, out, x, *parts, **how: (put_rows(g, *parts, **how), *(None for _ in parts)),
 )  # fmt: skip
 put_rows: Op = define_op(
     "put_rows",  # the transpose of take_part: each row where it is from, zeros elsewhere
     shape=lambda g, *parts, number, **how: parts[number], kernel=_put, segments="move", like=1,
+    domain=lambda domains, number, **how: max(domains[1 + number], -1),  # a value of the node, if it is shared
     pullback=lambda g, out, x, *parts, **how: (take_part(g, *parts, **how), *(None for _ in parts)),
 )  # fmt: skip

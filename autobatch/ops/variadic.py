@@ -79,7 +79,8 @@ def segment_sum(xp: Any, x: Array, out: Array, segments: Segments) -> None:
         out[segments.filled] = sum_runs(xp, x, segments.starts)
 
 
-def _segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+def segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+    """Find the largest edge of each row, element by element; a row without edges gets zero."""
     out[...] = 0
     if not segments.n_filled:
         return
@@ -96,7 +97,7 @@ def _spread(xp: Any, x: Array, like: Array, out: Array, segments: Segments) -> N
 
 def _segment_softmax(xp: Any, x: Array, out: Array, segments: Segments) -> None:
     peak = xp.empty((len(segments.counts), *x.shape[1:]), x.dtype)
-    _segment_max(xp, x, peak, segments)
+    segment_max(xp, x, peak, segments)
     xp.exp(xp.subtract(x, peak[segments.rows], out=out), out=out)
     segment_sum(xp, out, peak, segments)
     xp.true_divide(out, peak[segments.rows], out=out)
@@ -119,7 +120,7 @@ _sum_edges: Op = define_op(
     "sum_n", shape=lambda x: x, kernel=segment_sum, segments="reduce",
     pullback=lambda g, out, x: (_spread_edges(g, x),),
 )  # fmt: skip
-_max_edges = define_op("max_n", shape=lambda x: x, kernel=_segment_max, segments="reduce", pullback=_max_n_pullback)
+_max_edges = define_op("max_n", shape=lambda x: x, kernel=segment_max, segments="reduce", pullback=_max_n_pullback)
 _count_edges = define_op("count_n", shape=lambda x: (), kernel=_count_n, segments="reduce", like=0)
 _softmax_edges = define_op(
     "softmax_n", shape=lambda x: x, kernel=_segment_softmax, segments="edge",

@@ -510,6 +510,12 @@ class Calls:
             if group in program.ones and lengths[group] != 1:
                 row, of = parts[0].cut[0], parts[0].group
                 raise ShapeError(f"cell {entry.name!r} takes row {row} of {names[of]!r}, which has {lengths[of]}.")
+        for group, (least, op) in program.least.items():
+            if lengths[group] < least:
+                raise ShapeError(
+                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, which must be {least} or more, "
+                    f"got {lengths[group]}; call it only where there are as many."
+                )
         unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
         first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)
         raise GraphError(

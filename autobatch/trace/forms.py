@@ -415,6 +415,7 @@ def make_form(
     conditions = list(reader.conditions)
     conditions += [f"{_length(reader, program, a)} == {_length(reader, program, b)}" for a, b in program.ties]
     conditions += [f"{_length(reader, program, group)} == 1" for group in program.ones]
+    conditions += [f"{_length(reader, program, group)} >= {n}" for group, (n, _) in program.least.items()]
     if lengths.walked:
         found = _tuple([f"__len({reader.lists[group]})" for group in lengths.walked])
         conditions.append(f"{found} in {reader.constant(lengths.found)}")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import NODE, SHARED, Instruction
+from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
+from autobatch.ops.choosing import argmax_n, choose_rows, top_k_n
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
@@ -192,12 +193,27 @@ def _normalise(builder: RowBuilder, op: Op, values: Sequence[Traced], static: di
     return found
 
 
-def _choose(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append the position of the largest element along an axis of the rows."""
-    axis = static["axis"]
-    if axis is None or axis % values[0].ndim == 0:
-        _refuse(builder, op, values, static)
-    return _apply_to_rows(builder, op, values, {"axis": axis % values[0].ndim - 1})
+def _find_largest(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append the position of the largest element: along an axis of the rows, over the rows, or of all elements."""
+    (value,) = values
+    axes = axes_of(value.ndim, static["axis"])
+    if 0 not in axes:
+        return _apply_to_rows(builder, op, values, {"axis": axes[0] - 1})
+    return _at_rows(builder, argmax_n, [value], {"is_flat": len(axes) == value.ndim})
+
+
+def _find_k_largest(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append the positions of the k largest rows, which are numbers."""
+    if values[0].ndim > 1 or static["k"] < 1:
+        builder.refuse(
+            op, values, f"top_k of {static['k']} elements of {_shapes(values)}: it takes a vector, and k > 0."
+        )
+    return _at_rows(builder, top_k_n, values, static)
+
+
+def _at_rows(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append an op that takes rows and gives a value of the node."""
+    return builder.append(op, [v.row if isinstance(v, Ragged) else v for v in values], static)
 
 
 def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
@@ -225,17 +241,29 @@ def _weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
     return builder.append(OPS["sum_n"], [product], {})
 
 
-def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append a lookup of ids row by row."""
-    if isinstance(values[0], Ragged):
-        _refuse(builder, op, values, static)
-    return _apply_to_rows(builder, op, values, static)
+def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append a lookup of ids row by row, or of rows by their positions."""
+    table, ids = values
+    if not isinstance(table, Ragged):
+        return _apply_to_rows(builder, op, values, static)
+    is_checked = isinstance(builder.check_ints(op, ids), Attribute)
+    found = _at_rows(builder, choose_rows, values, {"is_checked": is_checked})
+    return Ragged(builder, found.index) if isinstance(ids, Ragged) else found
 
 
-def _compare_labels(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append the cross-entropy of each row's logits and its label."""
-    if not all(isinstance(value, Ragged) for value in values) or values[0].ndim < 2:
-        _refuse(builder, op, values, static)
+def _compare_labels(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append the cross-entropy of each row's logits and its label, or of n logits and the position of one."""
+    logits, label = values
+    if logits.ndim == 1 and not isinstance(label, Ragged) and label.ndim == 0:
+        loss: Traced = logsumexp(logits, axis=0) - _look_up(builder, op, values, {})
+        return loss
+    if not all(isinstance(value, Ragged) for value in values) or logits.ndim < 2:
+        builder.refuse(
+            op,
+            values,
+            f"cross_entropy of {_shapes(values)}: n logits take the position of one of them as label, and n rows of "
+            f"logits take a label each.",
+        )
     return _apply_to_rows(builder, op, values, static)
 
 
@@ -314,7 +342,8 @@ RULES: dict[str, Rule] = {
     "max": _reduce,
     "softmax": _normalise,
     "log_softmax": _normalise,
-    "argmax": _choose,
+    "argmax": _find_largest,
+    "top_k": _find_k_largest,
     "matmul": _multiply,
     "dot": _multiply,
     "lookup": _look_up,

@@ -1,0 +1,119 @@
+"""Ops that choose among rows of any number: rows by their positions, the position of the largest, the k largest.
+
+In a batch the rows of a node are a range of the rows of a variadic group (`autobatch.ops.variadic.Segments`); positions
+count from the first row of the node. Those that are int data are checked when instances are merged, those that a cell
+computed, or constants, by the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autobatch.errors import DataError
+from autobatch.ops.define import MOST_INTS, Array, Op, Shape, define_op
+from autobatch.ops.indexing import sum_by_id, to_ids
+from autobatch.ops.variadic import Segments, segment_max
+
+
+def _flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checked: bool) -> Array:
+    """The positions as row numbers of the whole batch.
+
+    Args:
+        segments: of the values to choose from; then of the positions, None if those are of the node.
+        is_checked: whether the positions are known to be in range.
+    """
+    own, of = segments
+    assert own is not None
+    ids, starts, counts = to_ids(ids), own.put(own.ptr[:-1]), own.counts
+    if of is not None:
+        starts, counts = starts[of.rows], counts[of.rows]
+    wide = (-1, *(1,) * (ids.ndim - 1))
+    starts, counts = starts.reshape(wide), counts.reshape(wide)
+    if not is_checked:
+        wrong = (ids < 0) | (ids >= counts)
+        if bool(wrong.any()):
+            wrong, ids, counts = xp.broadcast_arrays(wrong, ids, counts)
+            raise DataError(
+                f"lookup of {int(ids[wrong][0])} among the rows of a value of any length, which is not in "
+                f"0..{int(counts[wrong][0]) - 1}; the position was computed, or is a constant."
+            )
+    return starts + ids
+
+
+def _choose(xp: Any, x: Array, ids: Array, out: Array, segments: Any, is_checked: bool) -> None:
+    out[...] = x[_flat_ids(xp, ids, segments[:2], is_checked)]
+
+
+def _put(xp: Any, g: Array, ids: Array, like: Array, out: Array, segments: Any, is_checked: bool) -> None:
+    flat = _flat_ids(xp, ids, (segments[2], segments[1]), is_checked)
+    out[...] = 0
+    first, sums = sum_by_id(
+        xp, flat.reshape(-1), xp.broadcast_to(g, (*flat.shape, *out.shape[1:])).reshape(-1, *out.shape[1:])
+    )
+    out[flat.reshape(-1)[first]] = sums
+
+
+choose_rows: Op = define_op(
+    "choose_rows",  # of each node the rows at its positions
+    shape=lambda x, ids, is_checked: ids + x, kernel=_choose, segments="choose",
+    domain=lambda domains, is_checked: max(domains[1], -1),
+    pullback=lambda g, out, x, ids, is_checked: (put_chosen(g, ids, x, is_checked=is_checked), None),
+)  # fmt: skip
+put_chosen: Op = define_op(
+    "put_chosen",  # the transpose of choose_rows: zeros, with g added at the positions
+    shape=lambda g, ids, like, is_checked: like, kernel=_put, segments="choose", like=2,
+    domain=lambda domains, is_checked: domains[2],
+    pullback=lambda g, out, x, ids, like, is_checked: (choose_rows(g, ids, is_checked=is_checked), None, None),
+)  # fmt: skip
+
+
+def first_largest(xp: Any, x: Array, segments: Segments) -> Array:
+    """The place of the largest edge of each row, of equal ones the first; NaN counts as larger than any number."""
+    is_nan = xp.isnan(x)
+    has_nan, peak = (xp.empty((len(segments.counts), *x.shape[1:]), x.dtype) for _ in range(2))
+    segment_max(xp, is_nan.astype(x.dtype), has_nan, segments)
+    segment_max(xp, x, peak, segments)
+    hit = xp.where(has_nan[segments.rows] > 0, is_nan, x == peak[segments.rows])
+    places = segments.places.reshape((-1, *(1,) * (x.ndim - 1)))
+    best = xp.empty(peak.shape, xp.float64)
+    segment_max(xp, xp.where(hit, -places.astype(xp.float64), -xp.inf), best, segments)
+    return -best
+
+
+def _argmax_n(xp: Any, x: Array, out: Array, segments: Segments, is_flat: bool) -> None:
+    if not is_flat:
+        out[...] = first_largest(xp, x, segments)
+        return
+    width = int(x[:1].size) or 1
+    if int(segments.lengths.max(initial=0)) * width > MOST_INTS:
+        raise DataError(f"argmax chooses one of more than {MOST_INTS} elements, which floats do not tell apart.")
+    flat = x.reshape(len(x), -1)
+    inner = xp.argmax(flat, axis=1)
+    row = first_largest(xp, xp.take_along_axis(flat, inner[:, None], axis=1)[:, 0], segments).astype(xp.int64)
+    out[...] = row * width + inner[segments.put(segments.ptr[:-1]) + row]
+
+
+argmax_n: Op = define_op(
+    "argmax_n",  # the position of the largest row, or (`is_flat`) of the largest element of all rows
+    shape=lambda x, is_flat: () if is_flat else x,
+    kernel=_argmax_n, segments="reduce", below=lambda x, is_flat: MOST_INTS, least=lambda is_flat: 1,
+)  # fmt: skip
+
+
+def _top_k_n(xp: Any, x: Array, out: Array, segments: Segments, k: int) -> None:
+    is_nan = xp.isnan(x)
+    keys = (segments.places, -xp.where(is_nan, 0, x), ~is_nan, segments.rows)  # the last one counts most
+    order = xp.lexsort(xp.stack([key.astype(xp.float64) for key in keys]))
+    starts = segments.put(segments.ptr[:-1])
+    out[...] = segments.places[order[starts[:, None] + xp.arange(k)]]
+
+
+def _top_k_shape(x: Shape, k: int) -> Shape:
+    return (k,)
+
+
+top_k_n: Op = define_op(
+    "top_k_n",  # the positions of the k largest rows, which are numbers
+    shape=_top_k_shape, kernel=_top_k_n, segments="reduce", below=lambda x, k: MOST_INTS, least=lambda k: k,
+)  # fmt: skip
