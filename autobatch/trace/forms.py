@@ -213,7 +213,6 @@ class FormReader:
         self.leaves[-1].kind = f"{key.kind}s"  # also without axes: it is no int, and may be changed in place later
         return key
 
-
     def _array_key(self, x: Any, text: str) -> tuple[Key, str]:
         """The key of an array, and the condition that identifies it."""
         kind, letters, dtype = self._kind_of(x)
