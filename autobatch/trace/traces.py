@@ -91,6 +91,8 @@ class Family:
         example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
         kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
+        numbers: of the types of all traces so far, by signature; graphs may have any of them.
+        failed: what the body read before it could not be traced again; it is traced again once that changes.
     """
 
     entry: Entry
@@ -101,6 +103,8 @@ class Family:
     example: tuple[int, ...] = ()
     by_value: set[Hashable] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    failed: tuple[Guard, ...] = ()
 
     @property
     def number(self) -> int:
@@ -228,7 +232,9 @@ class Traces:
         guard_set = self._guard_set
         if guard_set is None:
             with self.types.growing:  # otherwise traces that another thread makes meanwhile would be missing
-                guard_set = self._guard_set = GuardSet(guard for trace in self._in_force() for guard in trace.guards)
+                failed = [family.failed for family in self._families.values() if family.current is None]
+                in_force = [trace.guards for trace in self._in_force()]
+                guard_set = self._guard_set = GuardSet(chain.from_iterable(in_force + failed))
         return guard_set
 
     def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
@@ -241,11 +247,14 @@ class Traces:
         return _describe(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     def renew(self) -> None:
-        """Replace the traces in force whose guards fail."""
+        """Replace the traces in force whose guards fail, and trace again what could not be traced in another state."""
         self.n_renewed += 1
         for family in list(self._families.values()):
-            if family.current is not None and not family.current.holds():
-                self._renew(family, family.current)
+            if family.current is not None:
+                if not family.current.holds():
+                    self._renew(family, family.current)
+            elif not all(guard.holds() for guard in family.failed):
+                self._renew(family, family.traces[-1])
         self._guard_set = None
 
     def _in_force(self) -> list[Trace]:
@@ -262,9 +271,16 @@ class Traces:
                 body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
-        why = f"{_describe(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
-            self._put(family, self._keep(family, body) if body is not None else known, why)
+            self._put(family, self._keep(family, body) if body is not None else known, _reason(before, error))
+            self._explain_again(family, error)
+
+    def _explain_again(self, family: Family, error: Exception | None) -> None:
+        """Say of all outdated types of a family what differs now."""
+        kept = {trace.node_type.number: trace for trace in family.traces}
+        for number in self.types.outdated.keys() & family.numbers.values():
+            many = f"what cell {family.entry.name!r} reads has changed many times, and it {_outcome(error)}"
+            self.types.retire(number, _reason(kept[number], error) if number in kept else many)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
@@ -275,6 +291,7 @@ class Traces:
         if trace is not None:
             family.lengths.walked = trace.body.lengths.walked
             family.lengths.found |= trace.body.lengths.found
+            family.numbers[trace.signature] = trace.node_type.number
             others = (t for t in family.traces if t.body.content != trace.body.content)
             family.traces = [*others, trace][-MOST_TRACES:]
             self.types.put(trace.node_type)
@@ -311,10 +328,12 @@ class Traces:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
                 program, structure = tracer.trace(run, family.keys, tracker.tracking(roots))
             except NeedsLength:
+                family.failed = tuple(tracker.guards.values())
                 raise
             except Exception as error:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
+                    family.failed = tuple(tracker.guards.values())
                     raise
             else:
                 needed = tracer.builder.needed
@@ -331,7 +350,7 @@ class Traces:
         for known in family.traces:
             if known.body.content == body.content:
                 return known._replace(body=body)
-        number = next((t.node_type.number for t in family.traces if t.signature == signature), None)
+        number = family.numbers.get(signature)
         node_type = self._make_type(family.entry, family.keys, body.program, body.structure)
         if number is not None:
             node_type = replace(node_type, number=number)
@@ -364,6 +383,11 @@ def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
 
 def _describe(changed: Iterable[Difference]) -> str:
     return "; ".join(dict.fromkeys(difference.description for difference in changed))
+
+
+def _reason(before: Trace, error: Exception | None) -> str:
+    """Why a trace is not in force: what differs now, and what became of tracing the body again."""
+    return f"{_describe(differences(before.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
 
 
 def _outcome(error: Exception | None) -> str:
