@@ -18,9 +18,9 @@ from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.trace.inputs import Held
 
-KEPT = (list, tuple, dict, set, frozenset, deque, type({}.values()))
+KEPT: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque, type({}.values()))
 """Containers that hold their instances: none of these is filled again while others are read."""
-FILLED = (list, dict, set, deque, bytearray)
+FILLED: tuple[type, ...] = (list, dict, set, deque, bytearray)
 
 
 @singledispatch

@@ -41,9 +41,16 @@ OTHERS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda x, k: sum(k) + x,
     "tuples": lambda x, k: ab.sum_n([(h, x) for h in k], shape=(SHAPE, SHAPE))[1],
 }
+
+
+def plus_reduced(reduce: Callable[[Any, Any, Any], Any], **how: Any) -> Callable[[Any, Any], Any]:
+    """The sum of a value and what a list is reduced to."""
+    return lambda x, k: x + reduce(x, k, how)
+
+
 ALL: dict[str, Callable[[Any, Any], Any]] = {
-    **{f"{n}, shape": lambda x, k, f=f: x + f(x, k, {"shape": SHAPE}) for n, f in REDUCTIONS.items()},
-    **{f"{n}, no shape": lambda x, k, f=f: x + f(x, k, {}) for n, f in REDUCTIONS.items()},
+    **{f"{name}, shape": plus_reduced(reduce, shape=SHAPE) for name, reduce in REDUCTIONS.items()},
+    **{f"{name}, no shape": plus_reduced(reduce) for name, reduce in REDUCTIONS.items()},
     **OTHERS,
 }
 

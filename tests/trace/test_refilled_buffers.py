@@ -51,9 +51,10 @@ class Tree:
     """Knows its parent, and its children know it."""
 
     def __init__(self, array: Any, children: Iterable[Tree] = ()) -> None:
-        self.array, self.children, self.parent = array, list(children), None
+        self.array, self.children = array, list(children)
+        self.parent: Tree | None = None
         for child in self.children:
-            child.parent = self  # type: ignore[assignment]
+            child.parent = self
 
 
 KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -170,7 +171,12 @@ def test_lists_that_are_filled_again_are_copied() -> None:
 
 def test_lists_and_tuples_of_instances_are_taken_as_they_are() -> None:
     seen, arrays = list[Any](), [np.full(3, value, np.float32) for value in VALUES]
-    batched = ab.batched(lambda x: (seen.append(x), MODEL.total(x))[1], module=MODEL, backend="reference")
+
+    def function(x: Any) -> Any:
+        seen.append(x)
+        return MODEL.total(x)
+
+    batched = ab.batched(function, module=MODEL, backend="reference")
     for instances in (arrays, tuple(arrays), dict(enumerate(arrays)).values()):
         seen.clear()
         batched(instances)
