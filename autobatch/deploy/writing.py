@@ -17,6 +17,7 @@ from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
+from autobatch.trace.record import list_instances
 from autobatch.trace.traces import Family
 
 FORMAT, VERSION = "autobatch model", 1
@@ -83,7 +84,7 @@ def export(
         raise GraphError("a function without a module is exported; pass module=, the owner of its parameters.")
     if any(part.training for part in modules_in(module)):
         raise GraphError(f"{type(module).__name__} is exported in training mode; call eval() on it first.")
-    fresh(list(examples))
+    fresh(list_instances(examples))
     if not any(family.entry.origin[0] == "cell" for family in fresh.recorder.calls.traces.families):
         raise GraphError("the examples call no cell, so the file would hold none; give instances that do.")
     names = {id(x): name for name, x in module._named_parts()}

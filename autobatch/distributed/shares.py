@@ -16,6 +16,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.work import work_of
 from autobatch.keywords import suggesting
 from autobatch.nn.minibatches import BucketBy, minibatches, sizes_of
+from autobatch.trace.owning import list_owned
 
 
 class Share(list[Any]):
@@ -30,7 +31,7 @@ class Share(list[Any]):
 
     @suggesting()
     def __init__(self, instances: Iterable[Any], positions: Iterable[int], size: int, digest: bytes = b"") -> None:
-        super().__init__(instances)
+        super().__init__(list_owned(instances))
         self.positions: NDArray[np.int64] = np.fromiter(positions, np.int64)
         self.size, self.digest = size, digest
 

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autobatch.errors import ShapeError
 from autobatch.ops.operators import STAGE
 
 
@@ -18,7 +17,12 @@ class VariadicPort(ABC):
 
     @abstractmethod
     def values(self, shape: Any) -> Any:
-        """The element (a value or a tuple of values); `shape` describes it if all lists so far were empty."""
+        """The element (a value or a tuple of values) of a list that becomes one value; `shape`, that of an element, is
+        needed if the list may be empty."""
+
+    @abstractmethod
+    def elements(self) -> Any:
+        """The element of a list that becomes another list."""
 
     @abstractmethod
     def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:
@@ -37,11 +41,3 @@ def as_port(values: Any) -> Any:
     """A list of any values; a variadic port where it is one, or holds the elements of one."""
     current = STAGE.current
     return list(values) if current is None else current.as_list(values)
-
-
-def no_elements(which: str) -> ShapeError:
-    """The error for an empty list that is reduced to a value of which nothing says the shape; begins with `which`."""
-    return ShapeError(
-        f"{which}, so the shape of the result is not known; give the shape of one element, as in "
-        f"ab.sum_n(values, shape=(8,))."
-    )

@@ -21,7 +21,7 @@ from autobatch.ops import reduction
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, known_shape, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
-from autobatch.ops.ports import VariadicPort, as_port, no_elements
+from autobatch.ops.ports import VariadicPort, as_port
 from autobatch.ops.reduction import softmax
 from autobatch.ops.shaping import again, concat, reshape
 
@@ -172,7 +172,10 @@ def _is_size(x: Any) -> bool:
 
 def _zeros(shape: Any) -> Any:
     if shape is None:
-        raise no_elements("the list is empty")
+        raise ShapeError(
+            "the list is empty, so the shape of the result is not known; give the shape of one element, as in "
+            "ab.sum_n(values, shape=(8,))."
+        )
     if all(isinstance(s, int) for s in shape):
         return np.zeros(shape)  # of float32 zeros alone, results would be rounded in a float64 model
     return tuple(_zeros(s) for s in shape)
@@ -335,7 +338,7 @@ def softmax_n(scores: Any) -> Any:
     """
     scores = as_port(scores)
     if isinstance(scores, VariadicPort):
-        return scores.like(_map(_softmax_edges, scores.values(None)))
+        return scores.like(_map(_softmax_edges, scores.elements()))
     return list(_softmax_n(scores)) if scores else []
 
 

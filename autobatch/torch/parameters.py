@@ -14,6 +14,7 @@ from autobatch.jit.addresses import address_of
 from autobatch.ops.operators import Symbol
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.guards import content_of
+from autobatch.trace.owning import copy_of
 
 FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -179,6 +180,18 @@ def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
         tensor.data = tensor.data.contiguous()
     array: FloatArray = tensor.detach().numpy()
     return array
+
+
+@copy_of.register
+def _(x: torch.Tensor) -> torch.Tensor:
+    """What an instance from an iterator has of a tensor: a copy, which gradients pass; a parameter stays itself."""
+    return x if type(x) is torch.nn.Parameter or id(x) in PARAMETERS else x.clone()
+
+
+@copy_of.register
+def _(x: torch.nn.Module) -> torch.nn.Module:
+    """What an instance from an iterator has of a module: the module itself."""
+    return x
 
 
 @content_of.register

@@ -27,7 +27,7 @@ from autobatch.ir.program import NODE, Constant, Weight, source_key
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, is_zero
-from autobatch.ops.ports import VariadicPort, no_elements
+from autobatch.ops.ports import VariadicPort
 from autobatch.trace.ragged import Ragged, RowBuilder
 
 
@@ -147,6 +147,10 @@ class ListBuilder(RowBuilder):
         while len(self._places) < n:
             self._places.append(Position(0, len(self._places) + 1))
         return self._places[:n]
+
+    def is_empty(self, group: int) -> bool:
+        """Whether a list argument has no elements in the present call."""
+        return group in self.lists and bool(self.lengths) and not self.lengths[group]
 
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
         """Ask for the length of a list that is among the values; ShapeError if there is none."""
@@ -316,11 +320,20 @@ class TracedList(VariadicPort):
         self.builder, self.name, self.group, self.element, self._make = builder, name, group, element, make
 
     def values(self, shape: Any) -> Any:
-        """What stands for the elements; `shape` describes it if the list is empty."""
-        if self.element is None:
-            if shape is None or self._make is None:
-                raise no_elements(f"the list {self.name!r} is empty")
+        """What stands for the elements of a list that becomes one value; `shape` describes it if the list is empty.
+
+        Without it, an empty list has a type of its own, whose body meets the empty list that eager mode meets.
+        """
+        if shape is None and self.builder.is_empty(self.group):
+            raise NeedsLength(self.group, "makes one value of it without shape=, and it has no elements")
+        if self.element is None and self._make is not None and shape is not None:
             self.element = self._make(shape)
+        return self.elements()
+
+    def elements(self) -> Any:
+        """What stands for the elements, of an empty list too if its elements are known."""
+        if self.element is None:
+            raise NeedsLength(self.group, "maps over it, and it has no elements")
         return self.element
 
     def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:

@@ -201,6 +201,8 @@ class Held:
 
     Args:
         is_one: whether something is what is looked for, if that is not float arrays.
+        filled: parts that are copied as if they held an array. If they are given, the other content of a copy is equal
+            to that of the instance, so that sets and arrays of objects can be copied, too.
 
     Attributes:
         arrays: each once, in the order in which they are met.
@@ -209,7 +211,12 @@ class Held:
         DataError: a set, a deque, or an array of objects or with fields holds a float array.
     """
 
-    def __init__(self, instance: Any, is_one: Callable[[Any], bool] = is_float_array) -> None:
+    def __init__(
+        self,
+        instance: Any,
+        is_one: Callable[[Any], bool] = is_float_array,
+        filled: Iterable[Any] | None = None,
+    ) -> None:
         self.arrays: list[Any] = []
         self._instance = instance
         self._number: dict[int, int] = {}
@@ -233,13 +240,14 @@ class Held:
                     parents[id(part)] = []
                     pending.append((part, False))
                 parents[id(part)].append(id(x))
-        holding, climbing = set[int](), list(self._number)
+        holding = set(map(id, filled or ())) & parents.keys()
+        climbing = [*self._number, *holding]
         while climbing:
             above = [parent for parent in parents[climbing.pop()] if parent not in holding]
             holding.update(above)
             climbing += above
         self._holders = [x for x in met if id(x) in holding]
-        for x in self._holders:
+        for x in self._holders if filled is None else ():
             if isinstance(x, FIXED):
                 raise DataError(
                     f"the gradient of a float array is asked for that is in a {type(x).__name__}; keep such arrays in "
@@ -255,7 +263,9 @@ class Held:
         """
         made = {key: leaves[number] for key, number in self._number.items()}
         tuples = {id(x): x for x in self._holders if isinstance(x, tuple)}
-        made.update((id(x), copy.copy(x)) for x in self._holders if id(x) not in tuples)
+        for x in self._holders:
+            if id(x) not in tuples:
+                made[id(x)] = copy.deepcopy(x) if isinstance(x, FIXED) else copy.copy(x)
 
         def get(part: Any) -> Any:
             key = id(part)
@@ -269,7 +279,7 @@ class Held:
                 twin[:] = map(get, x)
             elif isinstance(x, dict):
                 twin.update((name, get(part)) for name, part in x.items())
-            elif not isinstance(x, tuple):
+            elif not isinstance(x, (tuple, *FIXED)):
                 for name, part in _attributes(x).items():
                     object.__setattr__(twin, name, get(part))
         return get(self._instance)

@@ -31,6 +31,7 @@ from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
 from autobatch.trace.live import Live
+from autobatch.trace.owning import list_owned
 from autobatch.trace.results import SlotTable, read_result
 
 NO_OWNER = np.zeros(0, np.int32)
@@ -415,7 +416,7 @@ def refuse_inside() -> None:
 
 
 def list_instances(instances: Iterable[Any]) -> list[Any]:
-    """The instances of a mini-batch; DataError for a single one."""
+    """The instances of a mini-batch, see `list_owned`; DataError for a single one."""
     if not isinstance(instances, Iterable):
         raise DataError(f"a mini-batch is a list of instances, not {instances!r}; for one instance, give [instance].")
-    return list(instances)
+    return list_owned(instances)

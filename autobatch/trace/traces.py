@@ -89,25 +89,27 @@ class Family:
 
     Attributes:
         traces: the kept traces, the most recently used one last.
-        numbers: the type of each signature that traces have had, so that graphs stay valid.
         current: the trace in force; None if the body could not be traced again.
         lengths: those for which the trace in force is right; forms read it, so it stays the same object.
         example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
         kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
         heard: the functions that its traces have called, each with its globals.
+        numbers: the type number of each signature that traces have had, so that graphs stay valid.
+        failed: what the body read before it could not be traced again; it is traced again once that changes.
     """
 
     entry: Entry
     keys: dict[str, Key]
     traces: list[Trace] = field(default_factory=list)
-    numbers: dict[Hashable, int] = field(default_factory=dict)
     current: Trace | None = None
     lengths: Lengths = field(default_factory=Lengths)
     example: tuple[int, ...] = ()
     by_value: set[Hashable] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
     heard: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    failed: tuple[Guard, ...] = ()
 
     @property
     def number(self) -> int:
@@ -252,7 +254,9 @@ class Traces:
         guard_set = self._guard_set
         if guard_set is None:
             with self.types.growing:  # otherwise traces that another thread makes meanwhile would be missing
-                guard_set = self._guard_set = GuardSet(guard for trace in self._in_force() for guard in trace.guards)
+                failed = [family.failed for family in self._families.values() if family.current is None]
+                in_force = [trace.guards for trace in self._in_force()]
+                guard_set = self._guard_set = GuardSet(chain.from_iterable(in_force + failed))
         return guard_set
 
     def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
@@ -265,11 +269,17 @@ class Traces:
         return _describe(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     def renew(self) -> None:
-        """Replace the traces in force whose guards fail."""
+        """Replace the traces in force whose guards fail, and trace again what could not be traced in another state."""
         self.n_renewed += 1
         for family in list(self._families.values()):
-            if family.current is not None and not family.current.holds():
-                self._renew(family, family.current)
+            if family.current is not None:
+                if not family.current.holds():
+                    self._renew(family, family.current)
+            elif not all(guard.holds() for guard in family.failed):
+                if family.traces:
+                    self._renew(family, family.traces[-1])
+                else:  # all of them were forgotten: the next call traces the cell
+                    family.failed = ()
         self._guard_set = None
 
     def forget(self, gone: set[int], bound: set[int]) -> set[int]:
@@ -316,9 +326,16 @@ class Traces:
                 body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
-        why = f"{_describe(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
-            self._put(family, self._keep(family, body) if body is not None else known, why)
+            self._put(family, self._keep(family, body) if body is not None else known, _reason(before, error))
+            self._explain_again(family, before, error)
+
+    def _explain_again(self, family: Family, before: Trace, error: Exception | None) -> None:
+        """Say of the outdated types of a family, other than that of the trace before, what differs now."""
+        kept = {trace.node_type.number: trace for trace in family.traces}
+        for number in self.types.outdated.keys() & family.numbers.values() - {before.node_type.number}:
+            changed = f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
+            self.types.retire(number, _reason(kept[number], error) if number in kept else changed)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
@@ -327,8 +344,10 @@ class Traces:
         family.current = trace
         family.lengths.found.clear()
         if trace is not None:
+            family.failed = ()
             family.lengths.walked = trace.body.lengths.walked
             family.lengths.found |= trace.body.lengths.found
+            family.numbers[trace.signature] = trace.node_type.number
             others = (t for t in family.traces if t.body.content != trace.body.content)
             family.traces = [*others, trace][-MOST_TRACES:]
             self.types.put(trace.node_type)
@@ -370,6 +389,7 @@ class Traces:
                 heard = family.heard if repeats else None
                 program, structure = tracer.trace(run, family.keys, tracker.tracking(roots, heard))
             except NeedsLength:
+                family.failed = tuple(tracker.guards.values())
                 raise
             except Unheard:
                 repeats = False
@@ -377,6 +397,7 @@ class Traces:
             except Exception as error:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
+                    family.failed = tuple(tracker.guards.values())
                     raise
             else:
                 needed = tracer.builder.needed
@@ -451,6 +472,11 @@ def _replaced(node_type: NodeType) -> str:
     names = sorted({weight.name for weight in node_type.program.weights})
     what = f"what {', '.join(map(repr, names))} named" if names else "the module of the cell"
     return f"{what} when {node_type.name!r} was recorded has been replaced"
+
+
+def _reason(before: Trace, error: Exception | None) -> str:
+    """Why a trace is not in force: what differs now, and what became of tracing the body again."""
+    return f"{_describe(differences(before.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
 
 
 def _outcome(error: Exception | None) -> str:

@@ -181,7 +181,10 @@ def test_layers_over_lists_without_elements(make: Any) -> None:
 @each("case", [case for case in ROWS if case.name not in ("max", "max ties", "logsumexp", "one row", "mean", "attend")])
 @each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
 def test_arrays_without_rows(case: RowsCase, make: Any) -> None:
-    compute = ab.cell(lambda x, q: ab.sum(case.compute(x, q)), ragged=("x",))
+    @ab.cell(ragged=("x",))
+    def compute(x: Any, q: Any) -> Any:
+        return ab.sum(case.compute(x, q))
+
     rng = np.random.default_rng(0)
     instances = [(rng.standard_normal((n, WIDTH)), rng.standard_normal(WIDTH)) for n in (0, 3, 0)]
     batched = ab.batched(lambda item: compute(*item), module=Layers(), backend=make())

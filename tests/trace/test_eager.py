@@ -175,7 +175,7 @@ def test_inputs_and_results_of_cells_are_read_only_in_any_structure(model64: Mod
         arrays = arrays_in(found)
         assert len(arrays) == len(arrays_in(given))
         for array in arrays:
-            assert type(array) is EagerArray
+            assert isinstance(array, EagerArray)
             assert not array.flags.writeable
             np.testing.assert_array_equal(array, x)
     assert x.flags.writeable

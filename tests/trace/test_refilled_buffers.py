@@ -1,0 +1,238 @@
+"""Instances from an iterator that fills the same buffers again: each instance is what it was when it arrived."""
+
+from __future__ import annotations
+
+from collections import deque, namedtuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autobatch as ab
+import autobatch.torch as abt
+from autobatch.distributed.shares import Share
+from autobatch.errors import DataError
+from autobatch.trace.owning import own
+from helpers.runs.ways import each
+
+VALUES = (0.25, -0.5, 1.5)
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass
+class Record:
+    """Holds an array, and an array in a list."""
+
+    array: Any
+    parts: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Cannot be changed."""
+
+    array: Any
+
+
+class Slotted:
+    """Has no dict."""
+
+    __slots__ = ("array", "nothing")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+class Tree:
+    """Knows its parent, and its children know it."""
+
+    def __init__(self, array: Any, children: Iterable[Tree] = ()) -> None:
+        self.array, self.children = array, list(children)
+        self.parent: Tree | None = None
+        for child in self.children:
+            child.parent = self
+
+
+KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "array": (lambda b: b, lambda x: x),
+    "view": (lambda b: b[::-1], lambda x: x[::-1]),
+    "tuple": (lambda b: (1, (b, "text")), lambda x: x[1][0]),
+    "list": (lambda b: [None, [b]], lambda x: x[1][0]),
+    "dict": (lambda b: {"a": {"b": b}}, lambda x: x["a"]["b"]),
+    "named tuple": (lambda b: Pair(b, 2), lambda x: x.first),
+    "deque": (lambda b: deque([b]), lambda x: x[0]),
+    "dataclass": (lambda b: Record(b), lambda x: x.array),
+    "list of a dataclass": (lambda b: Record(None, [(b,)]), lambda x: x.parts[0][0]),
+    "frozen dataclass": (Frozen, lambda x: x.array),
+    "slots": (Slotted, lambda x: x.array),
+    "set of objects": (lambda b: {Slotted(b)}, lambda x: next(iter(x)).array),
+    "array of objects": (lambda b: np.array([Slotted(b), None], object), lambda x: x[0].array),
+    "tree": (lambda b: Tree(None, [Tree(b)]), lambda x: x.children[0].parent.children[0].array),
+}
+
+
+class Net(ab.Module):
+    """Reads an array of an instance."""
+
+    def __init__(self) -> None:
+        self.layer = ab.Linear(3, 2, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def total(self, x: Any) -> Any:
+        return ab.sum(ab.tanh(self.layer(x)))
+
+
+def refilled(make: Callable[[Any], Any] = lambda b: b) -> Iterator[Any]:
+    """Fill one buffer again for each instance, and once more at the end."""
+    buffer = np.empty(3, np.float32)
+    for value in VALUES:
+        buffer[:] = value
+        yield make(buffer)
+    buffer[:] = np.nan
+
+
+class Reader:
+    """A data set whose items are one buffer."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(3, np.float32)
+
+    def __len__(self) -> int:
+        return len(VALUES)
+
+    def __getitem__(self, number: int) -> Any:
+        self.buffer[:] = VALUES[number]
+        return self.buffer
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+
+MODEL = Net()
+EXPECTED = [float(MODEL.total(np.full(3, value, np.float32))) for value in VALUES]
+SOURCES: dict[str, Callable[[], Any]] = {
+    "generator": refilled,
+    "slice": lambda: islice(refilled(), 3),
+    "reader": Reader,
+    "share": lambda: list(Share(refilled(), range(3), 3)),
+}
+ENTRIES: dict[str, Callable[[ab.Batched, Any], Any]] = {
+    "call": lambda f, x: f(x),
+    "record_all": lambda f, x: f(f.record_all(x)),
+    "record_all with progress": lambda f, x: f(f.record_all(x, progress=True)),
+    "record_all in processes": lambda f, x: f(f.record_all(x, workers=2)),
+    "value_and_grad": lambda f, x: f.value_and_grad(x, has_aux=True)[0][1],
+    "inputs": lambda f, x: f.value_and_grad(x, has_aux=True, inputs=True)[0][1],
+    "profile": lambda f, x: (f.profile(x), f([np.full(3, v, np.float32) for v in VALUES]))[1],
+    "merged": lambda f, x: [float(v) for v in np.asarray(_sums(f.merged(x)))],
+}
+
+
+def _sums(graph: Any) -> Any:
+    """The results of a merged graph, from the floats that it holds."""
+    rows = np.asarray(graph.floats, np.float32).reshape(3, 3)
+    return [float(MODEL.total(row)) for row in rows]
+
+
+@each("source", SOURCES)
+@each("entry", ENTRIES)
+def test_instances_are_what_they_were_when_they_arrived(source: str, entry: str) -> None:
+    def function(x: Any) -> Any:
+        loss = MODEL.total(x)
+        return (loss, loss) if entry in ("value_and_grad", "inputs") else loss
+
+    batched = ab.batched(function, module=MODEL, backend="reference")
+    np.testing.assert_allclose(ENTRIES[entry](batched, SOURCES[source]()), EXPECTED, rtol=1e-5)
+
+
+@each("kind", KINDS)
+def test_arrays_are_copied_wherever_an_instance_holds_them(kind: str) -> None:
+    make, get = KINDS[kind]
+    batched = ab.batched(lambda x: MODEL.total(get(x)), module=MODEL, backend="reference")
+    np.testing.assert_allclose(batched(refilled(make)), EXPECTED, rtol=1e-5)
+    np.testing.assert_allclose(batched(batched.record_all(refilled(make))), EXPECTED, rtol=1e-5)
+
+
+def test_lists_that_are_filled_again_are_copied() -> None:
+    def words() -> Iterator[Any]:
+        buffer: list[int] = []
+        for n in (1, 3, 2):
+            buffer[:] = range(n)
+            yield {"words": buffer}
+
+    batched = ab.batched(lambda x: MODEL.total(np.full(3, len(x["words"]), np.float32)), module=MODEL)
+    expected = [float(MODEL.total(np.full(3, n, np.float32))) for n in (1, 3, 2)]
+    np.testing.assert_allclose(batched(words()), expected, rtol=1e-5)
+
+
+def test_lists_and_tuples_of_instances_are_taken_as_they_are() -> None:
+    seen, arrays = list[Any](), [np.full(3, value, np.float32) for value in VALUES]
+
+    def function(x: Any) -> Any:
+        seen.append(x)
+        return MODEL.total(x)
+
+    batched = ab.batched(function, module=MODEL, backend="reference")
+    for instances in (arrays, tuple(arrays), dict(enumerate(arrays)).values()):
+        seen.clear()
+        batched(instances)
+        assert all(x is array for x, array in zip(seen, arrays, strict=True))
+
+
+def test_what_holds_no_array_stays_the_same_object() -> None:
+    tree, shared = Tree("word", [Tree("other")]), np.zeros(2)
+    assert own(tree) is tree
+    copied = own((tree, shared, shared, MODEL))
+    assert copied[0] is tree
+    assert copied[1] is copied[2] is not shared
+    assert copied[3] is MODEL
+
+
+class Once:
+    """Cannot be copied."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __copy__(self) -> Any:
+        raise TypeError("there is one")
+
+
+def test_what_cannot_be_copied_is_refused_in_a_sentence() -> None:
+    batched = ab.batched(lambda x: MODEL.total(x.array), module=MODEL)
+    with pytest.raises(DataError, match=r"Once cannot be copied \(there is one\); give a list of instances"):
+        batched(refilled(Once))
+
+
+def test_an_async_function_meets_its_own_arrays() -> None:
+    async def choose(x: Any) -> Any:
+        h = MODEL.total(x)
+        await ab.value(h)
+        return MODEL.total(x)
+
+    batched = ab.batched(choose, module=MODEL, backend="reference")
+    np.testing.assert_allclose(batched(refilled()), EXPECTED, rtol=1e-5)
+    np.testing.assert_allclose(batched(batched.record_all(refilled())), EXPECTED, rtol=1e-5)
+
+
+@each("kind", [kind for kind in KINDS if kind != "view"])
+def test_tensors_are_copied_as_arrays_are(kind: str) -> None:
+    make, get = KINDS[kind]
+    net = abt.cell(torch.nn.Linear(3, 2))
+    batched = abt.batched(lambda x: net(get(x)).sum(), module=net)
+    expected = [net(torch.full((3,), value)).sum().item() for value in VALUES]
+    for found in (batched(refilled(lambda b: make(torch.from_numpy(b)))),):
+        np.testing.assert_allclose(found.detach(), expected, rtol=1e-5)
+
+
+def test_gradients_pass_to_the_tensors_of_an_iterator() -> None:
+    net = abt.cell(torch.nn.Linear(3, 1))
+    tensors = [torch.full((3,), value, requires_grad=True) for value in VALUES]
+    abt.batched(lambda x: net(x).sum(), module=net)(iter(tensors)).sum().backward()
+    for x in tensors:
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, net.weight[0].detach())
