@@ -87,9 +87,11 @@ class Planning:
         state = types.state, len(shapes)
         known = self._cells.pop(purpose, None)
         if known is None or known[0] != state:
-            cells = [self._cell(node_type, purpose) for node_type in types.types]
+            n_known = 0 if known is None or known[0][0] != state[0][: len(known[0][0])] else len(known[0][0])
+            cells = [self._cell(node_type, purpose) for node_type in types.types[n_known : len(state[0])]]
             self._forget(len(types))
-            known = state, PlannedTypes(cells, list(shapes), purpose is not None)
+            planned = PlannedTypes(cells, list(shapes), purpose is not None)
+            known = state, planned if known is None or not n_known else known[1].followed(planned)
         self._cells[purpose] = known
         if len(self._cells) > MOST_PURPOSES:
             del self._cells[next(iter(self._cells))]
