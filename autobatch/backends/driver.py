@@ -194,13 +194,11 @@ class PlanRun(ABC, Generic[M]):
 
     def _run_weights(self, activity: Activity) -> None:
         """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
-        ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         if activity.is_whole and self.timer is None:
-            self._call(WEIGHTS, 0, 2 * len(bases))
+            self._call(WEIGHTS, 0, 2 * (len(self.plan.type_ptr) - 1))
             return
-        types = [
-            Batch(type_id, 0, ends[type_id + 1] - ends[type_id], bases[type_id]) for type_id in range(len(ends) - 1)
-        ]
+        ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
+        types = [Batch(type_id, 0, ends[type_id + 1] - ends[type_id], bases[type_id]) for type_id in sorted(bases)]
         types = [of_type for of_type in types if activity.rows(*of_type[:3]).any()]
         if activity.is_whole:
             self._call_timed(WEIGHTS, types)
@@ -215,7 +213,7 @@ class PlanRun(ABC, Generic[M]):
 
     def _run_weights_of(self, of_type: Batch) -> None:
         """Add to the gradients of the parameters of a type."""
-        for part in (of_type.type_id, len(self.plan.type_bases) + of_type.type_id):
+        for part in (of_type.type_id, len(self.plan.type_ptr) - 1 + of_type.type_id):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
 
@@ -260,6 +258,6 @@ class PlanRun(ABC, Generic[M]):
         if self._ended != "closed":
             self._ended = "closed"
             self.targets = {}
-            self._pool.give_back(self.memory)
+            self._pool.give_back(self.memory, self.executable.n_bytes)
             for name in HELD.intersection(vars(self)):
                 delattr(self, name)

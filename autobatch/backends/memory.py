@@ -12,6 +12,10 @@ from autobatch.backends.options import Options
 from autobatch.devices.store import Store
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import Stack, Targets
+from autobatch.system.freeing import give_back_freed
+
+RUNS = 8  # after so many in a row, memory is freed that was too large for each of them
+SPARE, SMALL = 4, 2**20  # memory is too large beyond SPARE times the bytes that a run needs, and SMALL bytes more
 
 
 class Memory:
@@ -94,6 +98,8 @@ M = TypeVar("M", bound=Memory)
 class MemoryPool(Generic[M]):
     """Keeps the memory that no run uses, for later runs.
 
+    What is far larger than the last runs needed, several in a row, is freed.
+
     Args:
         make: makes memory when none is left.
     """
@@ -101,11 +107,23 @@ class MemoryPool(Generic[M]):
     def __init__(self, make: Callable[[], M]) -> None:
         self._make = make
         self._free: list[M] = []
+        self._n_small = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the memory that no run uses."""
+        return sum(memory.n_bytes for memory in self._free)
 
     def take(self) -> M:
         """Take the memory that was given back last, or make some."""
         return self._free.pop() if self._free else self._make()
 
-    def give_back(self, memory: M) -> None:
-        """Return memory to the pool."""
+    def give_back(self, memory: M, needed: int) -> None:
+        """Return memory to the pool, of which a run needed so many bytes."""
         self._free.append(memory)
+        limit = SPARE * needed + SMALL
+        self._n_small = self._n_small + 1 if memory.buffer.nbytes > limit else 0
+        if self._n_small == RUNS:
+            self._n_small = 0
+            self._free = [memory for memory in self._free if memory.buffer.nbytes <= limit]
+            give_back_freed()

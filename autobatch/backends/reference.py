@@ -68,8 +68,8 @@ class InterpretedRun(PlanRun[Memory]):
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter
         if stage == "weights":
-            for type_id in range(first, min(last, len(self.plan.type_bases))):
-                if self.plan.type_ptr[type_id] < self.plan.type_ptr[type_id + 1]:
+            for type_id in sorted(self.plan.type_bases):
+                if first <= type_id < last:
                     run.weight_gradients(type_id, self.targets)
             return
         for part in range(max(first, 1), min(last, len(batches) + 1)):

@@ -89,9 +89,11 @@ class Planning:
         known = self._cells.pop(purpose, None)
         if known is None or known[0] != state:
             self._drop(state)
-            cells = [self._cell(node_type, purpose) for node_type in types.types]
+            n_known = 0 if known is None else _n_same(known[0], state)
+            cells = [self._cell(node_type, purpose) for node_type in types.types[n_known : len(state[0])]]
             self._forget(len(types))
-            known = state, PlannedTypes(cells, list(shapes), purpose is not None)
+            planned = PlannedTypes(cells, list(shapes), purpose is not None)
+            known = state, planned if known is None or not n_known else known[1].followed(planned)
         self._cells[purpose] = known
         if len(self._cells) > MOST_PURPOSES:
             del self._cells[next(iter(self._cells))]
@@ -105,8 +107,8 @@ class Planning:
         return known
 
     def _drop(self, state: Any) -> None:
-        """Drop the layouts of types of before, and the plans of traces that no type will have again."""
-        self._cells = {purpose: known for purpose, known in self._cells.items() if known[0] == state}
+        """Drop the layouts of traces that are out of force, and those of traces that no type will have again."""
+        self._cells = {purpose: known for purpose, known in self._cells.items() if _n_same(known[0], state)}
         if forgotten := self._recorder.types.forgotten:
             self._planned = {key: cell for key, cell in self._planned.items() if key[1] not in forgotten}
             forgotten.clear()
@@ -184,3 +186,8 @@ class Planning:
     ) -> Step:  # fmt: skip
         rate = self.cache.hit_rate
         return Step(graph, planned.whole_bytes, options.max_bytes, planned.parts, cells, clock, plan_hit, rate, slot)
+
+
+def _n_same(before: tuple[Any, int], now: tuple[Any, int]) -> int:
+    """The number of types if the types of one state are the first ones of another, in the same traces; else 0."""
+    return len(before[0]) if before[0] == now[0][: len(before[0])] else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,3 +37,19 @@ class TypeArrays(NamedTuple):
     range_ignore: IntArray  # [ranges] a number that may be outside of that
     random: IntArray  # [T] 1 if the cell draws random numbers
     product_work: NDArray[np.int64]  # [T] multiply-adds of a node's products with matrices, one edge in each group
+
+
+Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
+
+
+def extended(before: Arrays, more: Arrays) -> Arrays:
+    """Append properties of further types to those of some types.
+
+    Args:
+        before, more: named tuples of arrays. Those whose names end in `_ptr` say where the parts of types begin.
+
+    Cost: a copy; nothing is computed again for a type.
+    """
+    names: tuple[str, ...] = before._fields  # type: ignore[attr-defined]
+    pairs = zip(names, before, more, strict=True)
+    return type(before)(*[np.concatenate((x, x[-1] + y[1:] if name.endswith("_ptr") else y)) for name, x, y in pairs])  # type: ignore[call-arg]

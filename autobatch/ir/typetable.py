@@ -16,7 +16,7 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, Var, origin
-from autobatch.ir.type_arrays import TypeArrays
+from autobatch.ir.type_arrays import TypeArrays, extended
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.choosing import choose_rows
 from autobatch.ops.linear import affine, matmul
@@ -111,6 +111,9 @@ class TypeTable:
     def put(self, node_type: NodeType) -> None:
         """Append a type, whose number is its index, or replace the type of that number by another trace of it."""
         with self.growing:
+            if node_type.number == len(self.types):
+                self._append(node_type)
+                return
             self.types[node_type.number : node_type.number + 1] = [node_type]
             self.outdated.pop(node_type.number, None)
             for outputs, number in self._stopped.get(node_type.number, {}).items():
@@ -126,8 +129,7 @@ class TypeTable:
             numbers = self._stopped.setdefault(type_id, {})
             if outputs not in numbers:
                 numbers[outputs] = len(self.types)
-                self.types.append(self._stop(self.types[type_id], outputs, len(self.types)))
-                self._changed()
+                self._append(self._stop(self.types[type_id], outputs, len(self.types)))
             return numbers[outputs]
 
     def _stop(self, node_type: NodeType, outputs: tuple[int, ...], number: int) -> NodeType:
@@ -156,6 +158,11 @@ class TypeTable:
                 if np.isin(type_ids, [number, *self._stopped.get(number, {}).values()]).any():
                     raise GraphError(f"running recorded graphs: {why}; record the instances anew.")
 
+    def _append(self, node_type: NodeType) -> None:
+        """Add a type; what is known of the others stays."""
+        self.types.append(node_type)
+        self.state = (*self.state, node_type.trace)
+
     def _changed(self) -> None:
         self.state = tuple(t.trace for t in self.types)
         self._arrays = None
@@ -178,7 +185,10 @@ class TypeTable:
         """The properties of all present types, for loops; another thread may add types meanwhile."""
         arrays = self._arrays
         if arrays is None or arrays.int_width.size < len(self.types):
-            arrays = self._arrays = _make_arrays(list(self.types))
+            with self.growing:
+                known = self._arrays
+                more = _make_arrays(self.types[0 if known is None else known.int_width.size :])
+                arrays = self._arrays = more if known is None else extended(known, more)
         return arrays
 
     def describe_range(self, r: int) -> str:

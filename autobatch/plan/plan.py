@@ -33,7 +33,7 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, CellProgram
-from autobatch.ir.type_arrays import TypeArrays
+from autobatch.ir.type_arrays import TypeArrays, extended
 from autobatch.ir.typetable import NodeType
 from autobatch.ir.weights import stacks_in
 from autobatch.jit.arrays import FloatArray, IntArray
@@ -124,14 +124,14 @@ class Plan:
         return {b: self.segments[first:end] for b, (first, end) in enumerate(pairwise(ends)) if first < end}
 
     @cached_property
-    def int_data(self) -> list[IntArray]:
+    def int_data(self) -> Blocks:
         """Per block, the int attributes `[rows, width]` in row order."""
-        return _by_block(self.ints, self.tables.block_ints, self.block_rows)
+        return Blocks(self.ints, self.tables.block_ints, self.block_rows)
 
     @cached_property
-    def float_data(self) -> list[FloatArray]:
+    def float_data(self) -> Blocks:
         """Per block, the float attributes `[rows, width]` in row order."""
-        return _by_block(self.floats, self.tables.block_floats, self.block_rows)
+        return Blocks(self.floats, self.tables.block_floats, self.block_rows)
 
     def segments_of(self, type_id: int, domain: int) -> NDArray[np.int64]:
         """The first row of a variadic group of each node row of a type, and the end."""
@@ -156,13 +156,13 @@ class Plan:
         return found
 
     @cached_property
-    def type_bases(self) -> list[tuple[int, ...]]:
-        """Per type, the offset of its first row in each of its blocks; for training plans only."""
+    def type_bases(self) -> dict[int, tuple[int, ...]]:
+        """Per type that has nodes, the offset of its first row in each of its blocks; for training plans only."""
         found: dict[int, tuple[int, ...]] = {}
         for batch, type_id in enumerate(self.schedule.batch_type.tolist()):
             if type_id not in found:
                 found[type_id] = tuple(self.base[self.base_ptr[batch] : self.base_ptr[batch + 1]].tolist())
-        return [found.get(type_id, ()) for type_id in range(len(self.type_ptr) - 1)]
+        return found
 
     @cached_property
     def adds_up(self) -> bool:
@@ -177,7 +177,7 @@ class Plan:
         lines = [f"Plan(elements={self.size}, destinations={self.dest.size})"]
         names = self.graph.types.names
         if self.mirror:
-            for type_id, bases in enumerate(self.type_bases):
+            for type_id, bases in sorted(self.type_bases.items()):
                 for block, base in enumerate(bases, start=self.first_block(type_id)):
                     lines += self._block_line(base, names[type_id], block, int(self.block_rows[block]))
         else:
@@ -286,6 +286,21 @@ class PlannedTypes:
     slot_shapes: list[tuple[int, ...]]
     training: bool
 
+    def followed(self, more: PlannedTypes) -> PlannedTypes:
+        """The same types and more, which have all slots. What is known of these types is not made again."""
+        whole, known = PlannedTypes(self.cells + more.cells, more.slot_shapes, self.training), vars(self)
+        own = vars(whole)
+        for name in {"tables", "flows"} & known.keys():
+            own[name] = extended(known[name], getattr(more, name))
+        if "saved_width" in known:
+            own["saved_width"] = np.concatenate((self.saved_width, more.saved_width))
+        if "stacks" in known:
+            own["stacks"] = list(dict.fromkeys(self.stacks + more.stacks))
+        if "_gradients" in known:
+            own["_gradients"] = tuple(map(frozenset.union, self._gradients, more._gradients))
+        own["traces"] = self.traces + more.traces
+        return whole
+
     @cached_property
     def traces(self) -> tuple[int, ...]:
         """Per type, the number of its trace."""
@@ -325,9 +340,15 @@ class PlannedTypes:
     @cached_property
     def row_parameters(self) -> frozenset[int]:
         """The `id` of each parameter that these types read and whose gradient is kept as rows."""
+        rows, whole = self._gradients
+        return rows - whole
+
+    @cached_property
+    def _gradients(self) -> tuple[frozenset[int], ...]:
+        """The `id`s of the parameters with gradients of rows, and of those with whole ones."""
         derivatives = [cell.derivative for cell in self.cells if cell.derivative is not None]
         whole = {id(part) for d in derivatives for i, _ in d.parameters for part in parts_of(d.parameter(i))}
-        return frozenset(id(d.parameter(i)) for d in derivatives for i, _ in d.tables) - whole
+        return frozenset(id(d.parameter(i)) for d in derivatives for i, _ in d.tables), frozenset(whole)
 
     @cached_property
     def stacks(self) -> list[Stack]:
@@ -340,14 +361,17 @@ class PlannedTypes:
         return np.array([w for c in self.cells for w in c.layout.saved_width], np.int64)
 
 
-def _by_block(flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Split the attributes of all types into one array `[rows, width]` per block."""
-    found, start = [], 0
-    for columns, n_rows in zip(width.tolist(), block_rows.tolist(), strict=True):
-        end = start + n_rows * columns
-        found.append(flat[start:end].reshape(n_rows, columns))
-        start = end
-    return found
+class Blocks(dict[int, NDArray[Any]]):
+    """The attributes of all types, by block: an array `[rows, width]` for each block, made when it is asked for."""
+
+    def __init__(self, flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]) -> None:
+        self._flat, self._width, self._rows = flat, width, block_rows
+        self._ends = np.cumsum(block_rows * width)
+
+    def __missing__(self, block: int) -> NDArray[Any]:
+        end, n_rows, width = int(self._ends[block]), int(self._rows[block]), int(self._width[block])
+        self[block] = found = self._flat[end - n_rows * width : end].reshape(n_rows, width)
+        return found
 
 
 def _blocks_of_outputs(cell: PlannedCell) -> list[int]:

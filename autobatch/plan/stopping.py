@@ -38,8 +38,8 @@ class Stopping:
 
         Cost: that of `Marks.mark`; nothing if no type has such outputs.
         """
-        singular_types = [type_id for type_id, node_type in enumerate(self._types.types) if node_type.singular]
-        singular_types = [type_id for type_id in singular_types if (graph.type_id == type_id).any()]
+        present = np.flatnonzero(np.bincount(graph.type_id)).tolist()
+        singular_types = [type_id for type_id in present if self._types[type_id].singular]
         if not singular_types:
             return graph
         self._marks.mark(graph, flows, n_slots, [slot])

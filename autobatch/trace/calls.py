@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
 A_LIST = "a list may have any length in one type"
+MOST_COMPARED = 8  # former calls with which one is compared that has a form of its own, to explain why
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
@@ -454,7 +455,7 @@ class Calls:
         """Note an argument if calls before differ from these in nothing but the lengths of such arrays or lists."""
         if entry.name in self.types.of_one_length:
             return
-        for other in self.traces.keys_of(entry):
+        for other in self.traces.keys_of(entry, MOST_COMPARED):
             apart = [name for name, key in keys.items() if key != other[name]]
             if apart and all(_is_longer(keys[name], other[name]) for name in apart):
                 advice = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"

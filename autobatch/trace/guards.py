@@ -111,10 +111,8 @@ class GuardSet:
     """The guards of all traces in force; every call checks them."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
-        found = {
-            (guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies): guard for guard in guards
-        }
-        self.guards = list(found.values())
+        self._found = {_content(guard): guard for guard in guards}
+        self.guards = list(self._found.values())
         self._deep = [guard for guard in self.guards if guard.is_deep]
         self._containers = [guard for guard in self.guards if guard.get is None]
         self._others = [guard for guard in self.guards if guard.get is not None]
@@ -122,6 +120,11 @@ class GuardSet:
         self._names = [guard.name for guard in self._others]
         self._seen = [guard.seen[0] for guard in self._others]
         self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
+
+    def extended(self, guards: Iterable[Guard]) -> GuardSet:
+        """These guards and others; the set itself if all of them are equal to some of these."""
+        others = [guard for guard in guards if _content(guard) not in self._found]
+        return GuardSet([*self.guards, *others]) if others else self
 
     def holds(self) -> bool:
         """Whether nothing has changed since it was read; live numbers take their new values."""
@@ -138,6 +141,11 @@ class GuardSet:
                 return False
             self._snapshot = snapshot
         return all(map(HOLDS, self._deep))
+
+
+def _content(guard: Guard) -> Hashable:
+    """Equal for guards that hold at the same times."""
+    return guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies
 
 
 def differences(guards: Iterable[Guard]) -> list[Difference]:

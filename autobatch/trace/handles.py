@@ -12,6 +12,8 @@ from __future__ import annotations
 import gc
 import operator
 import sys
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress, islice, takewhile
 from typing import Any, Protocol
@@ -26,9 +28,12 @@ from autobatch.ir.typetable import NodeType
 from autobatch.ops.conditions import Logic
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, STAGE
+from autobatch.system.freeing import give_back_freed
 
 ROW_BIT = 40  # of a ref: from here on it numbers the row
 CHUNK = 64  # most handles by which a pool grows at once
+LARGE = 1024  # handles of a form that are kept anyway
+RECORDINGS = 4  # after so many, handles that none of them needed are dropped
 RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
 if "t" in getattr(sys, "abiflags", ""):
@@ -185,6 +190,7 @@ class HandlePool:
         handles: all handles of the pool; parts: of each, it and the values and tuples in it.
         ids: of the handles.
         idle: the reference count of a part that is not in use.
+        most: the most handles that were taken between two times that the pool was recycled.
     """
 
     def __init__(
@@ -195,6 +201,7 @@ class HandlePool:
         self.ids: list[int] = []
         self.idle = self._n_survivors = 0
         self._parked: list[tuple[int, Any]] = []
+        self.most = 0
         self._make, self._new_id, self._namespace, self._name = make, new_id, namespace, name
         self._restart(0)
 
@@ -239,12 +246,24 @@ class HandlePool:
             self._parked.clear()
             self._restart(len(self.handles))
         used = self.used
+        self.most = max(self.most, used)
         if not used:
             return
         if sum(self._counts(used)) > self.idle * used * len(self.parts[0]):  # rarely true
             for place in compress(range(used), self._in_use(used)):
                 self._put(place)
         self._restart(0)
+
+    def shrink(self) -> list[int]:
+        """Drop handles far beyond the most that were taken at once, right after recycling; give their ids."""
+        keep = max(2 * self.most, CHUNK)
+        if len(self.handles) <= 2 * keep:
+            return []
+        dropped = self.ids[keep:]
+        for of_each in (self.handles, self.ids, self.parts):
+            del of_each[keep:]
+        self._restart(0)
+        return dropped
 
     def sweep(self) -> tuple[list[int], list[int]]:
         """Find which of the handles taken since the last sweep are still referenced, and put those that are not back.
@@ -318,11 +337,15 @@ class Handles:
 
     Attributes:
         form_of: for each handle made so far, by id, the form that gives it out.
+        large: the forms that have many handles; `settle` drops some in time.
     """
 
     def __init__(self, recording: Recording, namespace: dict[str, Any], methods: tuple[type, ...] = ()) -> None:
         self._recording, self._namespace, self._methods = recording, namespace, methods
         self.form_of: list[int] = []
+        self._free: dict[int, array[int]] = defaultdict(lambda: array("q"))
+        self.large = set[int]()
+        self._recordings = 0
         self._classes: dict[Key, Any] = {}
         self._pools: list[HandlePool] = []
 
@@ -335,6 +358,29 @@ class Handles:
         gc.collect(1)
         for pool in self._pools:
             pool.recycle()
+
+    def settle(self) -> None:
+        """Before a recording begins, drop handles that the last recordings did not need, of forms that have many.
+
+        Their ids are given to other handles of the same form.
+        """
+        self._recordings = (self._recordings + 1) % RECORDINGS
+        if self._recordings > 1:
+            return
+        n_dropped = 0
+        for form in [*self.large]:
+            pool = self._pools[form]
+            pool.recycle()
+            if self._recordings:  # what the recordings need from now on counts
+                pool.most = 0
+                continue
+            dropped = pool.shrink()
+            self._free[form].extend(dropped)
+            n_dropped += len(dropped)
+            if len(pool.handles) <= LARGE:
+                self.large.remove(form)
+        if n_dropped > LARGE:
+            give_back_freed()
 
     def sweep(self) -> tuple[list[int], list[int]]:
         """Sweep all pools: the ids of handles that survived their first sweep, and of those no longer referenced."""
@@ -368,6 +414,10 @@ class Handles:
             return put_together(structure, values)
 
         def new_id() -> int:
+            if len(pool.handles) >= LARGE:
+                self.large.add(form)
+            if self._free and self._free[form]:
+                return self._free[form].pop()
             self.form_of.append(form)
             return len(self.form_of) - 1
 
@@ -407,7 +457,9 @@ class Handles:
             own |= {"key": key, "recording": self._recording, "class_name": name, "__slots__": ()}
             bases = (base,) if base is Outputs else (*self._methods, base)
             self._classes[key] = self._namespace[name] = type(base.__name__, bases, own)
-            self._namespace["__tuples"] = (tuple, *(kind for kind in self._classes.values() if issubclass(kind, tuple)))
+            if base is Outputs or "__tuples" not in self._namespace:
+                kinds = self._namespace.get("__tuples", (tuple,))
+                self._namespace["__tuples"] = (*kinds, self._classes[key]) if base is Outputs else kinds
         return self._classes[key]
 
     def check(self, handle: Value | Outputs) -> None:

@@ -113,6 +113,8 @@ class Phases:
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
         self._calls.recycle()
+        if self._calls.handles.large:
+            self._calls.handles.settle()
 
     def begin(self, place: int, instance: Any) -> None:
         """Begin the program of an instance."""

@@ -116,6 +116,8 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         with self.patching(), stage(calls):
+            if calls.handles.large:
+                calls.handles.settle()
             calls.start()
             for instance in instances:
                 if structures and (traces.n_renewed or len(structures) == 1):
@@ -317,9 +319,12 @@ class Recorder:
         before, checked = self._checked, (parameters, types.state, tuple(types.outdated))
         if before and before[0] is parameters and before[1:] == checked[1:]:
             return
+        n_checked = 0
+        if before and before[0] is parameters and before[2] == checked[2]:
+            n_checked = len(before[1]) if before[1] == types.state[: len(before[1])] else 0
         known = {*map(id, parameters.values())}
         owner = "a module, for ab.batched was given none" if self.module is None else self.module._kind.__name__
-        for node_type in types.types:
+        for node_type in types.types[n_checked:]:
             if node_type.number in types.outdated:
                 continue
             for source in node_type.program.weights:

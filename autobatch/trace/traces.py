@@ -32,7 +32,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
-from autobatch.trace.guards import Difference, Guard, GuardSet, differences
+from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, differences
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker, Unheard
@@ -242,9 +242,9 @@ class Traces:
         """All families."""
         return list(self._families.values())
 
-    def keys_of(self, entry: Entry) -> list[dict[str, Key]]:
-        """The keys of the calls of an entry so far."""
-        return [family.keys for family in self._of_entry.get(entry, ())]
+    def keys_of(self, entry: Entry, most: int) -> list[dict[str, Key]]:
+        """The keys of the calls of an entry that were met last, at most so many."""
+        return [family.keys for family in self._of_entry.get(entry, [])[-most:]]
 
     # Once per call.
 
@@ -254,9 +254,7 @@ class Traces:
         guard_set = self._guard_set
         if guard_set is None:
             with self.types.growing:  # otherwise traces that another thread makes meanwhile would be missing
-                failed = [family.failed for family in self._families.values() if family.current is None]
-                in_force = [trace.guards for trace in self._in_force()]
-                guard_set = self._guard_set = GuardSet(chain.from_iterable(in_force + failed))
+                guard_set = self._guard_set = GuardSet(self._guards())
         return guard_set
 
     def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
@@ -266,7 +264,7 @@ class Traces:
 
     def changes(self) -> str:
         """A description of what has changed, for messages."""
-        return _describe(differences(guard for trace in self._in_force() for guard in trace.guards))
+        return _describe(differences(self._guards()))
 
     def renew(self) -> None:
         """Replace the traces in force whose guards fail, and trace again what could not be traced in another state."""
@@ -312,8 +310,10 @@ class Traces:
         self._guard_set = None
         return retired
 
-    def _in_force(self) -> list[Trace]:
-        return [family.current for family in list(self._families.values()) if family.current is not None]
+    def _guards(self) -> list[Guard]:
+        """All guards in force, and those of bodies that could not be traced again."""
+        families = list(self._families.values())
+        return [guard for f in families for guard in (f.failed if f.current is None else f.current.guards)]
 
     def _renew(self, family: Family, before: Trace) -> None:
         changed = differences(before.guards)
@@ -333,14 +333,14 @@ class Traces:
     def _explain_again(self, family: Family, before: Trace, error: Exception | None) -> None:
         """Say of the outdated types of a family, other than that of the trace before, what differs now."""
         kept = {trace.node_type.number: trace for trace in family.traces}
-        for number in self.types.outdated.keys() & family.numbers.values() - {before.node_type.number}:
+        for number in ({*family.numbers.values()} - {before.node_type.number}) & self.types.outdated.keys():
             changed = f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
             self.types.retire(number, _reason(kept[number], error) if number in kept else changed)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
         entry = family.entry
-        before, old = self._numbers(entry), family.number
+        before, old = self._numbers(entry) if why else (), family.number
         family.current = trace
         family.lengths.found.clear()
         if trace is not None:
@@ -355,7 +355,10 @@ class Traces:
             self.types.retire(old, why)
         if why and before != self._numbers(entry):
             self._renew_entry(entry, before, self._numbers(entry))
-        self._guard_set = None
+        if old == -1 and trace is not None and self._guard_set is not None:
+            self._guard_set = self._guard_set.extended(trace.guards)
+        else:
+            self._guard_set = None
 
     def _numbers(self, entry: Entry) -> tuple[int, ...]:
         return tuple(family.number for family in self._of_entry.get(entry, ()))
@@ -368,12 +371,16 @@ class Traces:
         Args:
             repeats: whether it was traced before for other lengths, and is likely to call the same functions.
         """
-        held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
+        guard_set = self.guard_set
+        held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
         tracer, body = self._trace_body(family, lengths, repeats)
-        for guard in (*held, *body.guards):
+        if held is None and not guard_set.holds():
+            held = self._guards()
+        for guard in (*(held or ()), *body.guards):
             if not guard.holds():
                 guard.retake()
-        self._guard_set = None
+        if held is not None:
+            self._guard_set = None
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:

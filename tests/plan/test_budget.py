@@ -397,7 +397,7 @@ def test_the_cpu_backend_holds_no_more_than_it_may(training: bool, monkeypatch: 
         assert planned(parts) <= parts.last.buffer_bytes <= parts.max_bytes
         memory = parts.backend.pool.take()  # type: ignore[attr-defined]
         held = sum(array.nbytes for array in (memory.buffer, memory.scratch, memory.kept))
-        parts.backend.pool.give_back(memory)  # type: ignore[attr-defined]
+        parts.backend.pool.give_back(memory, held)  # type: ignore[attr-defined]
         assert held <= parts.last.buffer_bytes
         assert 1 / share <= parts.last.parts <= 4 / share
 

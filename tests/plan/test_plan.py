@@ -124,6 +124,11 @@ def other(values: Any, at: int, value: Any) -> Any:
     return changed
 
 
+def reversed_data(plan: Plan) -> Any:
+    """The int attributes of a plan, with the rows of each block in the opposite order."""
+    return np.concatenate([plan.int_data[block][::-1].ravel() for block in range(plan.block_rows.size)])
+
+
 def lengthened(plan: Plan) -> Any:
     """The segments of a plan with the first one of each group longer."""
     segments = plan.segments.copy()
@@ -144,7 +149,7 @@ CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.mirror},
     "saved values over others": lambda plan: {"saved_base": np.full_like(plan.saved_base, plan.saved_base[0])},
     "saved values outside": lambda plan: {"saved_base": plan.saved_base + plan.size},
-    "data of another node": lambda plan: {"ints": np.concatenate([data[::-1].ravel() for data in plan.int_data])},
+    "data of another node": lambda plan: {"ints": reversed_data(plan)},
 }  # fmt: skip
 
 

@@ -245,7 +245,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer: the device notes when each part is done."""
-        launcher, n_types = self._launchers[stage], len(self.plan.type_bases)
+        launcher, n_types = self._launchers[stage], len(self.plan.type_ptr) - 1
         launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
         ends = launcher.ends()
         if stage == WEIGHTS:

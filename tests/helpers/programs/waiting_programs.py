@@ -77,9 +77,9 @@ class CountingPool(MemoryPool[Memory]):
         self.n_taken += 1
         return super().take()
 
-    def give_back(self, memory: Memory) -> None:
+    def give_back(self, memory: Memory, needed: int) -> None:
         self.n_taken -= 1
-        super().give_back(memory)
+        super().give_back(memory, needed)
 
 
 def batched(function: Callable[..., Any], **options: Any) -> ab.Batched:
