@@ -31,6 +31,7 @@ _LEAF_ALONE = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]*+\)")
 _OPEN_ALONE = re.compile(r"\([ \t]*+(?=\()")
 _WORD = re.compile(r"[^ \t]+")
 _EXAMPLE = "such as (3 (2 good) (2 film))"
+_OTHERS = " (tree-lstm-childsum reads trees of any shape)"
 
 
 def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
@@ -114,7 +115,7 @@ found ')'.
                 break
             tree = Tree.inner(label, left, tree)
             if not text.startswith(")", position):
-                raise _fault(text, position, place, "')' after the second of a node's two subtrees")
+                raise _fault(text, position, place, f"')' after the second of a node's two subtrees{_OTHERS}")
             position = _skip_spaces(text, position + 1)
         else:
             if position < len(text):
@@ -135,7 +136,7 @@ def _missing_subtree(text: str, position: int, place: str, open_nodes: list[tupl
         return _fault(text, position, place, f"'(' to open a tree {_EXAMPLE}")
     if open_nodes[-1][1] is None:
         return _fault(text, position, place, "one word and ')', or two subtrees")
-    return _fault(text, position, place, "'(' to open the second of a node's two subtrees")
+    return _fault(text, position, place, f"'(' to open the second of a node's two subtrees{_OTHERS}")
 
 
 def _fault(text: str, position: int, place: str, expected: str) -> DataError:
