@@ -131,7 +131,8 @@ def _skip_spaces(text: str, position: int) -> int:
 def _missing_subtree(text: str, position: int, place: str, open_nodes: list[tuple[Any, Tree[str] | None]]) -> DataError:
     """The error for a position where neither a leaf nor an inner node begins."""
     if text.startswith("(", position):
-        return _fault(text, _skip_spaces(text, position + 1), place, "a label after '('")
+        after = _skip_spaces(text, position + 1)
+        return _fault(text, after, place, f"a label after '('{_OTHERS if text.startswith('(', after) else ''}")
     if not open_nodes:
         return _fault(text, position, place, f"'(' to open a tree {_EXAMPLE}")
     if open_nodes[-1][1] is None:
