@@ -218,8 +218,8 @@ TREES = Format(
 TEXTS_OF_TREES = replace(TREES, read=sst.read_texts_of_trees)
 """The same files, for models that read the words of a tree alone."""
 LABELLED_TREES = Format(
-    reads='trees of any shape, a line of JSON each: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}; a '
-    "file, or a folder with train.jsonl and dev.jsonl",
+    reads='trees of any shape, one a line, in JSON: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}, '
+    "or in brackets: (NP (DT the) (JJ old) (NN film)); a file, or a folder with train.jsonl and dev.jsonl",
     read=lambda path, answered: read_labelled_trees(path),
     generators={
         "operations": Generator(

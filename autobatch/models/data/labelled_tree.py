@@ -1,6 +1,7 @@
-"""Trees whose nodes have a word, any number of children and perhaps a label; a line of JSON each.
+"""Trees whose nodes have a word, any number of children and perhaps a label; a line of JSON or brackets each.
 
     {"word": "MAX", "label": 9, "children": [{"word": "2"}, {"word": "9"}]}
+    (NP (DT the) (JJ old) (NN film))
 
 All three may be left out: a node without a word has the word "", one without a label is not asked for it. No function
 here recurses, so a tree may be as deep as memory allows.
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from autobatch.errors import DataError
+from autobatch.models.data.bracketed_tree import parse_brackets
 from autobatch.models.data.lines import Line, parse_lines
 from autobatch.models.data.nested_json import parse_json
 
@@ -95,10 +97,10 @@ class LabelledTree(Generic[W]):
 
 
 def read_labelled_trees(path: Path) -> list[LabelledTree[str]]:
-    """Read every tree of a file; words and labels may also be numbers, which are read as their digits.
+    """Read every tree of a file; words and labels in JSON may also be numbers, which are read as their digits.
 
     Args:
-        path: a UTF-8 text file, one tree a line, in JSON; blank lines are skipped.
+        path: a UTF-8 text file, one tree a line, in JSON or in brackets; blank lines are skipped.
 
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and place.
@@ -107,14 +109,16 @@ def read_labelled_trees(path: Path) -> list[LabelledTree[str]]:
 
 
 def parse_labelled_tree(line: Line) -> LabelledTree[str]:
-    """Read one tree.
+    """Read one tree: in brackets if the line begins with one, else in JSON.
 
     Raises:
-        DataError: the text is no JSON, or no tree; the message says where.
+        DataError: the text is neither JSON nor brackets, or no tree; the message says where.
 
     >>> parse_labelled_tree(Line(Path("x.json"), 1, '{"children": [{"word": 2}]}')).children
     [{"word": "2"}]
     """
+    if line.text.lstrip().startswith("("):
+        return parse_brackets(line, lambda label, word, children: LabelledTree(word, children, label))
     try:
         found = parse_json(line.text)
     except ValueError as error:

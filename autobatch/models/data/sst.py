@@ -31,6 +31,7 @@ _LEAF_ALONE = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]*+\)")
 _OPEN_ALONE = re.compile(r"\([ \t]*+(?=\()")
 _WORD = re.compile(r"[^ \t]+")
 _EXAMPLE = "such as (3 (2 good) (2 film))"
+_OTHERS = " (tree-lstm-childsum reads trees of any shape)"
 
 
 def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
@@ -114,7 +115,7 @@ found ')'.
                 break
             tree = Tree.inner(label, left, tree)
             if not text.startswith(")", position):
-                raise _fault(text, position, place, "')' after the second of a node's two subtrees")
+                raise _fault(text, position, place, f"')' after the second of a node's two subtrees{_OTHERS}")
             position = _skip_spaces(text, position + 1)
         else:
             if position < len(text):
@@ -130,12 +131,13 @@ def _skip_spaces(text: str, position: int) -> int:
 def _missing_subtree(text: str, position: int, place: str, open_nodes: list[tuple[Any, Tree[str] | None]]) -> DataError:
     """The error for a position where neither a leaf nor an inner node begins."""
     if text.startswith("(", position):
-        return _fault(text, _skip_spaces(text, position + 1), place, "a label after '('")
+        after = _skip_spaces(text, position + 1)
+        return _fault(text, after, place, f"a label after '('{_OTHERS if text.startswith('(', after) else ''}")
     if not open_nodes:
         return _fault(text, position, place, f"'(' to open a tree {_EXAMPLE}")
     if open_nodes[-1][1] is None:
         return _fault(text, position, place, "one word and ')', or two subtrees")
-    return _fault(text, position, place, "'(' to open the second of a node's two subtrees")
+    return _fault(text, position, place, f"'(' to open the second of a node's two subtrees{_OTHERS}")
 
 
 def _fault(text: str, position: int, place: str, expected: str) -> DataError:

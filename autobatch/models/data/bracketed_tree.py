@@ -1,0 +1,77 @@
+r"""Trees of any shape in brackets, as in the Penn Treebank: `(S (NP (DT The) (NN film)) (VP (VBZ ends)))`.
+
+A node is its label and below it nodes of any number, or a word. Labels may be left out; `(film)` is a word without one.
+The pair of brackets without a label in which the treebank wraps each tree is left out. Words and labels hold neither
+blanks nor brackets; `-LRB-` reads as `(` and `\/` as `/`. Nothing recurses, whatever the depth.
+
+Source of the form: Marcus, Santorini and Marcinkiewicz 1993, Building a large annotated corpus of English.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from autobatch.models.data.lines import Line
+from autobatch.models.data.tree import unescape
+
+T = TypeVar("T")
+
+_TOKEN = re.compile(r"[^ \t()]+|[()]")
+_WHAT = "a labelled tree"
+_EXAMPLE = "such as (NP (DT the) (NN film))"
+
+
+class _Open(Generic[T]):
+    """A node whose bracket is not closed yet: the words behind the bracket, and the nodes behind those."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.children: list[T] = []
+
+    def parts(self) -> tuple[str | None, str, list[T]]:
+        """Tell label, word and children: of two words the first is the label, and so is one before children."""
+        *labels, last = [*self.words, ""] if self.children else self.words or [""]
+        return labels[0] if labels else None, unescape(last), self.children
+
+
+def parse_brackets(line: Line, make: Callable[[str | None, str, list[T]], T]) -> T:
+    """Read one tree.
+
+    Args:
+        line: holds the tree alone.
+        make: makes a node of its label or None, its word or "", and its children.
+
+    Raises:
+        DataError: malformed text; names the place, the column, what was expected and what was found.
+
+    >>> from pathlib import Path
+    >>> parse_brackets(Line(Path("x.txt"), 1, "(NP (DT the) (film))"), lambda *parts: parts)
+    ('NP', '', [('DT', 'the', []), (None, 'film', [])])
+    """
+    open_nodes, whole = list[_Open[T]](), list[T]()
+    for token in _TOKEN.finditer(line.text):
+        text, here = token[0], token.start()
+        if whole:
+            raise line.fault(_WHAT, here, "the end of the line after a whole tree")
+        if text == "(":
+            if open_nodes and len(open_nodes[-1].words) > 1:
+                raise line.fault(_WHAT, here, "')' after a word")
+            open_nodes.append(_Open())
+        elif not open_nodes:
+            raise line.fault(_WHAT, here, f"'(' to open a tree, {_EXAMPLE}")
+        elif text == ")":
+            label, word, children = open_nodes.pop().parts()
+            if not word and not children:
+                raise line.fault(_WHAT, here, f"a label or a word after '(', {_EXAMPLE}")
+            is_wrapping = not open_nodes and label is None and len(children) == 1
+            node = children[0] if is_wrapping else make(label, word, children)
+            (open_nodes[-1].children if open_nodes else whole).append(node)
+        elif open_nodes[-1].children or len(open_nodes[-1].words) > 1:
+            raise line.fault(_WHAT, here, "'(' to open a node, or ')': a word has brackets of its own")
+        else:
+            open_nodes[-1].words.append(text)
+    if not whole:
+        raise line.fault(_WHAT, len(line.text), f"')' for every '(', {_EXAMPLE}")
+    return whole[0]
