@@ -27,7 +27,7 @@ AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, re
 @pytest.fixture(autouse=True)
 def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache._is_trusted.cache_clear()
-    owners.warn_of_others.cache_clear()
+    monkeypatch.setattr(owners, "_TOLD", [])
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
 
 
@@ -96,6 +96,7 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path, monkeypatch: pytest.Mo
     path.symlink_to(theirs / path.name)
     with pytest.warns(UserWarning, match="is ignored"):
         assert found() is None
+    owners._TOLD.clear()
     (tmp_path / "link").symlink_to(theirs)
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "link"))
     with pytest.warns(UserWarning, match="is ignored"):

@@ -40,7 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
         made.bind((host, port))
     except (OSError, OverflowError) as error:
         made.close()
-        raise DataError(f"serving at {host}:{port}: {error}; give another --host or --port.") from None
+        at = f"[{host}]" if ":" in host else host
+        raise DataError(f"serving at {at}:{port}: {error}; give another --host or --port.") from None
     made.listen(1024)
     return made
 
