@@ -15,6 +15,7 @@ import uvicorn
 from autobatch.cli.serving.connections import Connection
 from autobatch.cli.serving.log import LOG
 from autobatch.cli.serving.predictor import Predictor
+from autobatch.cli.serving.workers import status_after
 from autobatch.cli.training.trained import Trained
 from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
@@ -85,8 +86,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def run_process(
     listening: socket.socket, trained: Trained, token: str | None, deadline: float | None, **options: Any
-) -> None:
-    """Serve until a signal ends the process.
+) -> int:
+    """Serve until a signal ends the process; give the exit status.
 
     Args:
         deadline: seconds after which a request is given up.
@@ -114,12 +115,14 @@ def run_process(
     config = uvicorn.Config(
         application, log_level="warning", http=Connection, ws="none", timeout_graceful_shutdown=int(END_WITHIN)
     )
-    running = uvicorn.Server(config)
+    running, ended_by = uvicorn.Server(config), list[int]()
 
     def end(number: int, frame: FrameType | None) -> None:
+        ended_by.append(number)
         running.should_exit = True  # until uvicorn takes signals itself; when it has shut down, it raises them again
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     with Reloading(trained, predictor):
         running.run(sockets=[listening])
+    return status_after(ended_by)
