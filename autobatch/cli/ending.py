@@ -22,6 +22,7 @@ import click
 
 from autobatch.errors import AutobatchError
 from autobatch.starting import INTERRUPTED, SAID
+from autobatch.system.files import remove_unfinished
 
 USER_ERROR = 2
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
@@ -85,7 +86,8 @@ def _print_no_more() -> None:
 
 
 def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """Say that the process was interrupted, and end it; files in writing stay as they are."""
+    """Say that the process was interrupted, and end it; what it was writing is removed."""
+    remove_unfinished()
     with contextlib.suppress(RuntimeError, OSError):  # a write to standard output may be what was interrupted
         sys.stdout.flush()
     if sys.stdout.isatty():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from io import SEEK_END, FileIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from autobatch.cli.machine import describe_machine
 from autobatch.cli.threads import threads_in_force
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
-from autobatch.system.files import write_whole
+from autobatch.system.files import unfinished_beside, write_whole
 
 COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
 
@@ -98,21 +98,17 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
         yield JsonLines(None)
         return
     in_place = append is not None or (path.exists() and not path.is_file())
-    target = path if in_place else path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        if append:
-            _take_away_later(path, n_epochs)
-        file = FileIO(target, "a" if append else "w")
-    except OSError as error:
-        raise _cannot_write(path, error, "give a file in a folder that can be written") from error
-    try:
+    with nullcontext(path) if in_place else unfinished_beside(path) as target:
+        try:
+            if append:
+                _take_away_later(path, n_epochs)
+            file = FileIO(target, "a" if append else "w")
+        except OSError as error:
+            raise _cannot_write(path, error, "give a file in a folder that can be written") from error
         with file:
             yield JsonLines(file, path)
         if not in_place:
-            target.replace(path)
-    finally:
-        if not in_place:
-            target.unlink(missing_ok=True)
+            os.replace(target, path)
 
 
 def _take_away_later(path: Path, n_epochs: int) -> None:

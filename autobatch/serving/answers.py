@@ -6,10 +6,12 @@ So neither the event loop, which says that the process lives, nor a small reques
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
 from dataclasses import fields, is_dataclass
+from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,11 +35,11 @@ class Instance(NamedTuple):
     given: Any
 
 
-class Computed(NamedTuple):
-    """An instance, or why it cannot be read; its result, or an error; and when the request began."""
+class Asked(NamedTuple):
+    """An instance, or why it cannot be read; the future of its result, or why there is none; when the request began."""
 
     instance: Instance | Refusal
-    result: Any
+    result: Future[Any] | Refusal
     began: float
 
 
@@ -65,21 +67,29 @@ class Answers:
         """Read instances; each is one, or how the error of reading it is answered."""
         return await self._in_threads(self._read_one, given)
 
-    async def one(self, instance: Instance | Refusal) -> Any:
-        """The result of an instance, as JSON holds it.
+    async def one(self, instance: Instance | Refusal) -> str:
+        """The result of an instance, as JSON.
 
         Raises:
             Refusal: there is none.
         """
-        found = (await self.several([instance]))[0]
+        (found,) = await self.several([instance])
         if isinstance(found, Refusal):
             raise found
         return found
 
-    async def several(self, instances: Sequence[Instance | Refusal]) -> list[Any]:
-        """The results of instances, or how their errors are answered."""
-        computed = await asyncio.gather(*map(self._compute, instances))
-        return await self._in_threads(self._write_one, computed)
+    async def several(self, instances: Sequence[Instance | Refusal]) -> list[str | Refusal]:
+        """The results of instances, as JSON, or how their errors are answered."""
+        began = perf_counter()
+        results = await self._in_threads(self._submit, instances)
+        futures = [result for result in results if isinstance(result, Future)]
+        try:
+            await _all_done(futures)
+        finally:
+            for future in futures:  # of a client that has gone
+                future.cancel()
+        asked = [Asked(*both, began) for both in zip(instances, results, strict=True)]
+        return await self._in_threads(self._write_one, asked)
 
     async def items(self, instance: Instance) -> AsyncIterator[Any]:
         """The items that an async generator yields, as JSON holds them; the last one may be a Refusal."""
@@ -115,33 +125,63 @@ class Answers:
         except BaseException as error:
             return refusal_of(error)
 
-    async def _compute(self, instance: Instance | Refusal) -> Computed:
-        began = perf_counter()
+    def _submit(self, instance: Instance | Refusal) -> Future[Any] | Refusal:
         if isinstance(instance, Refusal):
-            return Computed(instance, instance, began)
+            return instance
         try:
-            return Computed(instance, await self._server(instance.given, self._deadline), began)
-        except Exception as error:
-            return Computed(instance, refusal_of(error), began)
+            return self._server.submit(instance.given, self._deadline)
+        except BaseException as error:
+            return refusal_of(error)
 
-    def _write_one(self, computed: Computed) -> Any:
-        instance, found, began = computed
-        if isinstance(instance, Instance) and not isinstance(found, Refusal):
-            try:
-                found = to_json(self._write(instance.read, found))
-            except BaseException as error:
-                found = refusal_of(error)
+    def _write_one(self, asked: Asked) -> str | Refusal:
+        instance, result, began = asked
+        found: str | Refusal
+        try:
+            if isinstance(instance, Refusal):
+                found = instance
+            elif isinstance(result, Refusal):
+                found = result
+            else:
+                found = json.dumps(to_json(self._write(instance.read, result.result())))
+        except BaseException as error:
+            found = refusal_of(error)
         self._count(found.status if isinstance(found, Refusal) else 200, perf_counter() - began)
         return found
+
+
+async def _all_done(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all are done, which wakes the event loop once."""
+    loop, lock, left = asyncio.get_running_loop(), Lock(), len(futures)
+    done = loop.create_future()
+
+    def wake() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def count(future: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(wake)
+
+    for future in futures:
+        future.add_done_callback(count)
+    if futures:
+        await done
 
 
 def _each(function: Callable[[T], U], given: Iterable[T]) -> list[U]:
     return [function(x) for x in given]
 
 
-def outcome(found: Any) -> dict[str, Any]:
-    """One of several results, or its error, as JSON holds it."""
-    return {"error": str(found), "status": found.status} if isinstance(found, Refusal) else {"result": found}
+def outcome(found: str | Refusal) -> str:
+    """One of several results, or its error, as JSON."""
+    if isinstance(found, Refusal):
+        return json.dumps({"error": str(found), "status": found.status})
+    return f'{{"result": {found}}}'
 
 
 def to_json(x: Any) -> Any:

@@ -136,7 +136,7 @@ class _Handler:
 
     async def predict(self, request: Request) -> Response:
         """Answer one instance, many, or a stream of them."""
-        from starlette.responses import JSONResponse, StreamingResponse
+        from starlette.responses import StreamingResponse
 
         from autobatch.serving.clients import read_body
 
@@ -152,11 +152,11 @@ class _Handler:
             (instance,) = await self._instances([content["instance"]])
             if isinstance(instance, Instance) and NDJSON in request.headers.get("accept", ""):
                 return StreamingResponse(self._items(instance), media_type=NDJSON)
-            return JSONResponse({"result": await self._answers.one(instance)})
+            return _json(f'{{"result": {await self._answers.one(instance)}}}')
         if not isinstance(content["instances"], list):
             raise Refusal(400, '"instances" is no list.')
         found = await self._answers.several(await self._instances(content["instances"]))
-        return JSONResponse({"results": [*map(outcome, found)]})
+        return _json(f'{{"results": [{", ".join(map(outcome, found))}]}}')
 
     async def health(self, request: Request) -> Response:
         """Say that the process lives."""
@@ -220,14 +220,14 @@ class _Handler:
     async def _lines(self, instances: list[Instance | Refusal]) -> AsyncIterator[str]:
         """A line of JSON for each instance, in the order in which they are done."""
 
-        async def numbered(number: int, instance: Instance | Refusal) -> dict[str, Any]:
+        async def numbered(number: int, instance: Instance | Refusal) -> str:
             (found,) = await self._answers.several([instance])
-            return {"index": number, **outcome(found)}
+            return f'{{"index": {number}, {outcome(found)[1:]}\n'
 
         tasks = [asyncio.create_task(numbered(number, x)) for number, x in enumerate(instances)]
         try:
             for task in asyncio.as_completed(tasks):
-                yield json.dumps(await task) + "\n"
+                yield await task
         finally:
             for task in tasks:  # of a client that has gone
                 task.cancel()
@@ -235,7 +235,7 @@ class _Handler:
     async def _items(self, instance: Instance) -> AsyncIterator[str]:
         """A line of JSON for each item that an async generator yields."""
         async for item in self._answers.items(instance):
-            yield json.dumps(outcome(item) if isinstance(item, Refusal) else {"item": item}) + "\n"
+            yield (outcome(item) if isinstance(item, Refusal) else json.dumps({"item": item})) + "\n"
 
 
 def _parse_line(text: bytes, number: int) -> Any:
@@ -255,6 +255,12 @@ def _parse(text: bytes, what: str) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _json(text: str) -> Response:
+    from starlette.responses import Response
+
+    return Response(text, media_type="application/json")
 
 
 def _text(text: str, status: int = 200) -> Response:

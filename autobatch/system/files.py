@@ -9,9 +9,32 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+
+_unfinished: set[str] = set()  # files that are being written
+
+
+@contextmanager
+def unfinished_beside(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Within the context, there is a name beside a file for what takes its place later; the file is removed if left."""
+    folder, name = os.path.split(path)
+    unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+    _unfinished.add(unfinished)
+    try:
+        yield unfinished
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+        _unfinished.discard(unfinished)
+
+
+def remove_unfinished() -> None:
+    """Remove what is being written, in a process that ends at once."""
+    for path in tuple(_unfinished):
+        with suppress(OSError):
+            os.remove(path)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
@@ -61,19 +84,14 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None =
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):
         raise OSError(errno.EINVAL, "it is there and is no regular file")
-    folder, name = os.path.split(target)
-    unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    try:
+    with unfinished_beside(target) as unfinished:
         opener = None if mode is None else lambda name, flags: os.open(name, flags, mode)
         with open(unfinished, "xb", opener=opener) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, target)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
-    _sync_folder(folder)
+    _sync_folder(os.path.dirname(target))
 
 
 def _sync_folder(folder: str) -> None:

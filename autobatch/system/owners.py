@@ -6,10 +6,10 @@ import errno
 import os
 import stat
 import warnings
-from functools import cache
 
 from autobatch.system.files import open_regular
 
+_TOLD: list[str] = []  # the folder that was warned of
 PUBLIC = 0o755, 0o644
 """The modes of folders and files that all may read and only their owner may write, whatever the umask is."""
 
@@ -35,15 +35,16 @@ def read_own(path: str | os.PathLike[str]) -> bytes:
     raise FileNotFoundError(errno.ENOENT, "it may have been written by others", os.fspath(path))
 
 
-@cache
 def warn_of_others(folder: str) -> None:
-    """Warn, once, that what is in a folder is not used."""
-    warnings.warn(
-        f"what the cache {folder!r} holds is ignored: it belongs to another user, or others may write it. Set "
-        f"AUTOBATCH_CACHE to a folder that is yours alone, or take the right to write there from others, with chmod -R "
-        f"go-w.",
-        stacklevel=3,
-    )
+    """Warn, once in a process, that what is in a folder is not used."""
+    if not _TOLD:
+        _TOLD.append(folder)
+        warnings.warn(
+            f"what the cache {folder!r} holds is ignored: it belongs to another user, or others may write it. Set "
+            f"AUTOBATCH_CACHE to a folder that is yours alone, or take the right to write there from others, with "
+            f"chmod -R go-w.",
+            stacklevel=3,
+        )
 
 
 def make_own(folder: str | os.PathLike[str]) -> None:

@@ -57,6 +57,22 @@ def test_ctrl_c_ends_it_at_any_moment(seed: int, tmp_path: Path) -> None:
             json.loads(line)
 
 
+@SLOW
+@pytest.mark.parametrize("seed", range(4))
+def test_ctrl_c_leaves_nothing_half_written(seed: int, tmp_path: Path) -> None:
+    process = begin("bench", "tree-lstm", "--dim", "4", "--json", str(tmp_path / "results.json"))
+    assert process.stdout is not None
+    until = time.monotonic() + 120
+    while not [*tmp_path.iterdir()]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(float(np.random.default_rng(seed).uniform(0, 0.5)))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not [*tmp_path.iterdir()]
+
+
 # --- full disks ---
 
 

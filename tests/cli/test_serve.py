@@ -302,6 +302,21 @@ def test_a_client_that_sends_no_more_does_not_keep_it_from_ending(begin: str, wo
 
 
 @SLOW
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("to_all", [False, True])
+def test_ctrl_c_ends_it_in_a_sentence(workers: int, to_all: bool, run: Path, tmp_path: Path) -> None:
+    """Whether the terminal sends it to all processes, or somebody to the first one."""
+    with (tmp_path / "log").open("w") as log, serving(
+        run, "--backend", "reference", "--workers", str(workers), log=log
+    ) as (process, port):  # fmt: skip
+        assert predict(port, TREE)
+        for pid in [process.pid, *(workers_of(process) if to_all and workers > 1 else [])]:
+            os.kill(pid, signal.SIGINT)
+        assert process.wait(30) == 130
+    assert (tmp_path / "log").read_text() == "autobatch: interrupted.\n"
+
+
+@SLOW
 def test_a_full_disk_stops_no_prediction(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a request needs is written; here no temporary folder is there at all."""
     with serving(run, "--backend", "reference", "--workers", "2") as (process, port):

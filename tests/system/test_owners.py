@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, re
 @pytest.fixture(autouse=True)
 def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache._is_trusted.cache_clear()
-    owners.warn_of_others.cache_clear()
+    monkeypatch.setattr(owners, "_TOLD", [])
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
 
 
@@ -56,28 +55,32 @@ def found() -> int | None:
     return find_entry("tuning", "signature", lambda content: int(content["number"]))
 
 
-OPEN = [0o775, 0o757, 0o777, 0o1777]
-CHANGES: dict[str, Callable[[Path], object]] = {
-    f"mode {mode:o}": lambda path, mode=mode: path.chmod(mode) for mode in OPEN
-}  # type: ignore[misc]
-OWNED: dict[str, Callable[[Path], object]] = {"of another": lambda path: os.chown(path, OTHER, OTHER)}
+OPEN = ["775", "757", "777", "1777"]
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *(pytest.param(name, marks=AS_ROOT) for name in OWNED)])
+def open_up(change: str, path: Path) -> None:
+    """Give a file to another user, or let others write it."""
+    if change == "of another":
+        os.chown(path, OTHER, OTHER)
+    else:
+        path.chmod(int(change, 8))
+
+
+@pytest.mark.parametrize("change", [*OPEN, pytest.param("of another", marks=AS_ROOT)])
 def test_a_folder_that_others_may_write_is_no_cache(change: str, tmp_path: Path) -> None:
     kept()
     cache._is_trusted.cache_clear()
-    (CHANGES | OWNED)[change](tmp_path / "cache")
+    open_up(change, tmp_path / "cache")
     with pytest.warns(UserWarning, match="is ignored: it belongs to another user, or others may write it"):
         assert cache_folder() is None
     assert found() is None  # without another warning, which would be an error
     assert keep_entry("tuning", "signature", {"number": 4}) is None
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *(pytest.param(name, marks=AS_ROOT) for name in OWNED)])
+@pytest.mark.parametrize("change", [*OPEN, pytest.param("of another", marks=AS_ROOT)])
 def test_a_file_that_others_may_write_is_made_again(change: str) -> None:
     path = kept()
-    (CHANGES | OWNED)[change](path)
+    open_up(change, path)
     with pytest.warns(UserWarning, match="is ignored"):
         assert found() is None
     assert found() is None  # without another warning, which would be an error
@@ -96,6 +99,7 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path, monkeypatch: pytest.Mo
     path.symlink_to(theirs / path.name)
     with pytest.warns(UserWarning, match="is ignored"):
         assert found() is None
+    owners._TOLD.clear()
     (tmp_path / "link").symlink_to(theirs)
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "link"))
     with pytest.warns(UserWarning, match="is ignored"):

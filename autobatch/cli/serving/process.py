@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import threading
@@ -15,9 +16,11 @@ import uvicorn
 from autobatch.cli.serving.connections import Connection
 from autobatch.cli.serving.log import LOG
 from autobatch.cli.serving.predictor import Predictor
+from autobatch.cli.serving.workers import HELD, status_after
 from autobatch.cli.training.trained import Trained
 from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
+from autobatch.starting import INTERRUPTED, SAID
 
 LOOK_EVERY = 1.0  # seconds between two looks at the checkpoint
 END_WITHIN = 15.0  # seconds after SIGTERM in which requests that were taken have to be answered
@@ -83,10 +86,32 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_ino
 
 
+class _Running(uvicorn.Server):
+    """A server of uvicorn that ends at SIGINT and SIGTERM.
+
+    Attributes:
+        ended_by: the signals that it was sent.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended_by: list[int] = []
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Answer what was taken, and end; at a second Ctrl-C at once. Workers wait for what the first process says."""
+        if sig == signal.SIGINT and HELD in os.environ:
+            return
+        if sig == signal.SIGINT and sig in self.ended_by:
+            os.write(2, SAID)
+            os._exit(INTERRUPTED)
+        self.ended_by.append(sig)
+        self.should_exit = True
+
+
 def run_process(
     listening: socket.socket, trained: Trained, token: str | None, deadline: float | None, **options: Any
-) -> None:
-    """Serve until a signal ends the process.
+) -> int:
+    """Serve until a signal ends the process; give the exit status.
 
     Args:
         deadline: seconds after which a request is given up.
@@ -114,12 +139,9 @@ def run_process(
     config = uvicorn.Config(
         application, log_level="warning", http=Connection, ws="none", timeout_graceful_shutdown=int(END_WITHIN)
     )
-    running = uvicorn.Server(config)
-
-    def end(number: int, frame: FrameType | None) -> None:
-        running.should_exit = True  # until uvicorn takes signals itself; when it has shut down, it raises them again
-
+    running = _Running(config)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+        signal.signal(number, running.handle_exit)  # until uvicorn takes signals itself
     with Reloading(trained, predictor):
         running.run(sockets=[listening])
+    return status_after(running.ended_by)

@@ -81,11 +81,10 @@ def serve(
             return run_workers(workers, socket)
     from autobatch.cli.serving.process import run_process
 
-    run_process(
+    return run_process(
         socket, trained, token, None if deadline is None else deadline / MILLISECONDS,
         max_running=max_running, max_waiting=max_waiting, backend=backend, max_bytes=max_bytes, threads=threads,
     )  # fmt: skip
-    return 0
 
 
 def _is_local(host: str) -> bool:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from types import FrameType
 
 from autobatch.cli.ending import describe_end
 from autobatch.cli.serving.log import LOG
 from autobatch.errors import DataError
-from autobatch.starting import FIRST
+from autobatch.starting import FIRST, INTERRUPTED
 
 HELD = "AUTOBATCH_SOCKET"
 """The environment of a worker has the number of the socket at which the first process listens."""
@@ -40,7 +41,8 @@ def listen(host: str, port: int) -> socket.socket:
         made.bind((host, port))
     except (OSError, OverflowError) as error:
         made.close()
-        raise DataError(f"serving at {host}:{port}: {error}; give another --host or --port.") from None
+        at = f"[{host}]" if ":" in host else host
+        raise DataError(f"serving at {at}:{port}: {error}; give another --host or --port.") from None
     made.listen(1024)
     return made
 
@@ -100,7 +102,16 @@ def run_workers(n: int, listening: socket.socket) -> int:
                 LOG.warning("a worker %s; another takes its place.", describe_end(status))
                 workers[place] = begin(place)
         _wait(workers)
-    return 0
+    return status_after(ended)
+
+
+def status_after(signals: Sequence[int]) -> int:
+    """The exit status after these signals: that of an interrupt, which is told in a sentence, or 0."""
+    if signal.SIGINT not in signals:
+        return 0
+    if HELD not in os.environ:  # of all processes, the first one tells it
+        LOG.info("interrupted.")
+    return INTERRUPTED
 
 
 def _wait(workers: list[tuple[subprocess.Popen[bytes], float]]) -> None:
