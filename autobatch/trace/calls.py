@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from autobatch.trace.tape import Layout, Step, Tape
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
+ONE_TYPE_OF_TENSORS = (
+    "write a map, [f(h) for h in children], and torch.stack(...).sum(0) or the like of it for one type"
+)
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
@@ -424,7 +427,8 @@ class Calls:
                 ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
             if reader.lengths[needs.group]:
-                self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}; {ONE_TYPE}"
+                advice = ONE_TYPE if self.adopt is None else ONE_TYPE_OF_TENSORS
+                self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}; {advice}"
             return self._slow(entry, args)
         except NeedsData as needs:
             texts = reader.data(needs.leaves)
