@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from autobatch.trace.tape import Layout, Step, Tape
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
-ONE_TYPE_OF_TENSORS = (
-    "write a map, [f(h) for h in children], and torch.stack(...).sum(0) or the like of it for one type"
-)
+ONE_TYPE_OF_TENSORS = "write a map, [f(h) for h in children], and a sum over torch.stack of it or the like for one type"
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
