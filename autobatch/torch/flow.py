@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from autobatch.errors import GraphError
+from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.program import CellProgram, Instruction, Port, Weight, dtype_of, int_limit
 from autobatch.ops.operators import OPS
 from autobatch.torch.cells import FunctionCell
@@ -20,7 +21,7 @@ from autobatch.torch.kinds import dtype_of_name, is_float
 from autobatch.torch.opaque import DRAWING, FORWARD
 from autobatch.trace.decode import EACH, VALUE
 from autobatch.trace.forms import Form
-from autobatch.trace.handles import OUTPUT_BITS, Value
+from autobatch.trace.handles import Value
 from autobatch.trace.tape import Tape
 
 COPIES = (torch.clone, torch.Tensor.clone)

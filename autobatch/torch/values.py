@@ -244,7 +244,7 @@ class TensorMethods:
     def requires_grad(self) -> bool:
         """Whether the value depends on a parameter that is trained, or on a tensor that asks for a gradient."""
         is_float = self.dtype.is_floating_point or self.dtype.is_complex
-        return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)
+        return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)  # type: ignore[arg-type]
 
     @property
     def is_leaf(self) -> bool:
@@ -297,7 +297,7 @@ class TensorMethods:
     def __getitem__(self, index: Any) -> Any:
         parts = index if type(index) is tuple else (index,)
         if not all(type(x) in PLAIN_INDEX for x in parts):
-            parts = tuple([torch.tensor(x) if _is_plain_list(x) else x for x in parts])
+            parts = _from_the_start([torch.tensor(x) if _is_plain_list(x) else x for x in parts], self.shape)
             return apply(torch.Tensor.__getitem__, (self, parts if type(index) is tuple else parts[0]), {})
         return super().__getitem__(index)  # type: ignore[misc]
 
@@ -328,6 +328,19 @@ def _is_float(x: Any) -> bool:
     return x.dtype is CURRENT.dtype if isinstance(x, torch.Tensor) else not isinstance(x, bool)
 
 
+def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """The parts of an index, with tensors of ints that count from the start of their axes."""
+    for axis, x in enumerate(parts):
+        if x is None or x is Ellipsis or isinstance(x, Value):
+            break
+        if isinstance(x, torch.Tensor):
+            if x.dtype in (torch.bool, torch.uint8) or axis >= len(shape):
+                break
+            if x.numel() and int(x.min()) < 0:
+                parts[axis] = torch.where(x < 0, x + shape[axis], x)
+    return tuple(parts)
+
+
 def _is_plain_list(x: Any) -> bool:
     """Whether `x` is a list of ints or bools."""
     return type(x) is list and all(type(part) in (int, bool, list) for part in leaves_of(x))
@@ -346,7 +359,7 @@ for _operator, _function in (("lshift", torch.bitwise_left_shift), ("rshift", to
 for _operator in (*OPERATORS, "__setitem__"):
     if hasattr(torch.Tensor, _operator):
         setattr(TensorMethods, _operator, _method(getattr(torch.Tensor, _operator)))
-TensorMethods.__pos__ = _method(torch.positive)
+TensorMethods.__pos__ = _method(torch.positive)  # type: ignore[operator]
 for _operator in ("invert", "and", "or", "xor"):
     for _prefix in ("", "r"):
         _function = getattr(torch, "bitwise_not" if _operator == "invert" else f"bitwise_{_operator}")
