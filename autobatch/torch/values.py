@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
+from autobatch.ir.builder import Builder
 from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten, packed
@@ -59,6 +60,8 @@ DROPPING = {
     functional.feature_alpha_dropout,
 }
 """Functions that give the tensor itself in eval()."""
+NORMS = functional.batch_norm, functional.instance_norm
+"""Functions that may change statistics of a module, which they are given by keyword."""
 REPLACED: dict[Any, Callable[..., Any]] = {
     packed.VF._pack_padded_sequence: packed.pack_padded,
     packed.VF._pad_packed_sequence: packed.pad_packed,
@@ -161,6 +164,8 @@ class OfParameters(TorchFunctionMode):
         if (function is REQUIRES or "requires_grad" in kwargs) and hasattr(STAGE.current, "patches"):
             before = bool(args) and getattr(args[0], "requires_grad", False)
             return as_variable(function(*args, **kwargs), function is REQUIRES and before)
+        if function in NORMS:
+            check_function(function, args, kwargs)
         if kwargs and (out := kwargs.get("out")) is not None and _reads_parameter((out,)):
             _refuse_change(f"{named(function.__name__)} with out=", out)
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
@@ -185,7 +190,12 @@ def _refuse_change(method: str, tensor: torch.Tensor) -> Never:
 
 
 def _refuse_buffer(module: torch.nn.Module, name: str, buffer: Any) -> None:
-    """Refuse a recorded value as a buffer of a module; a hook of torch, called where buffers are assigned."""
+    """Refuse a recorded value as a buffer of a module, and any in a cell; torch calls it where a buffer is assigned."""
+    if isinstance(STAGE.current, Builder):
+        raise GraphError(
+            f"the buffer {name!r} of {type(module).__name__} is assigned in a cell, which is traced once for all "
+            f"calls; return the value and assign the buffer after the call, or call eval() on the module."
+        )
     if isinstance(buffer, Value):
         raise GraphError(
             f"the buffer {name!r} of {type(module).__name__} is assigned a recorded value, which is only computed when "
