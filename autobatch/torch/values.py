@@ -232,7 +232,7 @@ class TensorMethods:
     is_cuda = is_sparse = is_sparse_csr = is_quantized = is_meta = is_mkldnn = is_nested = is_mps = is_xla = False
     retains_grad = False
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """Return the class of tensors, so that `isinstance(value, torch.Tensor)` holds; `type` gives the true one."""
         return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)

@@ -200,8 +200,8 @@ IDIOMS: dict[str, Callable[[Any], Any]] = {
     "torch.sum": lambda v: torch.sum(v),
     "sum dims": lambda v: v.sum(dim=0, keepdim=True),
     "mean dtype": lambda v: v.mean(dtype=torch.float32),
-    "torch.atleast": lambda v: torch.atleast_2d(v),
-    "broadcast": lambda v: torch.broadcast_tensors(v, torch.ones(2, 3))[0],
+    "torch.atleast": lambda v: torch.atleast_2d(v),  # type: ignore[no-untyped-call]
+    "broadcast": lambda v: torch.broadcast_tensors(v, torch.ones(2, 3))[0],  # type: ignore[no-untyped-call]
     "meshgrid": lambda v: torch.meshgrid(v, v, indexing="ij")[0],
     "cartesian": lambda v: torch.cartesian_prod(v, v),
     "cdist": lambda v: torch.cdist(v[None], v[None]),
@@ -306,7 +306,7 @@ def test_a_recorded_value_is_a_tensor(question: str, source: str) -> None:
 
     def program(x: Tensor) -> Tensor:
         asked.append(QUESTIONS[question](SOURCES[source](x)))
-        return NET.lin(x)
+        return NET.lin(x)  # type: ignore[no-any-return]
 
     abt.batched(program, module=NET, backend="reference")(ROWS)
     assert asked == [True, True]
@@ -323,7 +323,7 @@ def test_values_are_tensors_in_async_programs_and_in_bodies() -> None:
         assert isinstance(h, Tensor)
         await ab.value(h)
         assert torch.is_tensor(h)
-        return body(h)  # type: ignore[no-any-return]
+        return body(h)
 
     abt.check_batched(program, ROWS, module=NET, backend="reference")
 
@@ -344,7 +344,7 @@ NOT_FOR_C: dict[str, Callable[[Any], Any]] = {
     "map of isinstance": lambda v: [*map(isinstance, [v], [Tensor])],
     "scalar_tensor": lambda v: torch.scalar_tensor(v[0]),
     "sparse": lambda v: torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), v),
-    "dlpack": lambda v: torch.utils.dlpack.to_dlpack(v),
+    "dlpack": lambda v: torch.utils.dlpack.to_dlpack(v),  # type: ignore[attr-defined]
     "vmap": lambda v: torch.vmap(lambda x: x * 2)(v),
     "func.grad": lambda v: torch.func.grad(lambda x: x.sum())(v),
     "backward": lambda v: torch.autograd.backward(v.sum()),
