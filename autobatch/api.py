@@ -40,6 +40,7 @@ from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
+from autobatch.trace.lines import Lines
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
 
@@ -314,8 +315,10 @@ class Batched(Engine):
     ) -> Report:
         """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, memory, rewrites.
 
+        It also names the source lines that record single ops outside of cells, each of which is a node.
+
         Args:
-            instances: as for a call.
+            instances: as for a call; of recorded graphs no lines are known.
             training: run backward too; launches and copies are those of both.
             has_aux: as for `value_and_grad`, with `training`.
             bound: "chain", or "pairs" for a better bound on the batches, which takes a second or so.
@@ -328,17 +331,21 @@ class Batched(Engine):
         from autobatch.memplan.report.memory import report_memory
         from autobatch.policies.search.judging import judge
 
-        minibatch, clock = self._read(instances)
-        with run_lock(), self._planned(minibatch, clock, training, has_aux, measured=False) as (step, rounds):
-            self._execute(step, training)
-            choice = self._thread_choice if rounds is None else None
-            decided = "" if choice is None else choice.describe(minibatch, training)
-            step = step if rounds is None else rounds.joined(step)
+        lines = Lines()
+        with lines.noted(self.recorder.calls):
+            minibatch, clock = self._read(instances)
+            with run_lock(), self._planned(minibatch, clock, training, has_aux, measured=False) as (step, rounds):
+                self._execute(step, training)
+                choice = self._thread_choice if rounds is None else None
+                decided = "" if choice is None else choice.describe(minibatch, training)
+                step = step if rounds is None else rounds.joined(step)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
-        return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing)
+        return make_report(
+            step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing, lines.report()
+        )
 
     @suggesting()
     def profile(

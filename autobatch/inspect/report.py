@@ -17,11 +17,12 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
+from autobatch.trace.lines import LineReport, describe_lines
 
 if TYPE_CHECKING:
     from autobatch.memplan.report.memory import MemoryReport
 
-SHOWN = 5  # rounds at either end, and instances of a round
+SHOWN = 5  # rounds at either end, instances of a round, and functions that record single ops
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Report:
         picture: of the schedule; a notebook shows it by itself, too.
         rounds: what each round of async programs did.
         sharing: of each type whose nodes were looked up for equal ones, in each part, what that gave.
+        lines: that recorded single ops outside of cells, those with the most nodes first.
     """
 
     policy: str
@@ -116,6 +118,7 @@ class Report:
     notes: tuple[tuple[str, str], ...] = ()
     rounds: tuple[RoundCounts, ...] = ()
     sharing: tuple[tuple[str, Shared], ...] = ()
+    lines: tuple[LineReport, ...] = ()
 
     @property
     def optimal(self) -> bool:
@@ -193,6 +196,7 @@ class Report:
         yield from (f"{name} has a type for each length {note}" for name, note in self.of_one_length)
         yield from (f"{name} {note}" for name, note in self.notes)
         yield from (f"{name}: {_describe_shared(found)}" for name, found in self.sharing if found.equal)
+        yield from describe_lines(self.lines, SHOWN)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the schedule into a file.
@@ -243,6 +247,7 @@ def make_report(
     precision: str = "float32",
     decided: str = "",
     sharing: Sequence[Shared] = (),
+    lines: tuple[LineReport, ...] = (),
 ) -> Report:
     """Describe a mini-batch that has run, and the quality of its parts' schedules by a judgement of each."""
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
@@ -255,7 +260,7 @@ def make_report(
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), unseen_share(step.figures), step.plan_hit, step.plan_hit_rate,
         memory, precision, decided, _cells_of_one_length(schedule, types), tuple(_notes(schedule, types)),
-        step.rounds, tuple((types.names[found.type_id], found) for found in sharing),
+        step.rounds, tuple((types.names[found.type_id], found) for found in sharing), lines,
     )  # fmt: skip
 
 

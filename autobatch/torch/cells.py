@@ -118,6 +118,8 @@ class Cut:
 class FunctionCell(TorchCell):
     """A function of torch, such as `torch.cat`, as a cell: all that is no value is part of its type."""
 
+    is_single_op = True
+
     def __init__(self, function: Callable[..., Any]) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = on_leaves(lambda x: slice(*x.parts) if type(x) is Cut else x, (args, kwargs))

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from autobatch.errors import GraphError
+from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ops.operators import STAGE
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.flow import Flow
 from autobatch.torch.metadata import named
-from autobatch.trace.handles import OUTPUT_BITS, Rows, Value
+from autobatch.trace.handles import Rows, Value
 
 OPERATORS = {
     "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_", "__idiv__": "div_",

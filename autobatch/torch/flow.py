@@ -13,13 +13,15 @@ from weakref import WeakKeyDictionary
 import torch
 
 from autobatch.errors import GraphError
-from autobatch.ir.program import CellProgram, Instruction, Port, Weight
+from autobatch.graph.words import OUTPUT_BITS
+from autobatch.ir.program import CellProgram, Instruction, Port, Weight, dtype_of, int_limit
 from autobatch.ops.operators import OPS
 from autobatch.torch.cells import FunctionCell
+from autobatch.torch.kinds import dtype_of_name, is_float
 from autobatch.torch.opaque import DRAWING, FORWARD
 from autobatch.trace.decode import EACH, VALUE
 from autobatch.trace.forms import Form
-from autobatch.trace.handles import OUTPUT_BITS, Value
+from autobatch.trace.handles import Value
 from autobatch.trace.tape import Tape
 
 COPIES = (torch.clone, torch.Tensor.clone)
@@ -158,7 +160,10 @@ def _reach(program: CellProgram, output: int) -> Reach:
     vars, parameters, leaves = program.vars, list[Any](), set[int]()
     left, seen = [output], {output}
     while left:
-        source = vars[left.pop()].source
+        at = left.pop()
+        source = vars[at].source
+        if not _is_float(program, at):
+            continue
         if isinstance(source, Weight):
             parameters.append(source.parameter)
         elif isinstance(source, Port):
@@ -175,3 +180,9 @@ def _reach(program: CellProgram, output: int) -> Reach:
     else:
         is_shared, shared = True, frozenset([source.leaf]) if isinstance(source, Port) else frozenset()
     return Reach(tuple(parameters), frozenset(leaves), shared, is_shared)
+
+
+def _is_float(program: CellProgram, at: int) -> bool:
+    """Whether a value of a program stands for numbers that have gradients."""
+    name = dtype_of(program.vars, at)
+    return not int_limit(program.vars, at) and (not name or is_float(dtype_of_name(name)))

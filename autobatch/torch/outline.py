@@ -389,6 +389,9 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
         _check_batch_norm(*args, **kwargs)
     if function is functional.instance_norm:
         _check_instance_norm(*args, **kwargs)
+    if function in (torch.batch_norm, torch.instance_norm):  # what those call, with the weights first
+        check = _check_batch_norm if function is torch.batch_norm else _check_instance_norm
+        check(args[0], args[3], args[4], args[1], args[2], *args[5:])
     if function == ASSIGN_DATA:
         raise Refused(
             "the data of a tensor are assigned while instances are recorded or a cell is traced, which has no place in "

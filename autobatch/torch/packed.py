@@ -47,8 +47,12 @@ class OverPacked:
     def __call__(self, data: Any, sizes: bytes, *rest: Any) -> Any:
         """Apply the function; the sizes are the memory of a tensor of ints."""
         batch_sizes = torch.frombuffer(bytearray(sizes), dtype=torch.int64)
-        with torch.backends.mkldnn.flags(enabled=False):  # whose op cannot be taken apart
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)  # whose op cannot be taken apart
+        try:
             return getattr(torch, self.__name__)(data, batch_sizes, *rest)
+        finally:
+            torch._C._set_mkldnn_enabled(before)
 
 
 def run_recurrent(name: str, *args: Any) -> Any:

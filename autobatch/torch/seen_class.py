@@ -22,6 +22,8 @@ ASKING = (isinstance, getattr, dir)
 """Builtins that read the class for Python."""
 BETWEEN = ("PRECALL", "PUSH_NULL", "KW_NAMES", "EXTENDED_ARG", "CACHE")
 """Instructions that belong to a call and stand between its parts."""
+ITERATING = ("FOR_ITER", "LIST_EXTEND", "SET_UPDATE", "UNPACK_SEQUENCE", "UNPACK_EX", "CALL_INTRINSIC_1")
+"""Instructions that run an iterator, which may be a `map` of anything."""
 
 
 class Place(NamedTuple):
@@ -29,12 +31,12 @@ class Place(NamedTuple):
 
     Attributes:
         code: has it; kept alive, since its `id` identifies it.
-        asks: whether it reads the class whatever is called.
+        asks: whether it reads the class whatever is called; None if that is unknown.
         load, name: how the function is loaded that it calls, "" if it calls none of a plain name.
     """
 
     code: CodeType
-    asks: bool
+    asks: bool | None
     load: str = ""
     name: str = ""
 
@@ -52,17 +54,16 @@ def asks_for_class(frame: FrameType) -> bool:
     place = PLACES.get(key)
     if place is None:
         place = PLACES[key] = _place_of(frame.f_code, frame.f_lasti)
-    if not place.name:
-        return place.asks
-    called = _called(frame, place)
-    if called in ASKING:
-        return True
-    if getattr(builtins, place.name, None) is called:
+    asks = place.asks
+    if place.name:
+        called = _called(frame, place)
+        asks = True if called in ASKING else None if getattr(builtins, place.name, None) is called else False
+    if asks is None:
         raise GraphError(
-            f"{place.name}(...) checks the class of a recorded value in a way that may be isinstance or torch itself; "
-            f"call isinstance(value, torch.Tensor) in a loop or a comprehension."
+            "a builtin such as map checks the class of a recorded value, for isinstance or for torch itself; call "
+            "isinstance(value, torch.Tensor) in a loop or a comprehension."
         )
-    return False
+    return asks
 
 
 def _called(frame: FrameType, place: Place) -> Any:
@@ -77,7 +78,8 @@ def _called(frame: FrameType, place: Place) -> Any:
 def _place_of(code: CodeType, at: int) -> Place:
     *before, now = (x for x in dis.get_instructions(code) if x.offset <= at)
     if not now.opname.startswith(("CALL", "PRECALL")):
-        return Place(code, now.opname == "MATCH_CLASS" or (now.opname == "LOAD_ATTR" and now.argval == "__class__"))
+        asks = now.opname == "MATCH_CLASS" or (now.opname == "LOAD_ATTR" and now.argval == "__class__")
+        return Place(code, None if now.opname in ITERATING else asks)
     begin = _begin(now)
     if begin is None and isinstance.__name__ in code.co_names:
         raise GraphError(

@@ -120,10 +120,11 @@ class Tracing:
 
     Attributes:
         lists: of any length, that the body is given.
+        changed: the op that would change a buffer of the module in place, if the body calls one.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype, self.changed = dtype, ""
         self.lists: list[TracedList] = []
 
     @contextmanager
@@ -214,6 +215,11 @@ class Tracing:
         Raises:
             NoCounterpart: a function with a backward of its own has a part in it, or a constant that is no float.
         """
+        if self.changed:
+            raise Refused(
+                f"it changes a buffer of the module in place ({self.changed}), but it is traced once for all calls; "
+                f"change the buffer outside of the cell."
+            )
         if has_functions_of_users(tensors_in(result)):
             raise NoCounterpart("an autograd.Function has a backward of its own.")
         return on_leaves(self._result, result)
@@ -311,10 +317,8 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
             if any(map(is_changed, op._schema.arguments)) and any(map(_is_buffer, tensors)):
-                raise Refused(
-                    f"it changes a buffer of the module in place ({name}), but it is traced once for all calls; change "
-                    f"the buffer outside of the cell."
-                )
+                tracing.changed = name  # refused at the end, as other things have better reasons
+                return args[0]
             return op(*args, **kwargs)
         check_numbers(op, args, tracing)
         if any(map(is_changed, op._schema.arguments)):

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
+from autobatch.ir.builder import Builder
 from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten, packed
@@ -59,6 +60,8 @@ DROPPING = {
     functional.feature_alpha_dropout,
 }
 """Functions that give the tensor itself in eval()."""
+NORMS = functional.batch_norm, functional.instance_norm
+"""Functions that may change statistics of a module, which they are given by keyword."""
 REPLACED: dict[Any, Callable[..., Any]] = {
     packed.VF._pack_padded_sequence: packed.pack_padded,
     packed.VF._pad_packed_sequence: packed.pad_packed,
@@ -161,6 +164,8 @@ class OfParameters(TorchFunctionMode):
         if (function is REQUIRES or "requires_grad" in kwargs) and hasattr(STAGE.current, "patches"):
             before = bool(args) and getattr(args[0], "requires_grad", False)
             return as_variable(function(*args, **kwargs), function is REQUIRES and before)
+        if function in NORMS:
+            check_function(function, args, kwargs)
         if kwargs and (out := kwargs.get("out")) is not None and _reads_parameter((out,)):
             _refuse_change(f"{named(function.__name__)} with out=", out)
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
@@ -185,7 +190,12 @@ def _refuse_change(method: str, tensor: torch.Tensor) -> Never:
 
 
 def _refuse_buffer(module: torch.nn.Module, name: str, buffer: Any) -> None:
-    """Refuse a recorded value as a buffer of a module; a hook of torch, called where buffers are assigned."""
+    """Refuse a recorded value as a buffer of a module, and any in a cell; torch calls it where a buffer is assigned."""
+    if isinstance(STAGE.current, Builder):
+        raise GraphError(
+            f"the buffer {name!r} of {type(module).__name__} is assigned in a cell, which is traced once for all "
+            f"calls; return the value and assign the buffer after the call, or call eval() on the module."
+        )
     if isinstance(buffer, Value):
         raise GraphError(
             f"the buffer {name!r} of {type(module).__name__} is assigned a recorded value, which is only computed when "
@@ -222,7 +232,7 @@ class TensorMethods:
     is_cuda = is_sparse = is_sparse_csr = is_quantized = is_meta = is_mkldnn = is_nested = is_mps = is_xla = False
     retains_grad = False
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """Return the class of tensors, so that `isinstance(value, torch.Tensor)` holds; `type` gives the true one."""
         return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
@@ -244,7 +254,7 @@ class TensorMethods:
     def requires_grad(self) -> bool:
         """Whether the value depends on a parameter that is trained, or on a tensor that asks for a gradient."""
         is_float = self.dtype.is_floating_point or self.dtype.is_complex
-        return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)
+        return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)  # type: ignore[arg-type]
 
     @property
     def is_leaf(self) -> bool:
@@ -297,7 +307,7 @@ class TensorMethods:
     def __getitem__(self, index: Any) -> Any:
         parts = index if type(index) is tuple else (index,)
         if not all(type(x) in PLAIN_INDEX for x in parts):
-            parts = tuple([torch.tensor(x) if _is_plain_list(x) else x for x in parts])
+            parts = _from_the_start([torch.tensor(x) if _is_plain_list(x) else x for x in parts], self.shape)
             return apply(torch.Tensor.__getitem__, (self, parts if type(index) is tuple else parts[0]), {})
         return super().__getitem__(index)  # type: ignore[misc]
 
@@ -328,6 +338,19 @@ def _is_float(x: Any) -> bool:
     return x.dtype is CURRENT.dtype if isinstance(x, torch.Tensor) else not isinstance(x, bool)
 
 
+def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """The parts of an index, with tensors of ints that count from the start of their axes."""
+    for axis, x in enumerate(parts):
+        if x is None or x is Ellipsis or isinstance(x, Value):
+            break
+        if isinstance(x, torch.Tensor):
+            if x.dtype in (torch.bool, torch.uint8) or axis >= len(shape):
+                break
+            if x.numel() and int(x.min()) < 0:
+                parts[axis] = torch.where(x < 0, x + shape[axis], x)
+    return tuple(parts)
+
+
 def _is_plain_list(x: Any) -> bool:
     """Whether `x` is a list of ints or bools."""
     return type(x) is list and all(type(part) in (int, bool, list) for part in leaves_of(x))
@@ -346,7 +369,7 @@ for _operator, _function in (("lshift", torch.bitwise_left_shift), ("rshift", to
 for _operator in (*OPERATORS, "__setitem__"):
     if hasattr(torch.Tensor, _operator):
         setattr(TensorMethods, _operator, _method(getattr(torch.Tensor, _operator)))
-TensorMethods.__pos__ = _method(torch.positive)
+TensorMethods.__pos__ = _method(torch.positive)  # type: ignore[operator]
 for _operator in ("invert", "and", "or", "xor"):
     for _prefix in ("", "r"):
         _function = getattr(torch, "bitwise_not" if _operator == "invert" else f"bitwise_{_operator}")

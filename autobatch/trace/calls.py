@@ -49,6 +49,7 @@ ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and s
 ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
 A_LIST = "a list may have any length in one type"
 MOST_COMPARED = 8  # former calls with which one is compared that has a form of its own, to explain why
+ONE_TYPE_OF_TENSORS = "write a map, [f(h) for h in children], and a sum over torch.stack of it or the like for one type"
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
@@ -428,7 +429,9 @@ class Calls:
                 ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
             if reader.lengths[needs.group]:  # the reason of other lists, read next, is often that this one is fixed
-                self.types.of_one_length.setdefault(entry.name, _why_one_length(text, needs.why, reader.of_one_length))
+                advice = ONE_TYPE if self.adopt is None else ONE_TYPE_OF_TENSORS
+                why = _why_one_length(text, needs.why, reader.of_one_length, advice)
+                self.types.of_one_length.setdefault(entry.name, why)
             return self._slow(entry, args)
         except NeedsData as needs:
             texts = reader.data(needs.leaves)
@@ -566,10 +569,10 @@ def cell_at(owner: Any, path: str) -> Any:
     return reduce(lambda at, name: getattr(at, name, None), path.split("."), owner)
 
 
-def _why_one_length(text: str, why: str, others: Mapping[str, str]) -> str:
+def _why_one_length(text: str, why: str, others: Mapping[str, str], advice: str) -> str:
     """Say which list has a type for each length, why, and what to do; `others` are lists of separate elements."""
     if not others:
-        return f"of {text}, because the body {why}; {ONE_TYPE}"
+        return f"of {text}, because the body {why}; {advice}"
     separate = " and ".join(f"the elements of {other} {reason}" for other, reason in others.items())
     return f"of {text}, because the body {why}, and {separate}; {ALIKE}"
 

@@ -44,9 +44,11 @@ class Cell:
 
     Attributes:
         reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
+        is_single_op: whether it stands for a function of a library that a program applies outside of cells.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
+    is_single_op: ClassVar[bool] = False
 
     def __init__(
         self, function: Callable[..., Any], static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()

@@ -372,7 +372,7 @@ class Transform(nn.Module):
         self.conv, self.text = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(DIM, 1)
 
     def forward(self, attention: Tensor, text: Tensor) -> Tensor:
-        return self.conv(attention.unsqueeze(0)).squeeze(0) * self.text(text).view(1, 1, 1)
+        return self.conv(attention.unsqueeze(0)).squeeze(0) * self.text(text).view(1, 1, 1)  # type: ignore[no-any-return]
 
 
 class Describe(nn.Module):

@@ -1,0 +1,129 @@
+"""The source lines of a program that record single ops outside of cells, each of which is a node of its own.
+
+Only `explain` looks: while it records, the methods of the recording that record single ops are replaced by ones that
+look at the stack. Any other recording pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+from autobatch.trace.calls import Calls
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OF_USERS = os.path.join(HERE, "models") + os.sep  # programs that this package has
+COMPREHENSION = re.compile(r"(\.<locals>\.<(list|set|dict)comp>|\.<locals>\.<genexpr>)+$")
+STANDARD = sysconfig.get_path("stdlib") + os.sep
+INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+class Line(NamedTuple):
+    """A source line.
+
+    Attributes:
+        function: the qualified name of the function that has it.
+        file: its path, or a name such as "<stdin>".
+        number: of the line.
+    """
+
+    function: str
+    file: str
+    number: int
+
+
+class LineReport(NamedTuple):
+    """A source line that records single ops.
+
+    Attributes:
+        nodes: that it recorded, over all instances.
+        ops: their names, the most frequent first.
+    """
+
+    line: Line
+    nodes: int
+    ops: tuple[str, ...]
+
+
+class Lines:
+    """Counts the nodes of single ops by the lines that record them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Line, str]] = Counter()
+
+    @contextmanager
+    def noted(self, calls: Calls) -> Iterator[None]:
+        """Within the context, take note of what a recording records."""
+        log, own = calls.log, vars(calls)
+
+        def watch(record: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(what: Any, *args: Any) -> Any:
+                before = len(log)
+                made = record(what, *args)
+                if len(log) > before and getattr(what, "is_single_op", True):
+                    self._counts[_line_outside(), _name_of(what)] += 1
+                return made
+
+            return watched
+
+        for name in ("apply", "apply_function", "call_cell"):
+            own[name] = watch(getattr(calls, name))
+        try:
+            yield
+        finally:
+            for name in ("apply", "apply_function", "call_cell"):
+                del own[name]
+
+    def report(self) -> tuple[LineReport, ...]:
+        """The lines that record single ops, those with the most nodes first."""
+        by_line: dict[Line, Counter[str]] = defaultdict(Counter)
+        for (line, op), n in self._counts.items():
+            by_line[line][op] += n
+        found = [
+            LineReport(line, ops.total(), tuple(name for name, _ in ops.most_common())) for line, ops in by_line.items()
+        ]
+        return tuple(sorted(found, key=lambda report: -report.nodes))
+
+
+def describe_lines(found: Sequence[LineReport], n_shown: int) -> Iterator[str]:
+    """Say which functions record single ops, on which lines, and what to do about it."""
+    by_function: dict[tuple[str, str], list[LineReport]] = defaultdict(list)
+    for report in found:
+        by_function[report.line.function, report.line.file].append(report)
+    groups = sorted(by_function.items(), key=lambda item: -sum(report.nodes for report in item[1]))
+    for (function, file), reports in groups[:n_shown]:
+        n = sum(report.nodes for report in reports)
+        yield (
+            f"{function} recorded {n} nodes of single ops outside of cells; put these lines into a cell, which is one "
+            f"node per call:"
+        )
+        for report in sorted(reports, key=lambda report: report.line.number):
+            yield f"  {os.path.basename(file)}:{report.line.number}: {report.nodes} nodes ({', '.join(report.ops)})"
+    if len(groups) > n_shown:
+        yield f"and {len(groups) - n_shown} more functions record single ops"
+
+
+def _name_of(what: Any) -> str:
+    return str(getattr(what, "name", "") or getattr(what, "__name__", "op")).strip("_")
+
+
+def _line_outside() -> Line:
+    """The line of the innermost function that no library has."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_of_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Line(COMPREHENSION.sub("", frame.f_code.co_qualname), frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def _is_of_library(file: str) -> bool:
+    if file.startswith(HERE):
+        return not file.startswith(OF_USERS)
+    return file.startswith(("<recording", "<frozen", STANDARD)) or any(name in file for name in INSTALLED)
