@@ -37,6 +37,7 @@ from autobatch.torch.modules import TorchModule
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
+from autobatch.torch.reaching import Reaching
 from autobatch.torch.tangents import (
     Along,
     Directions,
@@ -61,6 +62,7 @@ class TorchBatched(Batched):
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self.executor = TorchExecutor(self.recorder)
+        self.reaching = Reaching()
         self.recorder.on_forget = self._drop_derivative
 
     def _drop_derivative(self) -> None:

@@ -75,6 +75,17 @@ class Way(StrEnum):
     ONE_BY_ONE = "one by one"
 
 
+class Needs(NamedTuple):
+    """What a result has gradients for.
+
+    Attributes:
+        arguments: their places; parameters: their `id`s.
+    """
+
+    arguments: frozenset[int]
+    parameters: frozenset[int]
+
+
 class Outline:
     """What a function does.
 
@@ -83,6 +94,7 @@ class Outline:
         result: what it returns, with tensors that have no numbers.
         only_checks: whether what runs asks for numbers to check them, and for nothing else.
         reads: the parameters that it reads, by `id`.
+        needs: what each tensor of the result has gradients for.
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
@@ -101,6 +113,7 @@ class Outline:
         found = tensors_in(self.result)
         behind = functions_behind(found)
         self._check_leaves(behind - functions_behind(functions.given))
+        self.needs = [self._needs_of(y, functions.given) for y in found]
         self.kinds = [
             kind._replace(has_gradient=kind.has_gradient and x.grad_fn in behind)
             for kind, x in zip(kinds, functions.given, strict=True)
@@ -189,6 +202,16 @@ class Outline:
             is_known = x.untyped_storage()._cdata in self._made if parameter is None else id(parameter) in self.reads
             if not is_known:
                 check_constant(x)
+
+    def _needs_of(self, result: Tensor, given: Sequence[Tensor]) -> Needs:
+        """What a result has gradients for; it may have some for parameters that are frozen now."""
+        behind = functions_behind([result])
+        origin = {id(twin): x for x, twin in self._twins.values()}
+        read = (find_parameter(origin.get(id(leaf), leaf)) for leaf in leaves_behind(behind))
+        parameters = {id(parameter) for parameter in read if parameter is not None}
+        frozen = {key for key, parameter in self.reads.items() if not parameter.trainable}
+        arguments = {k for k, x in enumerate(given) if x.grad_fn in behind}
+        return Needs(frozenset(arguments), frozenset(self.reads.keys() & (parameters | frozen)))
 
     def twin(self, x: Tensor) -> Tensor:
         """A tensor without numbers in the place of one that has them, the same in each call."""

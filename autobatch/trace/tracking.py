@@ -29,7 +29,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
 from autobatch.trace.scanning import functions_in, is_library, methods_of, names_in
 
@@ -92,7 +92,7 @@ class ReadTracker:
         with self._untracked():
             if isinstance(owner, Parameter):
                 return stop_gradient(owner) if name == "data" else value
-            if isinstance(value, Symbol):
+            if isinstance(value, Symbol) or name in REPLACED:
                 return value
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if name in own:
