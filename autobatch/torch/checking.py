@@ -169,5 +169,5 @@ def _differentiate(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | Non
     """The gradients of a sum; None where it does not depend on a tensor."""
     if not leaves or not total.requires_grad:
         return [None] * len(leaves)
-    found = torch.autograd.grad(total, leaves, allow_unused=True)
+    found = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)  # of instances, which both read
     return [None if g is None else g.to_dense() for g in found]
