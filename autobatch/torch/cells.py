@@ -54,6 +54,7 @@ class TorchCell(Cell):
     """
 
     reads: ClassVar[Mapping[str, Any]] = {"hooks of all modules": GLOBAL_HOOKS}
+    may_change: ClassVar[bool] = False
 
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:

@@ -43,9 +43,11 @@ class Cell:
 
     Attributes:
         reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
+        may_change: whether its body may change what it reads of Python, which it does once and not at each call.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
+    may_change: ClassVar[bool] = True
 
     def __init__(
         self, function: Callable[..., Any], static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()

@@ -12,12 +12,13 @@ one program (`autobatch.trace.elements`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from typing import Any, NamedTuple
 
+from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import Builder, NeedsNumber
 from autobatch.ir.flows import keep_products
@@ -326,10 +327,27 @@ class Traces:
         """Trace a body. Things that it changes itself, such as a counter, are guarded with their values afterwards."""
         held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
         tracer, body = self._trace_body(family, lengths)
+        if _refuses_changes(family.entry) and (changed := [guard for guard in body.guards if not guard.holds()]):
+            tracer, body = self._trace_unchanging(family, lengths, body, differences(changed))
         for guard in (*held, *body.guards):
             if not guard.holds():
                 guard.retake()
         self._guard_set = None
+        return tracer, body
+
+    def _trace_unchanging(
+        self, family: Family, lengths: tuple[int, ...], before: Body, changed: Sequence[Difference]
+    ) -> tuple[Tracer, Body]:
+        """Trace a body once more that has changed what it reads; GraphError unless it now gives the same for good.
+
+        A body that keeps what it computes first, such as a table of angles, changes nothing when it runs again.
+        """
+        tracer, body = self._trace_body(family, lengths)
+        if body.content != before.content or not all(guard.holds() for guard in body.guards):
+            raise GraphError(
+                f"cell {family.entry.name!r} changes what it reads: {_describe(changed)}; its body is traced once for "
+                f"all its calls, so change it outside of cells, or pass it to the cell as an argument."
+            )
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
@@ -383,6 +401,11 @@ class Traces:
             len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type,
             owner if isinstance(owner, Module) else None,
         )  # fmt: skip
+
+
+def _refuses_changes(entry: Entry) -> bool:
+    """Whether the entry is of a cell whose body must not change what it reads."""
+    return entry.origin[0] == "cell" and not entry.origin[1].may_change
 
 
 def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
