@@ -6,7 +6,7 @@ of losses is therefore computed output by output, since a node may have one outp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,7 +39,11 @@ class FlowArrays(NamedTuple):
 
 def make_flows(programs: Sequence[CellProgram]) -> FlowArrays:
     """The flows of types, by their programs. Cost: linear in the values times the ports."""
-    matrices = [_flows_of(program) for program in programs]
+    return join_flows([reach(program, program.ports, arguments_of) for program in programs])
+
+
+def join_flows(matrices: Sequence[Array]) -> FlowArrays:
+    """The flows of types, of a matrix (outputs, ports) for each."""
     shapes = np.array([matrix.shape for matrix in matrices], np.int32).reshape(-1, 2)
     sizes = np.concatenate(([0], np.cumsum(shapes.prod(1)))).astype(np.int32)
     flow = np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
@@ -83,12 +87,22 @@ def keep_products(program: CellProgram, numbers: Iterable[int]) -> CellProgram:
     return replace(program, outputs=(*program.results, *kept), n_kept=len(kept))
 
 
-def _flows_of(program: CellProgram) -> Array:
-    reached = np.zeros((len(program.vars), len(program.ports)), bool)
-    for number, port in enumerate(program.ports):
-        reached[port, number] = True
+def reach(
+    program: CellProgram, values: Sequence[int], arguments: Callable[[Sequence[Var], int], Sequence[int]]
+) -> Array:
+    """Whether gradients flow from each output of a program to each of some values, (outputs, values).
+
+    Args:
+        arguments: to which of the values before it gradients of an instruction flow.
+    """
+    reached = np.zeros((len(program.vars), len(values)), bool)
+    reached[list(values), np.arange(len(values))] = True
     for i in program.instructions:
-        source = program.vars[i].source
-        if isinstance(source, Instruction) and source.op.pullback is not None:
-            reached[i] = reached[list(source.args)].any(0)
+        reached[i] = reached[list(arguments(program.vars, i))].any(0)
     return reached[list(program.outputs)]
+
+
+def arguments_of(vars: Sequence[Var], index: int) -> Sequence[int]:
+    """The arguments of an instruction, if it has a gradient."""
+    source = vars[index].source
+    return source.args if isinstance(source, Instruction) and source.op.pullback is not None else ()

@@ -23,6 +23,8 @@ from autobatch.engine.execution import Executor
 from autobatch.engine.group import ENTERED
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.inspect.profiling import Profile
+from autobatch.inspect.report import Report
 from autobatch.jit.arrays import LongArray
 from autobatch.keywords import refuse
 from autobatch.params.module import Module
@@ -36,6 +38,7 @@ from autobatch.torch.modules import TorchModule
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
+from autobatch.torch.reaching import Reaching
 from autobatch.torch.results import stack_tensors, to_tensors
 from autobatch.torch.tangents import (
     Along,
@@ -60,6 +63,7 @@ class TorchBatched(Batched):
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self.executor = TorchExecutor(self.recorder)
+        self.reaching = Reaching()
         self.recorder.on_forget = self._drop_derivative
 
     def _drop_derivative(self) -> None:
@@ -153,11 +157,17 @@ class TorchBatched(Batched):
         return [*(columns[slot] for slot in given), *(found.get(id(x)) for x in of_tensors)]
 
     def _pass(self, instances: list[Any], draw: tuple[int, int], held: list[Any]) -> Passing:
-        """Run a mini-batch of instances that move."""
-        inputs = ReadInputs(self.recorder.calls)
-        instances = self._met(instances)
-        with inputs.recording_tensors():
-            minibatch = self.recorder.read(instances)._replace(inputs=inputs)
+        """Run a mini-batch of instances that move.
+
+        It is recorded once more where cells were traced: types keep more products from then on, and results are the
+        same to the bit only with those that they will have, as `torch.autograd.gradgradcheck` asks for.
+        """
+        instances, traces = self._met(instances), self.recorder.calls.traces
+        n_traced = -1
+        while traces.n_traced != n_traced:
+            n_traced, inputs = traces.n_traced, ReadInputs(self.recorder.calls)
+            with inputs.recording_tensors():
+                minibatch = self.recorder.read(instances)._replace(inputs=inputs)
         with run_lock():
             put_numbers(held)
             with self._planned(minibatch, Clock(), training=True, has_aux=None) as (step, rounds):
@@ -179,6 +189,32 @@ class TorchBatched(Batched):
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
         return super().record_all(self._met(instances), progress, workers)
+
+    # What looks at a mini-batch takes the instances that a call takes, and gives no gradients.
+
+    def explain(self, instances: Iterable[Any], *options: Any, **named: Any) -> Report:
+        """Run a mini-batch and say what happened, see `autobatch.batched.Batched.explain`."""
+        with TensorInputs(self.recorder.calls).recording_tensors():
+            return super().explain(instances, *options, **named)
+
+    def profile(self, instances: Iterable[Any] | None = None, *options: Any, **named: Any) -> Profile:
+        """Say where the time goes, see `autobatch.batched.Batched.profile`."""
+        with TensorInputs(self.recorder.calls).recording_tensors():
+            return super().profile(instances, *options, **named)
+
+    def prepare(self, instances: Iterable[Any], *options: Any, **named: Any) -> Step:
+        """Plan a mini-batch and do not run it, see `autobatch.batched.Batched.prepare`."""
+        with TensorInputs(self.recorder.calls).recording_tensors():
+            return super().prepare(instances, *options, **named)
+
+    def merged(self, instances: Iterable[Any]) -> Graph:
+        """Give the graph of a mini-batch as policies see it, see `autobatch.batched.Batched.merged`."""
+        with TensorInputs(self.recorder.calls).recording_tensors():
+            return super().merged(self._met(instances))
+
+    def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
+        with TensorInputs(self.recorder.calls).recording_tensors():
+            return super()._scheduled(instances)
 
     def _read(
         self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None

@@ -24,7 +24,7 @@ from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.handles import Rows, Value
-from autobatch.trace.hooks import LOOKUPS
+from autobatch.trace.hooks import LOOKUPS, REPLACED
 
 GLOBAL_HOOKS: dict[str, Any] = {
     kind: getattr(nn.modules.module, f"_global_{kind}_hooks")
@@ -38,6 +38,9 @@ SPACES: dict[str, Any] = {
 NORMS = SpectralNorm, nn.utils.parametrizations._SpectralNorm
 DROPOUT = nn.modules.dropout._DropoutNd
 LOOKUPS[nn.Module.__getattr__.__code__] = ("_parameters", "_buffers", "_modules")
+CALLED = "_compiled_call_impl"
+"""The attribute of a module that its calls run, if it is set: a cell's, while instances are recorded."""
+REPLACED.add(CALLED)
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +55,7 @@ class TorchCell(Cell):
     """
 
     reads: ClassVar[Mapping[str, Any]] = {"hooks of all modules": GLOBAL_HOOKS}
+    may_change: ClassVar[bool] = False
 
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
@@ -178,8 +182,7 @@ def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 f"part of the module that abt.batched is given, and record its instances in the thread that runs them."
             )
         return without_gradient(current.call_cell(cell, owner, args, kwargs))
-    if current is None:
-        args, kwargs = on_leaves(_to_tensor, (args, kwargs))
+    args, kwargs = on_leaves(_to_tensor, (args, kwargs))
     return cell.eager(*args, **kwargs) if owner is None else cell.eager(owner, *args, **kwargs)
 
 

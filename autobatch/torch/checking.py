@@ -17,7 +17,7 @@ from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
 from autobatch.torch.kinds import is_float
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.outline import functions_behind, leaves_behind
-from autobatch.torch.structures import leaves_of
+from autobatch.torch.structures import leaves_of, tensors_in
 from autobatch.trace.awaiting import eager
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -36,7 +36,8 @@ def check_batched(
     """Compare a batched function with torch itself, one instance at a time: values, shapes, dtypes and gradients.
 
     Gradients are those of a weighted sum of all results, with respect to parameters and to tensors among the instances
-    that ask for them. Neither `.grad`, nor buffers, nor the state of torch's generator is changed.
+    that ask for them; one that is None in torch must be None. Neither `.grad`, nor buffers, nor the state of torch's
+    generator is changed.
 
     Args:
         function: of one instance, plain or async, as `abt.batched` takes it, or what that has made of one.
@@ -68,11 +69,14 @@ def check_batched(
         with torch.no_grad():
             _compare_results(expected, run(instances), tolerance)
         leaves = leaves_behind(functions_behind([_total(expected)]))
-        gradients = [_differentiate(_total(y), leaves) for y in (expected, _rows(found, len(expected)))]
-    names = {id(p): f"parameter {name!r}" for name, p in owner.module.named_parameters()}
-    for x, wanted, given in zip(leaves, *gradients, strict=True):
+        of_instances = {id(x): x for x in tensors_in(list(instances)) if x.requires_grad and x.is_leaf}
+        names = {id(p): f"parameter {name!r}" for name, p in owner.module.named_parameters()}
+        all_leaves = {id(x): x for x in (*leaves, *owner.module.parameters()) if x.requires_grad} | of_instances
+        totals = _total(expected), _total(_like(_rows(found, len(expected)), expected))
+        gradients = [_differentiate(total, [*all_leaves.values()]) for total in totals]
+    for x, wanted, given in zip(all_leaves.values(), *gradients, strict=True):
         name = names.get(id(x), f"a tensor of shape {tuple(x.shape)}, which is no parameter")
-        _compare(f"the gradient of {name}", wanted, given, tolerance)
+        _compare_gradients(f"the gradient of {name}", wanted, given, tolerance)
 
 
 def _run_alone(function: Callable[[Any], Any], instances: Sequence[Any]) -> list[Any]:
@@ -121,6 +125,15 @@ def _compare_results(expected: Sequence[Any], found: Any, tolerance: float | Non
             _compare(f"instance {k}{part}", torch.as_tensor(x), torch.as_tensor(y), tolerance)
 
 
+def _compare_gradients(what: str, wanted: Tensor | None, given: Tensor | None, tolerance: float | None) -> None:
+    """Compare gradients; where torch has none, for nothing depends on the tensor, there must be none."""
+    if wanted is not None and given is not None:
+        _compare(what, wanted, given, tolerance)
+    elif wanted is not given:
+        kinds = ["None" if x is None else "a tensor" for x in (given, wanted)]
+        raise NumericError(f"{what}: batched it is {kinds[0]}, torch alone gives {kinds[1]}.")
+
+
 def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) -> None:
     """Compare a tensor that torch gives alone with that of a batched function."""
     if wanted.shape != given.shape or wanted.dtype != given.dtype:
@@ -146,12 +159,17 @@ def _total(results: Sequence[Any]) -> Tensor:
     return total
 
 
-def _differentiate(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a sum; zeros where it does not depend on a tensor."""
-    if not leaves:
-        return []
-    if not total.requires_grad:
-        return [torch.zeros_like(x) for x in leaves]
-    found = torch.autograd.grad(total, leaves, allow_unused=True)
-    dense = [None if g is None else g.to_dense() for g in found]
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, dense, strict=True)]
+def _like(found: Sequence[Any], expected: Sequence[Any]) -> list[list[Any]]:
+    """The results, each detached where the expected one has no gradient."""
+    pairs = [zip(leaves_of(x), leaves_of(y), strict=True) for x, y in zip(found, expected, strict=True)]
+    return [
+        [x if getattr(y, "requires_grad", False) else torch.as_tensor(x).detach() for x, y in each] for each in pairs
+    ]
+
+
+def _differentiate(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of a sum; None where it does not depend on a tensor."""
+    if not leaves or not total.requires_grad:
+        return [None] * len(leaves)
+    found = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)  # of instances, which both read
+    return [None if g is None else g.to_dense() for g in found]

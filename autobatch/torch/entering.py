@@ -74,13 +74,21 @@ class TensorInputs(Inputs):
             self.tensors.append(tensor)
         return self._leaves[id(tensor)]
 
-    def split(self, gradients: Any) -> list[torch.Tensor]:
-        """The gradient of each tensor, of those of all numbers."""
+    def split(self, gradients: Any, is_reached: Any) -> list[torch.Tensor | None]:
+        """The gradient of each tensor, of those of all numbers; None for a tensor of which no number is reached.
+
+        Args:
+            is_reached: whether a result depends on each number.
+        """
         shapes = [shape_within(tuple(tensor.shape), tensor.dtype) for tensor in self.tensors]
         ends = np.cumsum([math.prod(shape) for shape in shapes])
-        parts = np.split(gradients, ends[:-1]) if self.tensors else []
-        found = zip(parts, shapes, self.tensors, strict=True)
-        return [from_floats(torch.from_numpy(part).reshape(shape), tensor.dtype) for part, shape, tensor in found]
+        parts, reached = (np.split(x, ends[:-1]) if self.tensors else [] for x in (gradients, is_reached))
+        return [
+            from_floats(torch.from_numpy(part).reshape(shape), tensor.dtype)
+            if is_own.any() or not is_own.size
+            else None
+            for part, is_own, shape, tensor in zip(parts, reached, shapes, self.tensors, strict=True)
+        ]
 
 
 def switch_grad_mode(is_on: bool | None) -> bool:

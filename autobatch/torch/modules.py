@@ -15,7 +15,7 @@ from autobatch.errors import GraphError
 from autobatch.params.module import Module, modules_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
-from autobatch.torch.cells import BoundTorchCell
+from autobatch.torch.cells import CALLED, BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
 from autobatch.torch.known import KnownTensors, Walk
 from autobatch.torch.own import OwnModule
@@ -104,7 +104,7 @@ class TorchModule(Module):
         for parent in modules:
             bound = vars(parent).get("forward")
             if isinstance(bound, BoundTorchCell):  # what calls of modules ask for first
-                yield Patch(bound.called.cell, parent, vars(parent), "_compiled_call_impl")
+                yield Patch(bound.called.cell, parent, vars(parent), CALLED)
             for name, child in parent._modules.items():
                 if child is None or name in vars(parent):
                     continue

@@ -99,6 +99,22 @@ class Body:
         """Whether it draws random numbers."""
         return self.outline.draws
 
+    def needed_by(self, part: slice) -> list[int]:
+        """The places of the arguments, parameters among them, to which gradients of an output flow.
+
+        Args:
+            part: of the vector of all outputs; if it is none of these, there are no such arguments.
+        """
+        numbers = {id(parameter): len(self.shapes) + n for n, parameter in enumerate(self.parameters)}
+        ends = accumulate(map(math.prod, self.outputs), initial=0)
+        needs = [
+            need
+            for need, ends in zip(self.outline.needs, pairwise(ends), strict=True)
+            if ends == (part.start, part.stop)
+        ]
+        arguments = {k for need in needs for k in need.arguments}
+        return [*arguments, *(numbers[parameter] for need in needs for parameter in need.parameters)]
+
     @property
     def weights(self) -> list[Tensor]:
         """The parameters that have gradients."""

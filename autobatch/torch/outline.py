@@ -76,6 +76,17 @@ class Way(StrEnum):
     ONE_BY_ONE = "one by one"
 
 
+class Needs(NamedTuple):
+    """What a result has gradients for.
+
+    Attributes:
+        arguments: their places; parameters: their `id`s.
+    """
+
+    arguments: frozenset[int]
+    parameters: frozenset[int]
+
+
 class Outline:
     """What a function does.
 
@@ -84,6 +95,7 @@ class Outline:
         result: what it returns, with tensors that have no numbers.
         only_checks: whether what runs asks for numbers to check them, and for nothing else.
         reads: the parameters that it reads, by `id`.
+        needs: what each tensor of the result has gradients for.
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
@@ -104,6 +116,7 @@ class Outline:
         self.may_share = not all(x.untyped_storage()._cdata in self._made for x in found if is_plain(x))
         behind = functions_behind(found)
         self._check_leaves(behind - functions_behind(functions.given))
+        self.needs = [self._needs_of(y, functions.given) for y in found]
         self.kinds = [
             kind._replace(has_gradient=kind.has_gradient and x.grad_fn in behind)
             for kind, x in zip(kinds, functions.given, strict=True)
@@ -183,15 +196,28 @@ class Outline:
 
     def _check_leaves(self, behind: set[Any]) -> None:
         """Refuse results that are differentiated by what is neither an argument, nor a parameter that is read."""
-        origin = {id(twin): x for x, twin in self._twins.values()}
-        read = [origin.get(id(leaf), leaf) for leaf in leaves_behind(behind)]
-        is_given = [x.is_leaf or find_parameter(x) is not None for x in read]
-        within = functions_behind([x for x, given in zip(read, is_given, strict=True) if not given])
-        for x in (*(x for x, given in zip(read, is_given, strict=True) if given), *leaves_behind(within)):
+        for x in self._leaves(behind):
             parameter = find_parameter(x)
             is_known = x.untyped_storage()._cdata in self._made if parameter is None else id(parameter) in self.reads
             if not is_known:
                 check_constant(x)
+
+    def _leaves(self, behind: set[Any]) -> list[Tensor]:
+        """The tensors that gradients flow to through nodes of torch's graph, also where twins are in between."""
+        origin = {id(twin): x for x, twin in self._twins.values()}
+        read = [origin.get(id(leaf), leaf) for leaf in leaves_behind(behind)]
+        ends = [x.is_leaf or find_parameter(x) is not None for x in read]
+        within = functions_behind([x for x, is_end in zip(read, ends, strict=True) if not is_end])
+        return [*(x for x, is_end in zip(read, ends, strict=True) if is_end), *leaves_behind(within)]
+
+    def _needs_of(self, result: Tensor, given: Sequence[Tensor]) -> Needs:
+        """What a result has gradients for; it may have some for parameters that are frozen or computed now."""
+        behind = functions_behind([result])
+        read = map(find_parameter, self._leaves(behind))
+        parameters = {id(parameter) for parameter in read if parameter is not None}
+        unknown = {key for key, p in self.reads.items() if not (p.trainable and p.tensor.is_leaf)}
+        arguments = {k for k, x in enumerate(given) if x.grad_fn in behind}
+        return Needs(frozenset(arguments), frozenset(self.reads.keys() & (parameters | unknown)))
 
     def twin(self, x: Tensor) -> Tensor:
         """A tensor without numbers in the place of one that has them, the same in each call."""

@@ -32,6 +32,7 @@ from autobatch.torch.entering import TensorInputs
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.opaque import reads_of
 from autobatch.torch.parameters import Tangent, TensorParameter
+from autobatch.torch.reaching import Reaching
 from autobatch.trace.record import MiniBatch, Recorder
 
 OfOutputs: TypeAlias = Mapping[int, torch.Tensor]
@@ -50,6 +51,10 @@ class Runner(Protocol):
     @property
     def executor(self) -> Executor:
         """Runs what is planned."""
+
+    @property
+    def reaching(self) -> Reaching:
+        """Finds what results depend on."""
 
     @property
     def seed(self) -> int:
@@ -123,7 +128,9 @@ class Passing:
         self._bound = [Bound(p) for p in of_module.values() if id(p) in parameters and not isinstance(p, Tangent)]
 
     def backward(self, gradients: Mapping[int, NDArray[Any]]) -> list[Any]:
-        """Differentiate: the gradient of each of `tensors`. The second time, the mini-batch runs forward again.
+        """Differentiate: the gradient of each of `tensors`, None for those that no result with a gradient depends on.
+
+        The second time, the mini-batch runs forward again.
 
         Args:
             gradients: of outputs, by slot.
@@ -145,8 +152,14 @@ class Passing:
                 executor.backward(step, run, seeds, found, totals=totals)  # type: ignore[call-arg]
                 read.add(part.plan, run)
                 run.close()
-        grads = [self._gradient(name, found[name], totals.get(name)) for name in self.read]
-        return [*grads, *self.inputs.split(read.flat)]
+            reaching = self._batched.reaching
+            reached = reaching.parameters(step.graph, step.cells, gradients.keys())
+            numbers = reaching.numbers(step.graph, self.inputs)
+        grads = [
+            self._gradient(name, found[name], totals.get(name)) if id(parameter) in reached else None
+            for name, parameter in self.read.items()
+        ]
+        return [*grads, *self.inputs.split(read.flat, numbers)]
 
     @contextmanager
     def _as_it_ran(self) -> Iterator[None]:

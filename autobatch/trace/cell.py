@@ -45,10 +45,12 @@ class Cell:
     Attributes:
         reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
         is_single_op: whether it stands for a function of a library that a program applies outside of cells.
+        may_change: whether its body may change what it reads of Python, which it does once and not at each call.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
     is_single_op: ClassVar[bool] = False
+    may_change: ClassVar[bool] = True
 
     def __init__(
         self, function: Callable[..., Any], static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()

@@ -15,6 +15,8 @@ from typing import Any, cast
 HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while Python runs; of fixed attributes
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
 """By the code of the `__getattr__` of a library's class: the attributes in which it looks, of all in `__dict__`."""
+REPLACED = set[str]()
+"""Attributes of a library's objects that recordings set, and that say nothing of what a body computes."""
 
 
 class _Listening(threading.local):

@@ -20,6 +20,7 @@ from itertools import chain, count
 from types import CodeType
 from typing import Any, NamedTuple
 
+from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import Builder, NeedsNumber
 from autobatch.ir.flows import keep_products
@@ -374,6 +375,8 @@ class Traces:
         guard_set = self.guard_set
         held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
         tracer, body = self._trace_body(family, lengths, repeats)
+        if _refuses_changes(family.entry) and (changed := [guard for guard in body.guards if not guard.holds()]):
+            tracer, body = self._trace_unchanging(family, lengths, body, differences(changed))
         if held is None and not guard_set.holds():
             held = self._guards()
         for guard in (*(held or ()), *body.guards):
@@ -381,6 +384,21 @@ class Traces:
                 guard.retake()
         if held is not None:
             self._guard_set = None
+        return tracer, body
+
+    def _trace_unchanging(
+        self, family: Family, lengths: tuple[int, ...], before: Body, changed: Sequence[Difference]
+    ) -> tuple[Tracer, Body]:
+        """Trace a body once more that has changed what it reads; GraphError unless it now gives the same for good.
+
+        A body that keeps what it computes first, such as a table of angles, changes nothing when it runs again.
+        """
+        tracer, body = self._trace_body(family, lengths, repeats=False)
+        if body.content != before.content or not all(guard.holds() for guard in body.guards):
+            raise GraphError(
+                f"cell {family.entry.name!r} changes what it reads: {_describe(changed)}; its body is traced once for "
+                f"all its calls, so change it outside of cells, or pass it to the cell as an argument."
+            )
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
@@ -451,6 +469,11 @@ def _check_ties(program: CellProgram, walked: Sequence[int], lengths: Sequence[i
         together = [group for group in tie if group in walked]
         if together and counts[tie[0]] != counts[tie[1]]:
             raise NeedsLength(together[0], "walks through it beside a list of another length")
+
+
+def _refuses_changes(entry: Entry) -> bool:
+    """Whether the entry is of a cell whose body must not change what it reads."""
+    return entry.origin[0] == "cell" and not entry.origin[1].may_change
 
 
 def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, counted, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, counted, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
 from autobatch.trace.scanning import functions_in, is_library, is_own, methods_of, names_in
 
@@ -122,7 +122,7 @@ class ReadTracker:
 
     def _read(self, owner: Any, name: str, value: Any) -> Any:
         with self._untracked():
-            if isinstance(value, Symbol):
+            if isinstance(value, Symbol) or name in REPLACED:
                 return value
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if name in own:

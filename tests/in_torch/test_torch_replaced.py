@@ -129,7 +129,7 @@ FOLLOWED: dict[str, Callable[[Any], Any]] = {
     ),
     "assigned buffers": lambda m: put(m, scale=torch.ones(3), inner_scale=torch.ones(3)),
     "numbers in place": lambda m: [p.data.mul_(2) for p in m.parameters()],
-    "assigned data": lambda m: [setattr(p, "data", p.data * 2) for p in m.parameters()],
+    "assigned data": lambda m: [p.__setattr__("data", p.data * 2) for p in m.parameters()],
     "some frozen": train_some,
     "all frozen": lambda m: m.requires_grad_(False),
     "eval": lambda m: m.eval(),

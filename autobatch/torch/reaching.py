@@ -1,0 +1,109 @@
+"""Which parameters and tensors get gradients: those that a result depends on. All others have none, as in torch.
+
+A gradient of zeros is not the same: optimizers with weight decay or momentum move what has one. So the answer follows
+from what each op is defined to do, never from numbers. Gradients flow node by node, from the results that have some, by
+the flows of each type (`autobatch.graph.marks`). What torch runs is looked at more closely than `autobatch.ir.flows`
+does: each of its outputs depends on some of its arguments and parameters alone (`autobatch.torch.opaque.Body`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.graph.graph import Graph
+from autobatch.graph.marks import Marks
+from autobatch.graph.words import data_starts
+from autobatch.ir.flows import arguments_of, join_flows, reach
+from autobatch.ir.program import CellProgram, Instruction, Var, Weight
+from autobatch.ops.shaping import slice_
+from autobatch.plan.plan import PlannedTypes
+from autobatch.torch.entering import TensorInputs
+from autobatch.torch.opaque import DRAWING, FORWARD, Body
+
+Array = NDArray[Any]
+
+
+class Flow(NamedTuple):
+    """How gradients flow through a program.
+
+    Attributes:
+        ports: whether an output depends on a port, (outputs, ports).
+        weights: whether an output depends on a parameter, (outputs, parameters).
+        parameters: the `id`s of these.
+    """
+
+    ports: Array
+    weights: Array
+    parameters: list[int]
+
+
+_FLOWS: WeakKeyDictionary[CellProgram, Flow] = WeakKeyDictionary()
+
+
+class Reaching:
+    """Finds what results depend on; for one batched function, whose marks it reuses."""
+
+    def __init__(self) -> None:
+        self._marks = Marks()
+        self._known: tuple[Any, Any] = None, None
+
+    def parameters(self, graph: Graph, cells: PlannedTypes, slots: Collection[int]) -> set[int]:
+        """Find the parameters, by `id`, that results depend on, and mark the nodes that `numbers` then reads.
+
+        Args:
+            graph: as recorded or merged.
+            cells: its types.
+            slots: those of the results.
+        """
+        if self._known[0] is not cells:
+            flows = [flow_of(cell.type.program) for cell in cells.cells]
+            self._known = cells, (flows, join_flows([flow.ports for flow in flows]))
+        flows, arrays = self._known[1]
+        self._marks.mark(graph, arrays, len(cells.slot_shapes), slots)
+        nodes, outputs = np.nonzero(self._marks.outputs)
+        reached = np.zeros((len(flows), self._marks.outputs.shape[1]), bool)
+        reached[graph.type_id[nodes], outputs] = True
+        found = set[int]()
+        for type_id in np.flatnonzero(reached.any(1)).tolist():
+            flow = flows[type_id]
+            by_parameter = flow.weights[reached[type_id, : len(flow.weights)]].any(0)
+            found.update(p for p, is_reached in zip(flow.parameters, by_parameter.tolist(), strict=True) if is_reached)
+        return found
+
+    def numbers(self, graph: Graph, inputs: TensorInputs) -> Array:
+        """Whether results depend on each number of the tensors among the instances; after `parameters`."""
+        is_reached = np.zeros(inputs.size, bool)
+        of_source = np.isin(graph.type_id, [*inputs.source_types])
+        if not of_source.any():
+            return is_reached
+        attributes, _ = data_starts(graph.type_id, graph.attr, graph.types.arrays())
+        for number in graph.attr[attributes[:-1][of_source & self._marks.nodes]].tolist():
+            is_reached[inputs.reads[number]] = True
+        return is_reached
+
+
+def flow_of(program: CellProgram) -> Flow:
+    """How gradients flow through a program, found once."""
+    found = _FLOWS.get(program)
+    if found is None:
+        weights = {k: var.source.parameter for k, var in enumerate(program.vars) if isinstance(var.source, Weight)}
+        reached, n_ports = reach(program, [*program.ports, *weights], _arguments), len(program.ports)
+        flow = Flow(reached[:, :n_ports], reached[:, n_ports:], [*map(id, weights.values())])
+        found = _FLOWS[program] = flow
+    return found
+
+
+def _arguments(vars: Sequence[Var], index: int) -> Sequence[int]:
+    """Those to which gradients of an instruction flow; of an output of what torch runs, those that it depends on."""
+    source = vars[index].source
+    if isinstance(source, Instruction) and source.op is slice_:
+        of = vars[source.args[0]].source
+        if isinstance(of, Instruction) and of.op in (FORWARD, DRAWING):
+            body: Body = of.static["body"]
+            return [of.args[place] for place in body.needed_by(source.static["index"])]
+    return arguments_of(vars, index)
