@@ -104,6 +104,8 @@ def _cross_entropy_shape(logits: Shape, label: Shape) -> Shape:
 
 
 def _cross_entropy(xp: Any, logits: Array, label: Array, out: Array) -> None:
+    if not out.size:
+        return
     shifted = logits - xp.amax(logits, axis=-1, keepdims=True)
     chosen = xp.take_along_axis(shifted, label[..., None].astype(xp.int64), axis=-1)[..., 0]
     xp.subtract(xp.log(xp.exp(shifted).sum(axis=-1)), chosen, out=out)

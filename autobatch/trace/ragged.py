@@ -225,7 +225,7 @@ def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dic
             values = [builder.value(weight.args[0]), x]  # rows of x @ W.T are W @ row; the gradient of W needs no copy
         return _apply_to_rows(builder, op, values, static)
     if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1:
-        return _weigh(builder, x, y)
+        return weigh(builder, x, y)
     builder.refuse(
         op,
         values,
@@ -234,7 +234,7 @@ def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dic
     )
 
 
-def _weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
+def weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
     """The sum of rows, each multiplied by its weight."""
     wide = reshape(weights.row, (1,) * (rows.ndim - 1))
     product = builder.append(OPS["mul"], [wide, rows.row], {})

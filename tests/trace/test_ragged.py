@@ -165,7 +165,7 @@ def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
         (lambda w, x, q: x + w.W, "add combines values of shapes (n, 3) with n rows of 'rows' and (3, 4)"),
         (lambda w, x, q: x + x[:, 0], "add combines values of shapes (n, 3) with n rows of 'rows' and (n,) with"),
         (lambda w, x, q: w.W.T @ x, "matmul of shapes (4, 3) and (n, 3) with n rows of 'rows' sums over an axis of n"),
-        (lambda w, x, q: x.T, "transpose cannot be applied to (n, 3) with n rows of 'rows'"),
+        (lambda w, x, q: x.T @ x, "matmul of (3, n) and (n, 3), where the numbers of rows differ between nodes"),
         (lambda w, x, q: ab.concat([x, q]), "concat along axis -1 of values of shapes (n, 3) with n rows"),
     ],
 )  # fmt: skip
