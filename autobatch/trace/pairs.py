@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from autobatch.ir.builder import Traced
-from autobatch.ir.program import Attribute
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
@@ -404,11 +403,9 @@ def _compare_labels(builder: PairBuilder, op: Op, values: Sequence[Traced], stat
     logits, label = values
     if not isinstance(logits, Pairs) or logits.ndim > 2 or not _is_rows(label) or label.ndim > 1:
         builder.refuse_pairs("cross_entropy", values, "logits of (n, m) take n labels, each a position among the m")
-    is_checked = isinstance(builder.check_ints(op, label), Attribute)
+    own, is_checked = builder.positions(op, builder.value(label.index))
     builder.tie(logits.of[0], label.var.domain)
-    chosen = builder.append(
-        pick_pairs, [logits.row, builder.value(label.index)], {**logits.how, "is_checked": is_checked}
-    )
+    chosen = builder.append(pick_pairs, [logits.row, own], {**logits.how, "is_checked": is_checked})
     found: Traced = logsumexp(logits, axis=1) - Ragged(builder, chosen.index)
     return found
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
+from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.choosing import argmax_n, choose_rows, top_k_n
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
@@ -246,8 +246,8 @@ def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
     table, ids = values
     if not isinstance(table, Ragged):
         return _apply_to_rows(builder, op, values, static)
-    is_checked = isinstance(builder.check_ints(op, ids), Attribute)
-    found = _at_rows(builder, choose_rows, values, {"is_checked": is_checked})
+    own, is_checked = builder.positions(op, builder.value(ids.index))
+    found = _at_rows(builder, choose_rows, [table, own], {"is_checked": is_checked})
     return Ragged(builder, found.index) if isinstance(ids, Ragged) else found
 
 
