@@ -241,7 +241,7 @@ def known_shape(x: Any, what: str) -> Shape:
     if not all(isinstance(size, (int, np.integer)) for size in shape):
         raise ShapeError(
             f"{what} takes values whose sizes are known, and this one has n rows, where n differs between nodes; apply "
-            f"it to each row, or between cells."
+            f"it to each row, by ab.each(lambda row: ..., x), or use @ and ab.sum."
         )
     return shape
 

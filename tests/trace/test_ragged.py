@@ -176,6 +176,27 @@ def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
     assert message in str(error.value)
 
 
+@each(
+    "refused, instead",
+    [
+        (lambda w, x, q: ab.einsum("ij,jk->ik", x, w.W), lambda w, x, q: ab.each(lambda row: row @ w.W, x)),
+        (lambda w, x, q: ab.layer_norm(x[:, 0], x[:, 1], x[:, 2]), lambda w, x, q: x[:, 0] - ab.mean(x[:, 0])),
+        (lambda w, x, q: ab.reshape(x, (DIM, -1)), lambda w, x, q: ab.each(lambda row: ab.reshape(row, (1, DIM)), x)),
+    ],
+)  # fmt: skip
+def test_what_is_refused_can_be_applied_to_each_row(refused: Body, instead: Body) -> None:
+    weights = Weights()
+    with pytest.raises(ShapeError, match=r"apply it to each row, by ab\.each\(lambda row: \.\.\., x\), or "):
+        ab.batched(loss_of(weights, [taking(refused)], listed=False), module=weights)(draw([[2, 3]]))
+
+    def stacked(w: Weights, x: Any, q: Any) -> Any:
+        made = instead(w, x, q)
+        return made if hasattr(made, "shape") else ab.stack(made)
+
+    loss = loss_of(weights, [taking(stacked)], listed=False)
+    ab.testing.check_batched(loss, ab.batched(loss, module=weights, backend=Reference()), draw(), TOLERANCE)
+
+
 @pytest.mark.slow
 @each(
     "body",
