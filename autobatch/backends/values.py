@@ -126,6 +126,8 @@ class RowRange:
         elif op.segments == "choose":
             domains = [vars[arg].domain for arg in instruction.args]
             static["segments"] = [self.segments(domain) if domain >= 0 else None for domain in domains]
+        elif op.segments == "pairs":
+            static["segments"] = tuple(self.segments(group) for group in static["of"])
         elif op.segments is not None:
             static["segments"] = self.segments(vars[instruction.args[1 if op.segments == "spread" else 0]].domain)
         if op.random:

@@ -249,6 +249,8 @@ def _append(builder: Any, program: CellProgram, values: _Values) -> list[Any]:
                     number |= {arg: draw.index for arg in args if arg not in number}
                 if "group" in static:
                     static = {**static, "group": group_of[static["group"]]}
+                if "of" in static:
+                    static = {**static, "of": tuple(group_of[group] for group in static["of"])}
                 number[index] = builder.append(op, [builder.value(number[arg]) for arg in args], static).index
     builder.ties.update((group_of[first], group_of[second]) for first, second in program.ties)
     domains = [program.vars[output].domain for output in program.outputs]

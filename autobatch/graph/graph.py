@@ -83,6 +83,7 @@ class NamedTypes:
             group_ptr=zeros,
             part_ptr=zeros,
             part_group=none,
+            part_times=none,
             part_of=none,
             part_cut=np.zeros((0, 4), np.int64),
             sum_type=unset,

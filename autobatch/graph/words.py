@@ -130,7 +130,10 @@ def count_groups(graph: Sections, node: int, at: int, types: TypeArrays, lengths
         n, start, stop, step = types.part_cut[part]
         if types.part_of[part] >= 0:
             n = lengths[types.part_of[part]]
-        lengths[types.part_group[part]] += slice_length(n, start, stop, step)
+        count = np.int64(slice_length(n, start, stop, step))
+        if types.part_times[part] >= 0:
+            count *= lengths[types.part_times[part]]
+        lengths[types.part_group[part]] += count
 
 
 @compiled

@@ -251,6 +251,14 @@ class Builder:
             return self.add(Constant(numbers), ids.shape, SHARED)
         return ids
 
+    def positions(self, op: Op, ids: Traced) -> tuple[Traced, bool]:
+        """Check ids among rows of any number; whether their range is checked where instances are merged, as data is."""
+        source = self.check_ints(op, ids)
+        if isinstance(source, Constant) and not int_limit(self.vars, ids.index):
+            numbers = check_index(op.name, np.asarray(source.data), MOST_INTS)
+            ids = self.add(Constant(numbers), ids.shape, SHARED)
+        return ids, isinstance(source, Attribute)
+
     def check_ints(self, op: Op, ids: Traced) -> Source:
         """What ids come from: they must be int data, or ints that a cell computed, or constants."""
         source = origin(self.vars, ids.index).source

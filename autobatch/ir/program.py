@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from autobatch.ops.define import Op, Shape
-from autobatch.ops.rows import Cut, count_rows, put_rows, take_part, take_rows
+from autobatch.ops.rows import Cut, as_cut, count_rows, put_rows, take_part, take_rows
 from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
 
@@ -161,7 +161,8 @@ class CellProgram:
         counts = dict(enumerate(lengths))
         for group, parts in self.derived.items():
             known = [part.n if part.group < 0 else counts[part.group] for part in parts]
-            counts[group] = sum(count_rows(n, part.cut) for n, part in zip(known, parts, strict=True))
+            times = [1 if part.times < 0 else counts[part.times] for part in parts]
+            counts[group] = sum(count_rows(n, part.cut) * m for n, m, part in zip(known, times, parts, strict=True))
         return counts
 
     @functools.cached_property
@@ -194,12 +195,18 @@ class CellProgram:
 
     @functools.cached_property
     def derived(self) -> dict[int, tuple[RowSlice, ...]]:
-        """The groups whose rows are slices of those of others, joined; in an order in which lengths can be computed.
+        """The groups whose rows are slices of those of others, joined, or pairs of rows of others.
 
-        A group has a larger number than those that its rows come from. All ops that move its rows say what it is: those
-        of gradients may be read where the rows themselves are not.
+        They are in an order in which lengths can be computed: a group has a larger number than those that its rows come
+        from. All ops that move its rows say what it is: those of gradients may be read where the rows themselves are
+        not.
         """
         found: dict[int, tuple[RowSlice, ...]] = {}
+        for index in self.instructions:
+            source = self.vars[index].source
+            if isinstance(source, Instruction) and source.op.segments == "pairs":
+                first, second = source.static["of"]
+                found[source.static["group"]] = (RowSlice(first, 0, as_cut(slice(None)), second),)
         for static, args in self._taking:
             parts = [
                 RowSlice(-1, arg.shape[0], cut) if fixed else RowSlice(arg.domain, 0, cut)
@@ -244,11 +251,15 @@ class CellProgram:
 
 
 class RowSlice(NamedTuple):
-    """A slice of the rows of a group, or (`group` is -1) of `n` rows; the cut is that of `autobatch.ops.rows`."""
+    """A slice of the rows of a group, or (`group` is -1) of `n` rows; the cut is that of `autobatch.ops.rows`.
+
+    Each of them counts as often as the group `times` has rows, if that is not -1: the rows are pairs.
+    """
 
     group: int
     n: int
     cut: Cut
+    times: int = -1
 
 
 def show_var(vars: Sequence[Var], index: int) -> str:

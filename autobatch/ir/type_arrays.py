@@ -27,6 +27,7 @@ class TypeArrays(NamedTuple):
     group_ptr: IntArray  # [T+1] variadic groups of type t: group_ptr[t]:group_ptr[t+1]
     part_ptr: IntArray  # [T+1] slices that derived groups of type t are joined from: part_ptr[t]:part_ptr[t+1]
     part_group: IntArray  # [parts] the derived group, which comes after those that it is derived from
+    part_times: IntArray  # [parts] a group that each row of the slice is paired with every row of; or -1
     part_of: IntArray  # [parts] the group that it is a slice of, or -1 for a number of rows
     part_cut: NDArray[np.int64]  # [parts, 4] that number; start, stop and step of the slice
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1

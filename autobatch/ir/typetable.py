@@ -21,6 +21,7 @@ from autobatch.jit.arrays import IntArray
 from autobatch.ops.choosing import choose_rows
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.operators import OPS
+from autobatch.ops.pairs import pick_pairs
 from autobatch.params.module import Module
 
 MOST_MADE = 64  # types with stopped outputs that are kept, those of earlier traces included
@@ -244,6 +245,7 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         group_ptr=_ptr([t.program.n_groups for t in types]),
         part_ptr=_ptr([len(list(_parts_of(t.program))) for t in types]),
         part_group=_ints([group for t in types for group, _ in _parts_of(t.program)]),
+        part_times=_ints([part.times for t in types for _, part in _parts_of(t.program)]),
         part_of=_ints([part.group for t in types for _, part in _parts_of(t.program)]),
         part_cut=np.array([(p.n, *p.cut) for t in types for _, p in _parts_of(t.program)], np.int64).reshape(-1, 4),
         sum_type=_ints([t.sum_type for t in types]),
@@ -289,13 +291,16 @@ def index_ranges(program: CellProgram) -> Iterator[Range]:
     """The int attribute words that index something."""
     for i in program.instructions:
         source = program.vars[i].source
-        if isinstance(source, Instruction) and (source.op.index_axis is not None or source.op is choose_rows):
+        if isinstance(source, Instruction) and (
+            source.op.index_axis is not None or source.op in (choose_rows, pick_pairs)
+        ):
             table, ids = source.args[:2]
             data = origin(program.vars, ids)
             if isinstance(data.source, Attribute):
                 number = -1 if data.domain == NODE else program.data_groups.index(data.domain)
                 var, axis = program.vars[table], source.op.index_axis
-                size = -1 - var.domain if axis is None else var.shape[axis]
+                group = source.static["of"][1] if source.op is pick_pairs else var.domain
+                size = -1 - group if axis is None else var.shape[axis]
                 ignore = source.static.get("ignore") or 0
                 for column in _columns(program, ids).ravel().tolist():
                     yield Range(number, column, size, ignore, data.source.name)

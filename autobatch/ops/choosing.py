@@ -16,7 +16,7 @@ from autobatch.ops.indexing import sum_by_id, to_ids
 from autobatch.ops.variadic import Segments, segment_max
 
 
-def _flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checked: bool) -> Array:
+def flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checked: bool) -> Array:
     """The positions as row numbers of the whole batch.
 
     Args:
@@ -42,11 +42,11 @@ def _flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_check
 
 
 def _choose(xp: Any, x: Array, ids: Array, out: Array, segments: Any, is_checked: bool) -> None:
-    out[...] = x[_flat_ids(xp, ids, segments[:2], is_checked)]
+    out[...] = x[flat_ids(xp, ids, segments[:2], is_checked)]
 
 
 def _put(xp: Any, g: Array, ids: Array, like: Array, out: Array, segments: Any, is_checked: bool) -> None:
-    flat = _flat_ids(xp, ids, (segments[2], segments[1]), is_checked)
+    flat = flat_ids(xp, ids, (segments[2], segments[1]), is_checked)
     out[...] = 0
     first, sums = sum_by_id(
         xp, flat.reshape(-1), xp.broadcast_to(g, (*flat.shape, *out.shape[1:])).reshape(-1, *out.shape[1:])

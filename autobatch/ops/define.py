@@ -65,7 +65,8 @@ class Op:
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups, see
             `autobatch.ops.rows`, and receives the segments of each argument; so does "choose", with None for an
-            argument of the node, see `autobatch.ops.choosing`.
+            argument of the node, see `autobatch.ops.choosing`. "pairs" goes to or from pairs of rows, see
+            `autobatch.ops.pairs`, and receives the segments of both groups of rows.
         domain: `domain(domains, **static)`, of those of the arguments, is the domain of the result; of ops that go
             between groups.
         least: `least(**static)` is how many rows each node must have of the first argument; none if it is not given.
@@ -89,7 +90,7 @@ class Op:
     like: int | None = None
     index_axis: int | None = None
     below: Callable[..., int] | None = None
-    segments: Literal["reduce", "spread", "edge", "move", "choose"] | None = None
+    segments: Literal["reduce", "spread", "edge", "move", "choose", "pairs"] | None = None
     domain: Callable[..., int] | None = None
     least: Callable[..., int] | None = None
     whole: bool = False
@@ -253,7 +254,7 @@ def known_shape(x: Any, what: str) -> Shape:
     if not all(isinstance(size, (int, np.integer)) for size in shape):
         raise ShapeError(
             f"{what} takes values whose sizes are known, and this one has n rows, where n differs between nodes; apply "
-            f"it to each row, or between cells."
+            f"it to each row, by ab.each(lambda row: ..., x), or use @ and ab.sum."
         )
     return shape
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from autobatch.errors import ShapeError
 from autobatch.ops import linear, reduction
 from autobatch.ops.define import Shape, broadcast, composite, known_shape, shape_of
@@ -29,8 +31,9 @@ def matmul(x: Any, y: Any) -> Any:
     >>> ab.matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
     """
-    if len(shape_of(x)) <= 2 and len(shape_of(y)) <= 2:
-        return linear.matmul(x, y)
+    left, right = shape_of(x), shape_of(y)
+    if len(right) <= 2 and (len(left) <= 2 or not all(isinstance(size, (int, np.integer)) for size in left)):
+        return linear.matmul(x, y)  # matrices; or rows, of which a cell knows the number only when it runs
     return _stacked(x, y)
 
 

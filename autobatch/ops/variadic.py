@@ -95,7 +95,8 @@ def _spread(xp: Any, x: Array, like: Array, out: Array, segments: Segments) -> N
     out[...] = x if isinstance(x, (int, float)) or x.shape[0] == 1 else x[segments.rows]
 
 
-def _segment_softmax(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+def segment_softmax(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+    """Compute the softmax over the edges of each row, element by element."""
     peak = xp.empty((len(segments.counts), *x.shape[1:]), x.dtype)
     segment_max(xp, x, peak, segments)
     xp.exp(xp.subtract(x, peak[segments.rows], out=out), out=out)
@@ -123,7 +124,7 @@ _sum_edges: Op = define_op(
 _max_edges = define_op("max_n", shape=lambda x: x, kernel=segment_max, segments="reduce", pullback=_max_n_pullback)
 _count_edges = define_op("count_n", shape=lambda x: (), kernel=_count_n, segments="reduce", like=0)
 _softmax_edges = define_op(
-    "softmax_n", shape=lambda x: x, kernel=_segment_softmax, segments="edge",
+    "softmax_n", shape=lambda x: x, kernel=segment_softmax, segments="edge",
     pullback=lambda g, out, x: (out * (g - _spread_edges(_sum_edges(g * out), x)),),
 )  # fmt: skip
 

@@ -28,7 +28,8 @@ from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, is_zero
 from autobatch.ops.ports import VariadicPort
-from autobatch.trace.ragged import Ragged, RowBuilder
+from autobatch.trace.pairs import PairBuilder, Pairs
+from autobatch.trace.ragged import Ragged
 
 
 class NeedsLength(Exception):
@@ -113,7 +114,7 @@ class ElementCondition(Condition, Element):
     __slots__ = ()
 
 
-class ListBuilder(RowBuilder):
+class ListBuilder(PairBuilder):
     """Builds the program of a cell, and keeps track of the elements of lists.
 
     Args:
@@ -154,7 +155,9 @@ class ListBuilder(RowBuilder):
 
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
         """Ask for the length of a list that is among the values; ShapeError if there is none."""
-        group = next((v.var.domain for v in values if isinstance(v, Ragged) and v.var.domain in self.lists), None)
+        rows = [v for v in values if isinstance(v, Ragged)]
+        groups = [g for v in rows for g in (v.of if isinstance(v, Pairs) else (v.var.domain,))]
+        group = next((group for group in groups if group in self.lists), None)
         if group is None:
             raise ShapeError(message)
         raise NeedsLength(group, f"applies {op.name} to all of it")

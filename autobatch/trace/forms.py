@@ -485,9 +485,12 @@ def _length(reader: FormReader, program: CellProgram, group: int) -> str:
     """The expression of the number of rows of a group in a call."""
     if group not in program.derived:
         return f"__len({reader.lists[group]})"
-    lengths = [str(n) if of < 0 else _length(reader, program, of) for of, n, _ in program.derived[group]]
-    cuts = [cut for _, _, cut in program.derived[group]]
-    return " + ".join(f"__rows({n}, {cut})" for n, cut in zip(lengths, cuts, strict=True))
+    parts = list[str]()
+    for of, n, cut, times in program.derived[group]:
+        parts.append(f"__rows({n if of < 0 else _length(reader, program, of)}, {cut})")
+        if times >= 0:
+            parts[-1] += f" * ({_length(reader, program, times)})"
+    return " + ".join(parts)
 
 
 def _make_up(x: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
+from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.choosing import argmax_n, choose_rows, top_k_n
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
@@ -225,7 +225,7 @@ def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dic
             values = [builder.value(weight.args[0]), x]  # rows of x @ W.T are W @ row; the gradient of W needs no copy
         return _apply_to_rows(builder, op, values, static)
     if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1:
-        return _weigh(builder, x, y)
+        return weigh(builder, x, y)
     builder.refuse(
         op,
         values,
@@ -234,7 +234,7 @@ def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dic
     )
 
 
-def _weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
+def weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
     """The sum of rows, each multiplied by its weight."""
     wide = reshape(weights.row, (1,) * (rows.ndim - 1))
     product = builder.append(OPS["mul"], [wide, rows.row], {})
@@ -246,8 +246,8 @@ def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
     table, ids = values
     if not isinstance(table, Ragged):
         return _apply_to_rows(builder, op, values, static)
-    is_checked = isinstance(builder.check_ints(op, ids), Attribute)
-    found = _at_rows(builder, choose_rows, values, {"is_checked": is_checked})
+    own, is_checked = builder.positions(op, builder.value(ids.index))
+    found = _at_rows(builder, choose_rows, [table, own], {"is_checked": is_checked})
     return Ragged(builder, found.index) if isinstance(ids, Ragged) else found
 
 
@@ -328,8 +328,8 @@ def _refuse(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[
     builder.refuse(
         op,
         values,
-        f"{op.name} cannot be applied to {_shapes(values)}, because n differs between nodes; apply it to each row, or "
-        f"between cells.",
+        f"{op.name} cannot be applied to {_shapes(values)}, because n differs between nodes; apply it to each row, by "
+        f"ab.each(lambda row: ..., x), or compose it of ab.sum, ab.max and operators.",
     )
 
 

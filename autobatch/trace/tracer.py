@@ -17,6 +17,7 @@ from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
 from autobatch.system.trust import checking
 from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
+from autobatch.trace.pairs import Moved, Pairs
 from autobatch.trace.ragged import Ragged
 
 
@@ -128,6 +129,8 @@ def collect_outputs(result: Any, outputs: list[Any], apart: Collection[int] = ()
         raise NeedsLength(result.group, "returns it")
     if isinstance(result, Element):
         raise NeedsLength(result.var.domain, SINGLE)
+    if isinstance(result, (Pairs, Moved)):
+        result.builder.refuse_returned(result)
     if isinstance(result, Ragged) and result.var.domain in apart:
         raise NeedsLength(result.var.domain, "returns a row per element")
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):

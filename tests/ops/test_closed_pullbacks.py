@@ -18,7 +18,7 @@ TRUTH = "0 or 1, which jumps where its arguments are equal"
 POSITION = "an int, which jumps where elements are equal"
 WITHOUT_PULLBACK = {
     "less": TRUTH, "less_equal": TRUTH, "greater": TRUTH, "greater_equal": TRUTH, "equal": TRUTH, "not_equal": TRUTH,
-    "argmax": POSITION, "top_k": POSITION,
+    "argmax": POSITION, "top_k": POSITION, "argmax_n": POSITION, "top_k_n": POSITION, "argmax_pairs": POSITION,
     "one_hot": "reads ints alone",
     "count_n": "depends on the number of edges, and on none of their values",
     "normal": "reads the number of a draw alone",

@@ -55,6 +55,7 @@ BODIES: tuple[tuple[str, Body], ...] = (
     ("a row by each row", lambda m, x, k, heads: ab.sum(ab.tanh(x[heads]) * x)),
     ("pairs of rows", lambda m, x, k, heads: ab.sum(ab.max(ab.tanh(x[heads] * x[k]), axis=0))),
     ("cross_entropy", lambda m, x, k, heads: ab.cross_entropy(x @ m.query, k)),
+    ("a constant label", lambda m, x, k, heads: ab.cross_entropy(x @ m.query, 1) * ab.lookup(x @ m.query, 0)),
     ("cross_entropy of a part", lambda m, x, k, heads: ab.cross_entropy(ab.concat([x @ m.query, x[:, 0]]), k)),
     ("argmax", lambda m, x, k, heads: ab.argmax(x @ m.query) * ab.sum(x)),
     ("argmax of all", lambda m, x, k, heads: ab.argmax(x) * ab.sum(x)),
@@ -231,7 +232,7 @@ def test_no_rows_are_refused() -> None:
                 ab.batched(in_a_cell(model, body), module=model)([none])
     one = draw((1,))[0]
     with pytest.raises(ShapeError, match=r"applies top_k to the rows of 'x', which must be 2 or more, got 1; call"):
-        ab.batched(in_a_cell(model, BODIES[13][1]), module=model)([*draw(), one])
+        ab.batched(in_a_cell(model, dict(BODIES)["top_k"]), module=model)([*draw(), one])
     chosen = ab.batched(in_a_cell(model, BODIES[3][1]), module=model, backend=Reference(poison=True))
     np.testing.assert_allclose(chosen([none, *draw()])[0], 0.0)
 

@@ -165,7 +165,7 @@ def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
         (lambda w, x, q: x + w.W, "add combines values of shapes (n, 3) with n rows of 'rows' and (3, 4)"),
         (lambda w, x, q: x + x[:, 0], "add combines values of shapes (n, 3) with n rows of 'rows' and (n,) with"),
         (lambda w, x, q: w.W.T @ x, "matmul of shapes (4, 3) and (n, 3) with n rows of 'rows' sums over an axis of n"),
-        (lambda w, x, q: x.T, "transpose cannot be applied to (n, 3) with n rows of 'rows'"),
+        (lambda w, x, q: x.T @ x, "matmul of (3, n) and (n, 3), where the numbers of rows differ between nodes"),
         (lambda w, x, q: ab.concat([x, q]), "concat along axis -1 of values of shapes (n, 3) with n rows"),
     ],
 )  # fmt: skip
@@ -174,6 +174,27 @@ def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
     with pytest.raises(ShapeError) as error:
         ab.batched(loss_of(weights, [taking(body)], listed=False), module=weights)(draw([[2, 3]]))
     assert message in str(error.value)
+
+
+@each(
+    "refused, instead",
+    [
+        (lambda w, x, q: ab.einsum("ij,jk->ik", x, w.W), lambda w, x, q: ab.each(lambda row: row @ w.W, x)),
+        (lambda w, x, q: ab.layer_norm(x[:, 0], x[:, 1], x[:, 2]), lambda w, x, q: x[:, 0] - ab.mean(x[:, 0])),
+        (lambda w, x, q: ab.reshape(x, (DIM, -1)), lambda w, x, q: ab.each(lambda row: ab.reshape(row, (1, DIM)), x)),
+    ],
+)  # fmt: skip
+def test_what_is_refused_can_be_applied_to_each_row(refused: Body, instead: Body) -> None:
+    weights = Weights()
+    with pytest.raises(ShapeError, match=r"apply it to each row, by ab\.each\(lambda row: \.\.\., x\), or "):
+        ab.batched(loss_of(weights, [taking(refused)], listed=False), module=weights)(draw([[2, 3]]))
+
+    def stacked(w: Weights, x: Any, q: Any) -> Any:
+        made = instead(w, x, q)
+        return made if hasattr(made, "shape") else ab.stack(made)
+
+    loss = loss_of(weights, [taking(stacked)], listed=False)
+    ab.testing.check_batched(loss, ab.batched(loss, module=weights, backend=Reference()), draw(), TOLERANCE)
 
 
 @pytest.mark.slow

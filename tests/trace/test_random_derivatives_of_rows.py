@@ -15,7 +15,7 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from helpers.programs.random_rows import DIM, ENDS, STEPS, Step, Weights
 
-SMOOTH = [STEPS[k] for k in (0, 1, 2, 3, 4, 5, 7, 9, 11)]
+SMOOTH = [STEPS[k] for k in (0, 1, 2, 3, 4, 5, 7, 9, 11, 12, 13, 14)]
 N_ROWS = (1, 3, 2, 7)
 
 

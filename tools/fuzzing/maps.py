@@ -80,7 +80,20 @@ def draw_map(body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> Non
     options += [f"sum([0.5 * z for z in {made}], start=np.zeros({shape}))"]
     if len(shape) == 1:
         options.append(f"ab.attend({drawn.read(body.value(shape))}, {made}, {made}, shape={shape})")
+        options.append(f"({stacked(drawn, made, shape)} if len({{0}}) else np.zeros({shape}))")
     if not body.smooth:
         options.append(f"ab.max_n({made}, shape={shape})")
     known = f"ab.sum(ab.sum_n({{0}}, shape={element})) + " if rng.random() < 0.5 else ""  # of an empty list, too
     body.add(known + pick(rng, options), *drawn.args)
+
+
+def stacked(drawn: Map, made: str, shape: Shape) -> str:
+    """Draw a vector of the results as rows: chosen from them, or attended to by all of them."""
+    rows, query = f"ab.stack({made})", drawn.read(drawn.body.value(shape))
+    forms = [f"ab.sum(ab.softmax({rows} @ {rows}.T) @ {rows}, axis=0)"]
+    forms += [f"ab.sum(ab.tanh({rows}[:, None] - {rows}), axis=(0, 1))"]
+    forms += [f"({rows}[0] * ab.cross_entropy({rows} @ {query}, 0))"]
+    if not drawn.body.smooth:
+        forms += [f"{rows}[ab.argmax({rows} @ {query})]", f"{rows}[ab.top_k({rows} @ {query}, 1)[1]][0]"]
+        forms += [f"{rows}[ab.argmax(ab.tanh({rows}) @ {rows}.T, axis=1)][-1]"]
+    return pick(drawn.rng, forms)

@@ -74,6 +74,22 @@ def normalised(x: Any, gain: Any, bias: Any) -> Any:
     return centred * ((centred * centred).mean(-1, keepdim=True) + 1e-5) ** -0.5 * gain + bias
 
 
+def attended(x: Any, q: Any) -> Any:
+    """The sum of what all rows attend to."""
+    return ops.sum(ops.softmax((x @ (x * q).T).T) @ x, axis=0)
+
+
+def paired(x: Any, q: Any) -> Any:
+    """The sum, over rows, of the largest of what is computed from pairs."""
+    return ops.sum(ops.max(ops.tanh(x[:, None] * q - x) @ q, axis=0))
+
+
+def pointed(x: Any, q: Any) -> Any:
+    """The losses of the most probable rows as labels."""
+    scores = x * q @ x.T
+    return ops.sum(ops.cross_entropy(scores, ops.argmax(scores, axis=1)))
+
+
 INTERNAL = (
     *map(indexed, (np.s_[::-1], np.s_[3:0:-2, None, 1], np.s_[..., ::-2], np.s_[None, 1:3, None, -1:0:-3])),
     indexed(np.s_[2, 3]),
@@ -159,6 +175,12 @@ ROWS = (
     *(sliced(*index) for index in ((1, None), (None, None, -1), (1, -1, 2), (-2, None, -3))),
     RowsCase("rotated", rotated, lambda x, q: (x.roll(-1, 0) * x * x).sum(0)),
     RowsCase("padded", padded, torch_padded),
+    RowsCase("chosen", lambda x, q: x[ops.argmax(x[:, 0])] ** 3 * q, lambda x, q: x[x[:, 0].argmax()] ** 3 * q),
+    RowsCase("top_k", lambda x, q: ops.top_k(x @ q, 1)[0] ** 3, lambda x, q: (x @ q).topk(1)[0] ** 3),
+    RowsCase("label", lambda x, q: ops.cross_entropy(x @ q, 0), lambda x, q: -(x @ q).log_softmax(0)[0]),
+    RowsCase("attention", attended, lambda x, q: ((x * q @ x.T).softmax(1) @ x).sum(0)),
+    RowsCase("pairs", paired, lambda x, q: ((x[:, None] * q - x).tanh() @ q).amax(0).sum()),
+    RowsCase("heads", pointed, lambda x, q: -(x * q @ x.T).log_softmax(1).amax(1).sum()),
     RowsCase("lookup", looked_up, lambda x, q: (torch.stack([q, q * q])[x[:, :2].argmax(1)] * x).sum(0)),
 )  # fmt: skip
 

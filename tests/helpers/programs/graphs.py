@@ -74,6 +74,7 @@ class ToyTypes:
             group_ptr=_ints(np.cumsum([0, *(kind.ports.count("v") for kind in self.types)])),
             part_ptr=_ints([0] * (len(self.types) + 1)),
             part_group=_ints([]),
+            part_times=_ints([]),
             part_of=_ints([]),
             part_cut=np.zeros((0, 4), np.int64),
             sum_type=_ints([self.names.index(kind.sum_type) if kind.sum_type else -1 for kind in self.types]),

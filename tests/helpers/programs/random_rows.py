@@ -22,6 +22,18 @@ class Weights(ab.Module):
         self.astype("float64")
 
 
+@ab.cell
+def attend(w: Weights, x: Any) -> Any:
+    """Self-attention."""
+    return ab.softmax((x @ w.W) @ x.T / 2.0) @ x
+
+
+@ab.cell
+def compare(w: Weights, x: Any) -> Any:
+    """Each row with each other one."""
+    return x + ab.mean(ab.tanh(x[:, None] * w.v - x), axis=1)
+
+
 Step = Callable[[Weights, Any], Any]
 STEPS: tuple[Step, ...] = (  # all of them take one row or more, and give as many, or more
     lambda w, x: ab.tanh(x @ w.W),
@@ -36,10 +48,16 @@ STEPS: tuple[Step, ...] = (  # all of them take one row or more, and give as man
     lambda w, x: x + ab.attend(w.v, x, ab.tanh(x)),
     lambda w, x: ab.layer_norm(x, w.v, w.v, eps=0.1),
     lambda w, x: ab.concat([x[-1][None] * w.v, x], axis=0)[:-1],
+    attend,
+    compare,
+    lambda w, x: x * ab.cross_entropy(x @ w.v, 0),
+    lambda w, x: x * ab.lookup(x, ab.argmax(x @ w.v)),
+    lambda w, x: x - ab.tanh(x[ab.top_k(x[:, 0], 1)[1]][0]),
 )
 ENDS: tuple[Step, ...] = (
     lambda w, x: ab.sum(x * x),
     lambda w, x: ab.sum(ab.max(x, axis=0)),
     lambda w, x: ab.logsumexp(x),
     lambda w, x: ab.sum(ab.mean(x, axis=0) * x[0]),
+    lambda w, x: ab.cross_entropy(x @ w.v, ab.argmax(x[:, 1])),
 )
