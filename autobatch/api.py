@@ -23,14 +23,14 @@ from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
 from autobatch.engine.execution import join_columns
 from autobatch.engine.group import ENTERED
-from autobatch.errors import DataError, GraphError, PlanError
+from autobatch.errors import BackendError, DataError, GraphError, PlanError, PolicyError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, to_passes
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
-from autobatch.keywords import refuse, refusing, suggesting
+from autobatch.keywords import checked, refuse, refuse_arguments, refusing
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.params.sparse_rows import Gradient
@@ -42,6 +42,7 @@ from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
+from autobatch.tracebacks import hide_frames
 
 Array = NDArray[Any]
 Number: TypeAlias = np.floating[Any]
@@ -73,14 +74,18 @@ class Batched(Engine):
             GraphError: an instance of an async function still waits after `max_rounds`.
             Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
         """
-        read = self._read(instances)
-        with run_lock(), self._planned(*read, training=False) as (step, rounds):
-            if not step.graph.n_instances:
-                return np.zeros(0, self.executor.dtype)
-            columns = join_columns([run.outputs for _, run in self._run(step)])
-            self._finish(step, rounds)
-        give = list_results if rounds is not None and self.options.on_error == "return" else stack_results
-        return give(step.graph.structures, self._typed(columns))
+        try:
+            read = self._read(instances)
+            with run_lock(), self._planned(*read, training=False) as (step, rounds):
+                if not step.graph.n_instances:
+                    return np.zeros(0, self.executor.dtype)
+                columns = join_columns([run.outputs for _, run in self._run(step)])
+                self._finish(step, rounds)
+            give = list_results if rounds is not None and self.options.on_error == "return" else stack_results
+            return give(step.graph.structures, self._typed(columns))
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """What the function returned for each of some instances.
@@ -232,16 +237,24 @@ class Batched(Engine):
         if wrong:
             refuse(Batched.value_and_grad, wrong)
         group, each = ENTERED.group, None
-        if clip is not None or only is not None or max_norm != 1.0 or (isinstance(reduce, str) and reduce == "none"):
-            from autobatch.engine.each_instance import each_instance
+        try:
+            if not ((has_aux is True or has_aux is False) and (inputs is True or inputs is False)):
+                refuse_arguments(Batched.value_and_grad, (self, instances, reduce, has_aux, out, inputs), {})
+            if clip is not None or only is not None or max_norm != 1.0 or (type(reduce) is str and reduce == "none"):
+                from autobatch.engine.each_instance import each_instance
 
-            each = each_instance(reduce, only, clip, max_norm, out, inputs)
-            reduce = reduce if clip is not None else "sum"
-        if group is not None:
-            return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
-        return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
+                given = {"only": only, "clip": clip, "max_norm": max_norm}
+                refuse_arguments(Batched.value_and_grad, (self, instances), given)
+                each = each_instance(reduce, only, clip, max_norm, out, inputs)
+                reduce = reduce if clip is not None else "sum"
+            if group is not None:
+                return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
+            return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
-    @suggesting()
+    @checked()
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
@@ -271,7 +284,7 @@ class Batched(Engine):
             return check_carried(split_graph(self._record_rounds(listed)))
         return check_carried(split_graph(self.recorder.record(show(listed))))
 
-    @suggesting()
+    @checked()
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
@@ -299,7 +312,7 @@ class Batched(Engine):
         with run_lock():
             return self._prepare(*read, training, has_aux, measured=False)
 
-    @suggesting()
+    @checked()
     def explain(
         self,
         instances: Iterable[Any],
@@ -336,7 +349,7 @@ class Batched(Engine):
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
         return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing)
 
-    @suggesting()
+    @checked()
     def profile(
         self,
         instances: Iterable[Any] | None = None,
@@ -373,6 +386,7 @@ class Batched(Engine):
                     self._finish(step, rounds)
         return profile
 
+    @checked()
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
 
@@ -386,6 +400,7 @@ class Batched(Engine):
         graph = self._record_rounds(minibatch.instances) if is_async else self.recorder.to_graph(minibatch)
         return rewrite(graph, self.rewrites)[0]
 
+    @checked()
     def learn_policy(
         self,
         minibatches: Iterable[Iterable[Any]],
@@ -426,7 +441,7 @@ class Batched(Engine):
         from autobatch.policies.learning import learn, show_learning
 
         graphs, held = (
-            [one for batch in batches for one in self._scheduled(batch)] for batches in (minibatches, held_out)
+            [one for batch in batches for one in self._scheduled_batch(batch)] for batches in (minibatches, held_out)
         )
         with show_learning(progress) as on_progress:
             terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
@@ -435,6 +450,14 @@ class Batched(Engine):
             keep_learning(policy)
         self.policy = policy
         return policy
+
+    def _scheduled_batch(self, instances: Iterable[Any]) -> list[Graph]:
+        """As `_scheduled`, with a note on errors: a flat list of instances may look like mini-batches."""
+        try:
+            return self._scheduled(instances)
+        except Exception as error:
+            error.add_note("while learn_policy recorded a mini-batch; it takes a list of mini-batches, which are lists")
+            raise
 
     def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
         """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
@@ -447,7 +470,10 @@ class Batched(Engine):
         return [*graphs, self.merged(minibatch.instances)]
 
 
-@suggesting()
+@checked(
+    function=None, module=None, policy=PolicyError, backend=BackendError, threads=None, max_bytes=None, plan_cache=None,
+    max_rounds=None, on_error=PlanError, precision=BackendError, rewrites=GraphError, seed=None,
+)  # fmt: skip
 def batched(
     function: Callable[[Any], Any],
     *,

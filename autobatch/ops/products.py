@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from autobatch.arguments import RAW
 from autobatch.errors import ShapeError
 from autobatch.ops import linear, reduction
-from autobatch.ops.define import Shape, broadcast, composite, known_shape, shape_of
+from autobatch.ops.define import Shape, broadcast, composite, known_shape, refused_call, shape_of
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
 
@@ -29,9 +30,12 @@ def matmul(x: Any, y: Any) -> Any:
     >>> ab.matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
     """
-    if len(shape_of(x)) <= 2 and len(shape_of(y)) <= 2:
-        return linear.matmul(x, y)
-    return _stacked(x, y)
+    try:
+        if len(shape_of(x)) <= 2 and len(shape_of(y)) <= 2:
+            return linear.matmul(x, y)
+        return _stacked(x, y)
+    except RAW as error:
+        raise refused_call(matmul, (x, y), {}, error) from error
 
 
 @composite

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from autobatch.errors import AutobatchError, BackendError, DataError, DeadlineError, ServingError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.release import pip_install
 from autobatch.serving.counts import summarize
 from autobatch.serving.server import Server
@@ -56,7 +56,7 @@ class Refusal(Exception):
         self.status, self.headers = status, dict(headers or {})
 
 
-@suggesting()
+@checked()
 def app(
     server: Server,
     *,
