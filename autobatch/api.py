@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import is_int
 from autobatch.backends import make_backend
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
@@ -23,7 +24,7 @@ from autobatch.engine.counts import Step
 from autobatch.engine.engine import Engine
 from autobatch.engine.execution import join_columns
 from autobatch.engine.group import ENTERED
-from autobatch.errors import BackendError, DataError, GraphError, PlanError, PolicyError
+from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, to_passes
@@ -254,7 +255,7 @@ class Batched(Engine):
             hide_frames(error)
             raise
 
-    @checked()
+    @checked(instances=None)
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
@@ -284,7 +285,7 @@ class Batched(Engine):
             return check_carried(split_graph(self._record_rounds(listed)))
         return check_carried(split_graph(self.recorder.record(show(listed))))
 
-    @checked()
+    @checked(instances=None)
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
@@ -312,7 +313,7 @@ class Batched(Engine):
         with run_lock():
             return self._prepare(*read, training, has_aux, measured=False)
 
-    @checked()
+    @checked(instances=None)
     def explain(
         self,
         instances: Iterable[Any],
@@ -349,7 +350,7 @@ class Batched(Engine):
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
         return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing)
 
-    @checked()
+    @checked(instances=None)
     def profile(
         self,
         instances: Iterable[Any] | None = None,
@@ -386,7 +387,7 @@ class Batched(Engine):
                     self._finish(step, rounds)
         return profile
 
-    @checked()
+    @checked(instances=None)
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
 
@@ -471,8 +472,8 @@ class Batched(Engine):
 
 
 @checked(
-    function=None, module=None, policy=PolicyError, backend=BackendError, threads=None, max_bytes=None, plan_cache=None,
-    max_rounds=None, on_error=PlanError, precision=BackendError, rewrites=GraphError, seed=None,
+    function=None, module=None, policy=None, backend=None, threads=None, max_bytes=None, plan_cache=None,
+    max_rounds=None, on_error=None, precision=None, rewrites=None, seed=None,
 )  # fmt: skip
 def batched(
     function: Callable[[Any], Any],
@@ -555,14 +556,14 @@ def batched(
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
     max_bytes = check_max_bytes(max_bytes)
-    if not isinstance(seed, int | np.integer) or seed < 0:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
-    if max_rounds is not None and (not isinstance(max_rounds, int | np.integer) or max_rounds < 0):
+    if max_rounds is not None and (not is_int(max_rounds) or max_rounds < 0):
         raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
-    if on_error not in ("raise", "return"):
+    if not isinstance(on_error, str) or on_error not in ("raise", "return"):
         raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
-    if rewrites == "auto" and backend.name == "cuda":
+    if isinstance(rewrites, str) and rewrites == "auto" and backend.name == "cuda":
         rewrites = UNSHARED
     options = Options(
         adapt(policy), to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,

@@ -95,7 +95,8 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
         arguments: of the call, with their shapes.
     """
     line = users_line(error)
-    found = type(error)(f"{IN_CELL}{cell!r} ({arguments}){line and ' at '}{line}: {error}")
+    at = f", at {line}" if line else ""
+    found = type(error)(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
     found.__notes__ = getattr(error, "__notes__", [])
     return found.with_traceback(error.__traceback__)
 

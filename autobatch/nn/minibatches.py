@@ -24,7 +24,7 @@ BucketBy = Literal["nodes"] | Callable[[T], float] | Sequence[float] | NDArray[A
 WINDOW = 100  # mini-batches
 
 
-@checked()
+@checked(bucket_by=None)
 def minibatches(
     instances: Sequence[T],
     size: int,

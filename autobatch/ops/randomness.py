@@ -125,7 +125,7 @@ class _Eager(threading.local):
 EAGER = _Eager()
 
 
-@checked()
+@checked(seed=None, step=None, key=None)
 @contextmanager
 def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
     """Within the context, give eager mode the random numbers that an instance gets batched.

