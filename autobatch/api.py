@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import is_int
 from autobatch.backends import make_backend
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
@@ -30,7 +31,7 @@ from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, t
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
-from autobatch.keywords import refuse, refusing, suggesting
+from autobatch.keywords import checked, refuse, refuse_arguments, refusing
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module, modules_in, shared_store
 from autobatch.params.sparse_rows import Gradient
@@ -43,6 +44,7 @@ from autobatch.trace.carried import check_carried
 from autobatch.trace.lines import Lines
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
+from autobatch.tracebacks import hide_frames
 
 Array = NDArray[Any]
 Number: TypeAlias = np.floating[Any]
@@ -74,14 +76,18 @@ class Batched(Engine):
             GraphError: an instance of an async function still waits after `max_rounds`.
             Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
         """
-        read = self._read(instances)
-        with run_lock(), self._planned(*read, training=False) as (step, rounds):
-            if not step.graph.n_instances:
-                return np.zeros(0, self.executor.dtype)
-            columns = join_columns([run.outputs for _, run in self._run(step)])
-            self._finish(step, rounds)
-        give = list_results if rounds is not None and self.options.on_error == "return" else self._stack_results
-        return give(step.graph.structures, self._typed(columns))
+        try:
+            read = self._read(instances)
+            with run_lock(), self._planned(*read, training=False) as (step, rounds):
+                if not step.graph.n_instances:
+                    return np.zeros(0, self.executor.dtype)
+                columns = join_columns([run.outputs for _, run in self._run(step)])
+                self._finish(step, rounds)
+            give = list_results if rounds is not None and self.options.on_error == "return" else self._stack_results
+            return give(step.graph.structures, self._typed(columns))
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     _stack_results = staticmethod(stack_results)
 
@@ -235,16 +241,24 @@ class Batched(Engine):
         if wrong:
             refuse(Batched.value_and_grad, wrong)
         group, each = ENTERED.group, None
-        if clip is not None or only is not None or max_norm != 1.0 or (isinstance(reduce, str) and reduce == "none"):
-            from autobatch.engine.each_instance import each_instance
+        try:
+            if not ((has_aux is True or has_aux is False) and (inputs is True or inputs is False)):
+                refuse_arguments(Batched.value_and_grad, (self, instances, reduce, has_aux, out, inputs), {})
+            if clip is not None or only is not None or max_norm != 1.0 or (type(reduce) is str and reduce == "none"):
+                from autobatch.engine.each_instance import each_instance
 
-            each = each_instance(reduce, only, clip, max_norm, out, inputs)
-            reduce = reduce if clip is not None else "sum"
-        if group is not None:
-            return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
-        return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
+                given = {"only": only, "clip": clip, "max_norm": max_norm}
+                refuse_arguments(Batched.value_and_grad, (self, instances), given)
+                each = each_instance(reduce, only, clip, max_norm, out, inputs)
+                reduce = reduce if clip is not None else "sum"
+            if group is not None:
+                return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
+            return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
-    @suggesting()
+    @checked(instances=None)
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
@@ -276,7 +290,7 @@ class Batched(Engine):
             found = split_graph(self.recorder.record(show(listed)))
         return check_carried(self.recorder.of_now(found))
 
-    @suggesting()
+    @checked(instances=None)
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
         """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
@@ -304,7 +318,7 @@ class Batched(Engine):
         with run_lock():
             return self._prepare(*read, training, has_aux, measured=False)
 
-    @suggesting()
+    @checked(instances=None)
     def explain(
         self,
         instances: Iterable[Any],
@@ -347,7 +361,7 @@ class Batched(Engine):
             step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing, lines.report()
         )
 
-    @suggesting()
+    @checked(instances=None)
     def profile(
         self,
         instances: Iterable[Any] | None = None,
@@ -384,6 +398,7 @@ class Batched(Engine):
                     self._finish(step, rounds)
         return profile
 
+    @checked(instances=None)
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
 
@@ -397,6 +412,7 @@ class Batched(Engine):
         graph = self._record_rounds(minibatch.instances) if is_async else self.recorder.to_graph(minibatch)
         return rewrite(graph, self.rewrites)[0]
 
+    @checked()
     def learn_policy(
         self,
         minibatches: Iterable[Iterable[Any]],
@@ -437,7 +453,7 @@ class Batched(Engine):
         from autobatch.policies.learning import learn, show_learning
 
         graphs, held = (
-            [one for batch in batches for one in self._scheduled(batch)] for batches in (minibatches, held_out)
+            [one for batch in batches for one in self._scheduled_batch(batch)] for batches in (minibatches, held_out)
         )
         with show_learning(progress) as on_progress:
             terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
@@ -446,6 +462,14 @@ class Batched(Engine):
             keep_learning(policy)
         self.policy = policy
         return policy
+
+    def _scheduled_batch(self, instances: Iterable[Any]) -> list[Graph]:
+        """As `_scheduled`, with a note on errors: a flat list of instances may look like mini-batches."""
+        try:
+            return self._scheduled(instances)
+        except Exception as error:
+            error.add_note("while learn_policy recorded a mini-batch; it takes a list of mini-batches, which are lists")
+            raise
 
     def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
         """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
@@ -458,7 +482,10 @@ class Batched(Engine):
         return [*graphs, self.merged(minibatch.instances)]
 
 
-@suggesting()
+@checked(
+    function=None, module=None, policy=None, backend=None, threads=None, max_bytes=None, plan_cache=None,
+    max_rounds=None, on_error=None, precision=None, rewrites=None, seed=None,
+)  # fmt: skip
 def batched(
     function: Callable[[Any], Any],
     *,
@@ -540,14 +567,14 @@ def batched(
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
     max_bytes = check_max_bytes(max_bytes)
-    if not isinstance(seed, int | np.integer) or seed < 0:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
-    if max_rounds is not None and (not isinstance(max_rounds, int | np.integer) or max_rounds < 0):
+    if max_rounds is not None and (not is_int(max_rounds) or max_rounds < 0):
         raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
-    if on_error not in ("raise", "return"):
+    if not isinstance(on_error, str) or on_error not in ("raise", "return"):
         raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
-    if rewrites == "auto" and backend.name == "cuda":
+    if isinstance(rewrites, str) and rewrites == "auto" and backend.name == "cuda":
         rewrites = UNSHARED
     options = Options(
         adapt(policy), to_passes(rewrites), precision, max_bytes=max_bytes, seed=int(seed), max_rounds=max_rounds,

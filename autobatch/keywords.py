@@ -5,16 +5,25 @@
 
     minibatches(graphs, 64, rgn=rng)    # TypeError: minibatches() got an unexpected keyword argument 'rgn'. Did you ...
 
-Names are looked up where a call has failed. A call that is right pays for one more function, or, where it is repeated
-in every step, for nothing: such a function takes `**wrong`, gives it to `refuse`, and is marked `refusing`.
+Names are looked up where a call has failed, and so are arguments of a wrong kind. A call that is right pays for one
+more function, or, where it is repeated in every step, for nothing: such a function takes `**wrong`, gives it to
+`refuse`, and is marked `refusing`.
+
+`checked` also compares all arguments with the annotations before each call. It is for what is called rarely: what makes
+models, optimizers and servers, and what reads and writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from inspect import Parameter, signature
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
+
+from autobatch.arguments import RAW, check_arguments
+from autobatch.errors import AutobatchError
+from autobatch.tracebacks import hide_frames
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -49,13 +58,66 @@ def suggesting(*takers: Callable[..., Any]) -> Callable[[F], F]:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except TypeError:
-                refuse(function, kwargs, *takers, owner=args[:1])
+            except Exception as error:
+                if isinstance(error, RAW):
+                    refuse(function, kwargs, *takers, owner=args[:1])
+                    refuse_arguments(function, args, kwargs)
+                hide_frames(error)
                 raise
 
         return cast(F, call)
 
     return wrap
+
+
+def checked(*takers: Callable[..., Any], **errors: type[AutobatchError] | None) -> Callable[[F], F]:
+    """Do what `suggesting` does, and refuse arguments that are not of the kinds of their annotations before each call.
+
+    Args:
+        takers: the functions that take its `**options`, if it has any.
+        errors: for some parameters the class of the error, or None where the function checks the argument itself;
+            DataError for all others.
+    """
+
+    def wrap(function: F) -> F:
+        if isinstance(function, type):
+            function.__init__ = wrap(function.__init__)  # type: ignore[misc]
+            return function
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                refuse_arguments(function, args, kwargs, errors)
+                return function(*args, **kwargs)
+            except Exception as error:
+                if isinstance(error, TypeError):
+                    refuse(function, kwargs, *takers, owner=args[:1])
+                hide_frames(error)
+                raise
+
+        return cast(F, call)
+
+    return wrap
+
+
+def refuse_arguments(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    errors: Mapping[str, type[AutobatchError] | None] = MappingProxyType({}),
+) -> None:
+    """Raise the error of the first argument that is not of the kind of its annotation; see `check_arguments`."""
+    try:
+        bound = signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return  # a missing or unexpected argument, of which the call itself tells
+    check_arguments(function, bound.arguments, name_of(function, args), errors)
+
+
+def name_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """How messages name a function: by the class that it makes, where it is a constructor."""
+    name: str = getattr(function, "__name__", repr(function))
+    return type(args[0]).__name__ if name == "__init__" and args else name
 
 
 def refusing(function: F) -> F:
@@ -82,8 +144,7 @@ def refuse(
     if not wrong:
         return
     near = nearest(wrong[0], names)
-    name = getattr(function, "__name__", repr(function))
-    called = type(owner[0]).__name__ if name == "__init__" else name
+    called = name_of(function, owner)
     told = f"Did you mean {near!r}?" if near else f"It takes {', '.join(names)}."
     raise TypeError(f"{called}() got an unexpected keyword argument {wrong[0]!r}. {told}") from None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from autobatch.api import Batched, batched
 from autobatch.errors import NumericError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.ops.randomness import check_generator, randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
@@ -20,7 +20,7 @@ from autobatch.trace.awaiting import eager
 __all__ = ["check_batched", "check_grads", "dump"]
 
 
-@suggesting()
+@checked()
 def check_grads(
     loss: Batched,
     instances: Sequence[Any],
@@ -79,7 +79,7 @@ def _advice(parameters: Mapping[str, Any]) -> str:
     return '; the module is in float32, where differences are rough: call module.astype("float64")' if is_single else ""
 
 
-@suggesting()
+@checked()
 def check_batched(
     function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10
 ) -> None:
@@ -121,7 +121,7 @@ def _check_equal(expected: list[Any], stacked: Any, tolerance: float) -> None:
             raise NumericError(f"instance {i}: batched differs from eager by {error:.3g}; eager gives {one}.")
 
 
-@suggesting()
+@checked()
 def dump(
     function: Callable[[Any], Any] | Batched,
     instances: Iterable[Any],

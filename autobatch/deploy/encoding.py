@@ -24,7 +24,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.live import Live
 
-FIXED = "fixed"
+FIXED, ENUM = "fixed", "enum"
 Name = Callable[[Any], str | None]
 """Gives the name of a module or a parameter; None if it has none."""
 
@@ -69,6 +69,8 @@ def _static(x: Any, name: str, name_of: Name) -> Any:
             return ["enum", type(x).__name__, x.name]
         case int():
             return ["int", x]
+        case np.bool_() | np.integer() | np.floating():
+            return ["numpy", x.dtype.str, x.tobytes().hex()]
         case float():
             return ["float", repr(x)]
         case Fixed():
@@ -109,6 +111,12 @@ class Encoder:
             "outputs": list(program.results),
             "ties": [list(tie) for tie in program.ties],
         }
+
+    def default(self, x: Any) -> Any:
+        """The default of an argument; enums, which are only compared, by their names."""
+        if isinstance(x, enum.Enum) and not isinstance(x, str):
+            return [ENUM, type(x).__name__, x.name]
+        return self.value(x)
 
     def structure(self, x: Any) -> Any:
         """The structure of what a cell returns, over output numbers."""
@@ -152,9 +160,9 @@ class Encoder:
             case bool() | None | str():
                 return x
             case int():
-                return ["int", x]
+                return ["int", int(x)]
             case float():
-                return ["float", repr(x)]
+                return ["float", repr(float(x))]
             case tuple():
                 return ["tuple", *map(self.value, x)]
             case list():
@@ -196,6 +204,13 @@ class Decoder:
         ties = tuple((first, second) for first, second in x["ties"])
         return CellProgram(name, vars, tuple(x["outputs"]), ties)
 
+    def default(self, x: Any) -> Any:
+        """The default of an argument; an enum as one of the same names."""
+        if isinstance(x, list) and x[0] == ENUM:
+            _, kind, name = x
+            return enum.Enum(kind, [name])[name]
+        return self.value(x)
+
     def structure(self, x: Any) -> Any:
         """The structure of what a cell returns, as a type has it."""
         if isinstance(x, int):
@@ -214,6 +229,9 @@ class Decoder:
 
     def _class(self, kind: str, name: str, *names: str) -> type:
         """A class of results, the same for the same name."""
+        for one in (name, *names):
+            if not isinstance(one, str) or not one.isidentifier() or one.startswith("__"):
+                raise CheckpointError(f"the name of a class or of its field must be a word, got {one!r}.")
         if name not in self.classes:
             if kind == "dataclass":
                 self.classes[name] = make_dataclass(name, names)

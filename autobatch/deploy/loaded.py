@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.api import batched
+from autobatch.arguments import RAW
 from autobatch.deploy.encoding import FIXED, Name, key_text, kinds_of
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, Static, is_structure, leaves, parts_of, put_together
@@ -74,7 +75,13 @@ class LoadedCell(Cell):
         def body(owner: Any, *args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return self._append(bound.arguments)
+            try:
+                return self._append(bound.arguments)
+            except RAW as error:
+                raise GraphError(
+                    f"cell {name!r} of a file cannot be called so ({type(error).__name__}: {error}); the file may be "
+                    f"damaged, so export the model again."
+                ) from error
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         body.__name__ = body.__qualname__ = name

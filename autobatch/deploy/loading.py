@@ -8,11 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from autobatch.arguments import RAW, is_int, show
+from autobatch.deploy.checking import CALL, check_name, check_outputs, check_program
 from autobatch.deploy.encoding import Decoder
 from autobatch.deploy.loaded import LoadedCell, Variant
 from autobatch.deploy.policy import read_policy
 from autobatch.deploy.writing import FORMAT, PARAMETER, VERSION
 from autobatch.errors import AutobatchError, CheckpointError, GraphError
+from autobatch.keywords import checked
 from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
@@ -59,6 +62,11 @@ class Loaded(Module):
         self.train(self.training)
 
 
+TAKEN = frozenset(dir(Loaded)) - {CALL}
+"""The names that a cell of a file cannot have."""
+
+
+@checked(path=CheckpointError)
 def load(path: str | os.PathLike[str]) -> Any:
     """Read a model that `autobatch.export` wrote; the classes that it was of are not needed.
 
@@ -83,8 +91,12 @@ def load(path: str | os.PathLike[str]) -> Any:
         return _make(Source(arrays, metadata["content"]), parameters).eval()
     except AutobatchError as error:
         raise type(error)(f"{doing}: {error}") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise CheckpointError(f"{doing}: its content makes no model ({error!r}); {ADVICE}.") from error
+    except (*RAW, RecursionError, AssertionError, MemoryError) as error:
+        raise CheckpointError(f"{doing}: its content makes no model ({_one_line(error)}); {ADVICE}.") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
@@ -92,9 +104,15 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
     content = json.loads(source.content)
     names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
     decoder = Decoder(parameters, source.constants)
+    for name in (*content["parts"], *content["shared"]):
+        for part in name.split("."):
+            check_name(part, "a part")
     kinds = {name: kind for name, kind in content["parts"].items() if name not in parameters}
+    for kind in kinds.values():
+        check_name(kind, "a class")
     cells: dict[str, dict[str, LoadedCell]] = {name: {} for name in kinds}
     for cell in content["cells"]:
+        check_name(cell["name"], "a cell", TAKEN)
         cells[cell["module"]][cell["name"]] = _cell(cell, decoder, names)
     modules: dict[str, Any] = {name: type(kind, (Loaded,), dict(cells[name]))() for name, kind in kinds.items()}
     names |= {id(module): name for name, module in modules.items()}
@@ -117,23 +135,28 @@ def make_parameter(array: Any, trainable: bool) -> Parameter:
 
 def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]) -> LoadedCell:
     parameters = [
-        inspect.Parameter(name, inspect._ParameterKind[kind], default=decoder.value(default[0]) if default else EMPTY)
+        inspect.Parameter(name, inspect._ParameterKind[kind], default=decoder.default(default[0]) if default else EMPTY)
         for name, kind, *default in content["parameters"]
     ]
-    variants = {
-        variant["key"]: Variant(
-            decoder.program(content["name"], variant["program"]),
-            decoder.structure(variant["structure"]),
-            Lengths(tuple(variant["walked"]), set(map(tuple, variant["lengths"]))),
-            frozenset(variant["kinds"]),
-        )
-        for variant in content["variants"]
-    }
+    variants = {variant["key"]: _variant(content["name"], variant, decoder) for variant in content["variants"]}
     signature = inspect.Signature(parameters)
     return LoadedCell(
         content["name"], signature, variants, lambda x: names.get(id(x)), tuple(content["static"]),
         tuple(content["ragged"]),
     )  # fmt: skip
+
+
+def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant:
+    """What a cell computes for one key, checked."""
+    if not isinstance(json.loads(content["key"]), dict):
+        raise CheckpointError(f"a key of cell {name!r} must be a dict, got {show(content['key'])}.")
+    program, structure = decoder.program(name, content["program"]), decoder.structure(content["structure"])
+    check_program(program)
+    check_outputs(structure, len(program.outputs))
+    lengths = [*map(tuple, content["lengths"])]
+    if not all(map(is_int, (*content["walked"], *(n for one in lengths for n in one)))):
+        raise CheckpointError(f"the lengths of lists of cell {name!r} must be ints, got {show(lengths)}.")
+    return Variant(program, structure, Lengths(tuple(content["walked"]), set(lengths)), frozenset(content["kinds"]))
 
 
 def _place(modules: Mapping[str, Module], parts: Mapping[str, Any]) -> None:

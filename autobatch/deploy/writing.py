@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from autobatch.api import Batched, batched
+from autobatch.arguments import check_int
 from autobatch.deploy.encoding import Encoder, key_text, kinds_of
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, GraphError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.record import list_instances
 from autobatch.trace.traces import Family
 
 FORMAT, VERSION = "autobatch model", 1
@@ -25,7 +25,7 @@ PARAMETER = "parameter."
 LONGEST = 64
 
 
-@suggesting()
+@checked()
 def export(
     function: Callable[[Any], Any] | Batched,
     path: str | os.PathLike[str],
@@ -75,6 +75,7 @@ def export(
     >>> model.add(np.ones(2), np.ones(2))
     array([4., 4.], dtype=float32)
     """
+    check_int("longest of export", longest, at_least=0)
     given = function if isinstance(function, Batched) else None
     function = given.recorder.function if given is not None else function
     module = given.recorder.module if given is not None else module
@@ -84,7 +85,7 @@ def export(
         raise GraphError("a function without a module is exported; pass module=, the owner of its parameters.")
     if any(part.training for part in modules_in(module)):
         raise GraphError(f"{type(module).__name__} is exported in training mode; call eval() on it first.")
-    fresh(list_instances(examples))
+    fresh(examples)
     if not any(family.entry.origin[0] == "cell" for family in fresh.recorder.calls.traces.families):
         raise GraphError("the examples call no cell, so the file would hold none; give instances that do.")
     names = {id(x): name for name, x in module._named_parts()}
@@ -100,9 +101,13 @@ def export(
     arrays = {PARAMETER + name: array for name, array in module.state_dict().items()} | encoder.arrays
     doing = f"cannot export {type(module).__name__} to {os.fspath(path)!r}"
     try:
-        text = json.dumps(content, allow_nan=False)
+        json.dumps(content["about"], allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{doing}: its about is not JSON ({error}).") from error
+    try:
+        text = json.dumps(content, allow_nan=False)
+    except ValueError as error:  # of ints with too many digits
+        raise CheckpointError(f"{doing}: a static argument is no JSON ({error}).") from error
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
 
 
@@ -141,7 +146,7 @@ def _cell(
         except GraphError as error:
             raise GraphError(f"cannot export cell {cell.name!r}: {error}") from error
     parameters = [
-        [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.value(p.default)])]
+        [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.default(p.default)])]
         for p in families[0].entry.signature.parameters.values()
     ]
     about = {"module": path, "name": cell.name, "parameters": parameters}

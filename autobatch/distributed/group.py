@@ -25,7 +25,7 @@ from autobatch.distributed.facts import facts_of
 from autobatch.distributed.shares import Share
 from autobatch.distributed.wire import Alone, TorchWire, Wire
 from autobatch.engine.group import entering
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TIMEOUT = 1800.0
 
 
-@suggesting()
+@checked()
 @contextmanager
 def group(timeout: float = TIMEOUT) -> Iterator[Joined]:
     """Within the context, `value_and_grad` computes a mini-batch of which every process of the group has a share.

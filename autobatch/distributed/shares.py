@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import check_int
 from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.graph.work import work_of
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.nn.minibatches import BucketBy, minibatches, sizes_of
 from autobatch.trace.owning import list_owned
+
+MOST_PROCESSES = 2**20
 
 
 class Share(list[Any]):
@@ -29,14 +32,14 @@ class Share(list[Any]):
         digest: of the whole mini-batch: equal where it is the same one.
     """
 
-    @suggesting()
+    @checked()
     def __init__(self, instances: Iterable[Any], positions: Iterable[int], size: int, digest: bytes = b"") -> None:
         super().__init__(list_owned(instances))
         self.positions: NDArray[np.int64] = np.fromiter(positions, np.int64)
         self.size, self.digest = size, digest
 
 
-@suggesting()
+@checked()
 def shares(
     instances: Sequence[Any],
     size: int,
@@ -77,6 +80,7 @@ def shares(
         yield Share([whole[k] for k in own], own, len(whole), _digest(whole))
 
 
+@checked()
 def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
     """Divide positions among processes: a list of positions, in order, for each.
 
@@ -92,6 +96,7 @@ def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
     >>> spread([5.0, 1.0, 1.0, 1.0, 4.0], 2)
     [[0, 2], [1, 3, 4]]
     """
+    n = check_int("n of spread", n, at_least=1, below=MOST_PROCESSES)
     busy = [(0.0, process) for process in range(n)]
     heapify(busy)
     found: list[list[int]] = [[] for _ in range(n)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import refusal
 from autobatch.backends.base import Run
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
@@ -29,14 +30,14 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
         return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
     try:
         weights = np.asarray(reduce, np.float64)
-    except (TypeError, ValueError):
-        raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum', 'none' or an array of weights.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise refusal("reduce=", "'mean', 'sum', 'none' or an array of weights", reduce) from None
     if weights.shape != (n_instances,):
         raise ShapeError(
             f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
         )
     if not np.isfinite(weights).all():
-        raise DataError(f"reduce= has weights that are not finite: {weights}; give a number for each instance.")
+        raise DataError("reduce= has weights that are not finite; give a number for each instance.")
     return weights
 
 

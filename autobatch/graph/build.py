@@ -23,11 +23,13 @@ from autobatch.graph.words import (
 )
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.loops import compiled
+from autobatch.keywords import checked, refuse_arguments
 from autobatch.system.trust import checking
 
 IN_RANGE = operator.attrgetter("in_range")
 
 
+@checked(types=GraphError, type_id=GraphError, edges=GraphError, outputs=GraphError, attr=GraphError)
 def make_graph(
     types: Types,
     type_id: Sequence[int],
@@ -91,6 +93,8 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
 
     Cost: one concatenation and one compiled pass over the words; about 100 ns per graph in Python.
     """
+    if type(graphs) is not list:
+        refuse_arguments(merge_graphs, (graphs, types), {})
     types = _common_types(graphs, types)
     merged = graphs[0] if len(graphs) == 1 else _join(graphs, types)
     if not all(map(IN_RANGE, graphs)):
@@ -124,6 +128,8 @@ def split_graph(graph: Graph) -> list[Graph]:
     Raises:
         GraphError: an instance reads or returns a node of another.
     """
+    if type(graph) is not Graph:
+        refuse_arguments(split_graph, (graph,), {})
     stranger = crossing_node(graph.words)
     if stranger >= 0:
         raise GraphError(

@@ -14,6 +14,7 @@ import numpy as np
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray, empty, indices, zeros
 from autobatch.jit.loops import compiled
+from autobatch.keywords import refuse_arguments
 
 
 class Dag(NamedTuple):
@@ -27,6 +28,8 @@ class Dag(NamedTuple):
 
 def to_dag(graph: Graph) -> Dag:
     """Give the types and edges of `graph`, without a copy."""
+    if type(graph) is not Graph:
+        refuse_arguments(to_dag, (graph,), {})
     parts = graph.sections
     return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types)
 

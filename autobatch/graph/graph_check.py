@@ -12,8 +12,10 @@ from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.words import HEADER, MOST_ROWS, OUTPUT, OUTPUT_BITS, words_size
 from autobatch.jit.arrays import IntArray
+from autobatch.keywords import checked
 
 
+@checked()
 def check_graph(graph: Graph) -> None:
     """Check that sizes, pointers, ids, ports and attributes agree, and that every edge points forward.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.keywords import nearest
+from autobatch.keywords import checked, nearest
 from autobatch.models.spec import ModelSpec
 
 MODELS = {
@@ -42,6 +42,7 @@ MODELS = {
 }
 
 
+@checked()
 def find_model(name: str) -> ModelSpec:
     """Find a model by its name, or by `package.module:Class`.
 

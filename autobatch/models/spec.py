@@ -12,7 +12,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.models.data.dataset import Dataset, Load
 from autobatch.models.data.vocabulary import Vocabulary
 
@@ -23,7 +23,7 @@ Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
 Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
 
 
-@suggesting()
+@checked()
 @dataclass(frozen=True)
 class ModelSpec:
     """A model that the command line can run, named there as `package.module:SPEC` if it is a user's own.

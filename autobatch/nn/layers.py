@@ -13,13 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from autobatch import ops
+from autobatch.arguments import check_int, refusal
 from autobatch.errors import ShapeError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked, suggesting
 from autobatch.ops.define import composite, shape_of
 from autobatch.ops.randomness import check_generator
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.cell import cell
+
+MOST_NUMBERS = 2**40  # of a parameter; an array of so many takes terabytes
 
 
 class Linear(Module):
@@ -49,9 +52,9 @@ class Linear(Module):
     (2,)
     """
 
-    @suggesting()
+    @checked()
     def __init__(self, n_in: int, n_out: int, rng: np.random.Generator, bias: bool = True) -> None:
-        _check_sizes(f"a Linear from {n_in} to {n_out} numbers", n_in, n_out)
+        _check_sizes("Linear", n_in=n_in, n_out=n_out)
         check_generator(rng)
         bound = 1.0 / math.sqrt(n_in)
         self.weight = Parameter(rng.uniform(-bound, bound, (n_out, n_in)))
@@ -87,9 +90,9 @@ class Embedding(Module):
     (2, 3)
     """
 
-    @suggesting()
+    @checked()
     def __init__(self, n_rows: int, dim: int, rng: np.random.Generator) -> None:
-        _check_sizes(f"an Embedding of {n_rows} rows of {dim} numbers", n_rows, dim)
+        _check_sizes("Embedding", n_rows=n_rows, dim=dim)
         check_generator(rng)
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
 
@@ -121,9 +124,11 @@ class LayerNorm(Module):
     array([-1.,  1.])
     """
 
-    @suggesting()
+    @checked()
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
-        _check_sizes(f"a LayerNorm of {dim} numbers", dim)
+        _check_sizes("LayerNorm", dim=dim)
+        if not 0.0 <= eps < math.inf:
+            raise refusal("eps of LayerNorm", "a number of at least 0", eps)
         self.weight = Parameter(np.ones(dim))
         self.bias = Parameter(np.zeros(dim))
         self.eps = eps
@@ -142,7 +147,7 @@ class Dropout(Module):
         rate: a probability, at least 0 and below 1.
 
     Raises:
-        DataError: at the first call, if `rate` is not in 0 <= rate < 1.
+        DataError: `rate` is not in 0 <= rate < 1.
 
     Source: torch.nn.Dropout; the masks are those of `ab.dropout`.
 
@@ -153,8 +158,10 @@ class Dropout(Module):
     ([0.0, 2.0], {1.0})
     """
 
-    @suggesting()
+    @checked()
     def __init__(self, rate: float) -> None:
+        if not 0 <= rate < 1:
+            raise refusal("rate of Dropout", "at least 0 and below 1", rate)
         self.rate = rate
 
     @cell
@@ -175,9 +182,9 @@ class _RecurrentCell(Module):
         f"{name}_l0": name for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     }
 
-    @suggesting()
+    @checked()
     def __init__(self, n_in: int, n_hidden: int, rng: np.random.Generator, bias: bool = True) -> None:
-        _check_sizes(f"{type(self).__name__} from {n_in} to {n_hidden} numbers", n_in, n_hidden)
+        _check_sizes(type(self).__name__, n_in=n_in, n_hidden=n_hidden)
         check_generator(rng)
         bound, n_rows = 1.0 / math.sqrt(n_hidden), self.n_gates * n_hidden
         self.weight_ih = Parameter(rng.uniform(-bound, bound, (n_rows, n_in)))
@@ -305,6 +312,10 @@ def _linear_rows(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
     return product if bias is None else product + bias
 
 
-def _check_sizes(what: str, *sizes: int) -> None:
-    if min(sizes) < 1:
-        raise ShapeError(f"cannot make {what}; give sizes of at least 1.")
+def _check_sizes(kind: str, **sizes: int) -> None:
+    """Refuse sizes below 1, and those of an array that no machine holds."""
+    for name, size in sizes.items():
+        check_int(f"{name} of {kind}", size, 1, ShapeError, below=MOST_NUMBERS)
+    size = math.prod(map(int, sizes.values()))
+    if size >= MOST_NUMBERS:
+        raise refusal(f"the parameters of {kind}", f"below {MOST_NUMBERS} numbers", size, ShapeError)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.ops.randomness import check_generator
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ BucketBy = Literal["nodes"] | Callable[[T], float] | Sequence[float] | NDArray[A
 WINDOW = 100  # mini-batches
 
 
-@suggesting()
+@checked(bucket_by=None)
 def minibatches(
     instances: Sequence[T],
     size: int,

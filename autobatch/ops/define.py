@@ -18,13 +18,15 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from autobatch.arguments import RAW, show
 from autobatch.devices.store import HOST
-from autobatch.errors import DataError, GraphError, ShapeError
-from autobatch.keywords import refuse, suggesting
+from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.keywords import checked, refuse, refuse_arguments
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.ops.randomness import EAGER
+from autobatch.tracebacks import hide_frames
 
 Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array
@@ -35,7 +37,7 @@ WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # no result of N
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
-@suggesting()
+@checked()
 @dataclass(frozen=True, eq=False)
 class Op:
     """A primitive tensor operation.
@@ -126,8 +128,11 @@ class Op:
             if STAGE.current is not None and any(isinstance(arg, Operators) for arg in args):
                 return STAGE.current.apply(self, args, static)
             return self.eager(args, static)
-        except TypeError:
-            refuse(self, static)
+        except RAW as error:
+            raise refused_call(self, args, static, error) from error
+        except AutobatchError as error:
+            if STAGE.current is None:
+                hide_frames(error)
             raise
 
     def limit(self, shapes: Iterable[Shape], static: dict[str, Any]) -> int:
@@ -167,7 +172,7 @@ class Op:
         return f"<op {self.name}>"
 
 
-@suggesting(Op)
+@checked(Op)
 def define_op(name: str, **parts: Any) -> Op:
     """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
     OPS[name] = op = Op(name, **parts)
@@ -287,11 +292,56 @@ def composite(function: F) -> F:
         symbol = first_symbol(args)
         try:
             return function(*args, **kwargs) if symbol is None else symbol.call(function, args, kwargs)
-        except TypeError:
-            refuse(function, kwargs)
+        except RAW as error:
+            raise refused_call(function, args, kwargs, error) from error
+        except AutobatchError as error:
+            if STAGE.current is None:
+                hide_frames(error)
             raise
 
     return cast(F, call)
+
+
+def of_values(function: F) -> F:
+    """Make a function of ops raise one sentence for arguments that it cannot be applied to."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RAW as error:
+            raise refused_call(function, args, kwargs, error) from error
+        except AutobatchError as error:
+            if STAGE.current is None:
+                hide_frames(error)
+            raise
+
+    return cast(F, call)
+
+
+def refused_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> Exception:
+    """The error of a call of an op that ended in an error of Python or NumPy.
+
+    Ops call no code of users, so that the arguments are to blame.
+
+    Raises:
+        TypeError: an argument is missing or unexpected.
+        DataError: an argument is not of the kind of its annotation.
+    """
+    refuse(function, kwargs)
+    refuse_arguments(function, args, kwargs)
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError as unbound:
+        name = getattr(function, "__name__", "")
+        return TypeError(str(error) if str(error).startswith(f"{name}()") else f"{name}(): {unbound}")
+    given = ", ".join([*map(show, args), *(f"{name}={show(x)}" for name, x in kwargs.items())])
+    return DataError(
+        f"the arguments of {function.__name__} must be values that it can be applied to, got {given} "
+        f"({type(error).__name__}: {str(error).rstrip('.')})."
+    )
 
 
 def first_symbol(arg: Any) -> Symbol | None:

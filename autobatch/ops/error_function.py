@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autobatch.errors import DataError
-from autobatch.keywords import suggesting
-from autobatch.ops.define import Array, Op, define_elementwise
+from autobatch.ops.define import Array, Op, define_elementwise, of_values
 from autobatch.ops.elementwise import exp, sigmoid, where
 from autobatch.ops.expression import call
 
@@ -144,7 +143,7 @@ _gelu_tanh_op = define_elementwise(
 )
 
 
-@suggesting()
+@of_values
 def gelu(x: Any, approximate: str = "none") -> Any:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016), as torch's gelu.
 

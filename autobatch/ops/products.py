@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import RAW
 from autobatch.errors import ShapeError
 from autobatch.ops import linear, reduction
-from autobatch.ops.define import Shape, broadcast, composite, known_shape, shape_of
+from autobatch.ops.define import Shape, broadcast, composite, known_shape, refused_call, shape_of
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
 
@@ -31,10 +32,13 @@ def matmul(x: Any, y: Any) -> Any:
     >>> ab.matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
     """
-    left, right = shape_of(x), shape_of(y)
-    if len(right) <= 2 and (len(left) <= 2 or not all(isinstance(size, (int, np.integer)) for size in left)):
-        return linear.matmul(x, y)  # matrices; or rows, of which a cell knows the number only when it runs
-    return _stacked(x, y)
+    try:
+        left, right = shape_of(x), shape_of(y)
+        if len(right) <= 2 and (len(left) <= 2 or not all(isinstance(size, (int, np.integer)) for size in left)):
+            return linear.matmul(x, y)  # matrices; or rows, of which a cell knows the number only when it runs
+        return _stacked(x, y)
+    except RAW as error:
+        raise refused_call(matmul, (x, y), {}, error) from error
 
 
 @composite

@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from autobatch.errors import DataError
-from autobatch.keywords import suggesting
-from autobatch.ops.define import Array, Op, Shape, composite, define_op
+from autobatch.arguments import is_int, refusal
+from autobatch.errors import DataError, ShapeError
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import BITS, Randomness, next_site
 from autobatch.ops.reduction import argmax
@@ -75,7 +73,7 @@ def _normal(xp: Any, draw: Array, out: Array, shape: Shape, site: int, random: R
 _normal_op = define_op("normal", shape=lambda draw, shape, site: shape, kernel=_normal, random=True)
 
 
-@suggesting()
+@of_values
 def normal(shape: int | Sequence[int] = ()) -> Any:
     """Draw independent numbers of the standard normal distribution, inside a cell: the noise of a VAE, for example.
 
@@ -94,9 +92,11 @@ def normal(shape: int | Sequence[int] = ()) -> Any:
     >>> sample(np.zeros(2), np.zeros(2)).shape
     (2,)
     """
-    shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
+    sizes: Any = (shape,) if is_int(shape) else tuple(shape)  # type: ignore[arg-type]
+    if not all(is_int(size) and size >= 0 for size in sizes):
+        raise refusal("shape of normal", "sizes of at least 0", shape, ShapeError)
     draw, site = _next_draw()
-    return _normal_op(draw, shape=shape, site=site)
+    return _normal_op(draw, shape=tuple(map(int, sizes)), site=site)
 
 
 def _perturb(xp: Any, logits: Array, draw: Array, out: Array, site: int, random: Randomness) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of SplitMix64
@@ -125,7 +125,7 @@ class _Eager(threading.local):
 EAGER = _Eager()
 
 
-@suggesting()
+@checked(seed=None, step=None, key=None)
 @contextmanager
 def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
     """Within the context, give eager mode the random numbers that an instance gets batched.

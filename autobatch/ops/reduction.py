@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from autobatch.arguments import is_bool, is_int, refusal
 from autobatch.errors import ShapeError
-from autobatch.keywords import suggesting
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values, shape_of
 from autobatch.ops.elementwise import equal, exp, log, stop_gradient
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape
@@ -21,7 +21,7 @@ def axes_of(ndim: int, axis: Axis) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    if any(not -ndim <= a < ndim for a in axes):
+    if any(not is_int(a) or not -ndim <= a < ndim for a in axes):
         raise ShapeError(f"a reduction over axis {axis} of a value with {ndim} axes.")
     chosen = {a % ndim for a in axes}
     if len(chosen) < len(axes):
@@ -31,6 +31,8 @@ def axes_of(ndim: int, axis: Axis) -> tuple[int, ...]:
 
 def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
     axes = axes_of(len(x), axis)
+    if not is_bool(keepdims):
+        raise refusal("keepdims", "True or False", keepdims, ShapeError)
     if keepdims:
         return tuple(1 if a in axes else size for a, size in enumerate(x))
     return tuple(size for a, size in enumerate(x) if a not in axes)
@@ -66,7 +68,7 @@ _sum_op = _define_reduction(
 _max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback, _reduced_to_max)
 
 
-@suggesting()
+@of_values
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The sum over `axis` (all axes by default).
 
@@ -94,7 +96,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     return total / size
 
 
-@suggesting()
+@of_values
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The largest element over `axis` (all axes by default).
 
@@ -138,7 +140,7 @@ def _n_choices(x: Shape, axis: int | None) -> int:
 _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_choices)
 
 
-@suggesting()
+@of_values
 def argmax(x: Any, axis: int | None = None) -> Any:
     """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
 
@@ -207,7 +209,7 @@ _log_softmax_op = define_op(
 )  # fmt: skip
 
 
-@suggesting()
+@of_values
 def softmax(x: Any, axis: int = -1) -> Any:
     """exp(x), scaled to sum to one along `axis`; nothing overflows.
 
@@ -220,7 +222,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
     return _softmax_op(x, axis=axis)
 
 
-@suggesting()
+@of_values
 def log_softmax(x: Any, axis: int = -1) -> Any:
     """The logarithm of `softmax` along `axis`, computed directly.
 
@@ -265,7 +267,7 @@ _layer_norm_op = define_op(
 )  # fmt: skip
 
 
-@suggesting()
+@of_values
 def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
     """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016).
 

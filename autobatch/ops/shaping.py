@@ -8,9 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import RAW, is_int, refusal
 from autobatch.errors import ShapeError
-from autobatch.keywords import suggesting
-from autobatch.ops.define import Array, Op, Shape, align, broadcast, composite, define_op, shape_of
+from autobatch.ops.define import (
+    Array,
+    Op,
+    Shape,
+    align,
+    broadcast,
+    composite,
+    define_op,
+    of_values,
+    refused_call,
+    shape_of,
+)
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.ports import VariadicPort, as_port
 
@@ -97,12 +108,15 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Any:
     array([[1., 2.],
            [3., 4.]])
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # an axis may have another length in every node
-    if is_known and -1 in sizes:
-        known = -math.prod(sizes) or 1
-        sizes = tuple(math.prod(shape_of(x)) // known if s == -1 else s for s in sizes)
-    return _reshape_op(x, shape=sizes)
+    try:
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # an axis may have any length in a node
+        if is_known and -1 in sizes:
+            known = -math.prod(sizes) or 1
+            sizes = tuple(math.prod(shape_of(x)) // known if s == -1 else s for s in sizes)
+        return _reshape_op(x, shape=sizes)
+    except RAW as error:
+        raise refused_call(reshape, (x, shape), {}, error) from error
 
 
 def _expand_shape(x: Shape, shape: Shape) -> Shape:
@@ -160,7 +174,7 @@ _transpose_op = define_op(
 )
 
 
-@suggesting()
+@of_values
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
     """`x` with its axes in another order (reversed by default).
 
@@ -212,7 +226,7 @@ def _concat_pullback(g: Any, out: Any, *parts: Any, axis: int) -> tuple[Any, ...
 _concat_op = define_op("concat", shape=_concat_shape, kernel=_concat, pullback=_concat_pullback, copies=True)
 
 
-@suggesting()
+@of_values
 def concat(parts: Sequence[Any], axis: int = -1) -> Any:
     """Join values along one axis.
 
@@ -245,7 +259,7 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Any:
     if not len(parts):
         raise ShapeError("stack of no values has no shape; give it at least one.")
     shape = shape_of(parts[0])
-    if not -len(shape) - 1 <= axis <= len(shape):
+    if not is_int(axis) or not -len(shape) - 1 <= axis <= len(shape):
         raise ShapeError(f"stack along axis {axis} of values of shape {shape}.")
     at = axis % (len(shape) + 1)
     return concat([reshape(part, (*shape_of(part)[:at], 1, *shape_of(part)[at:])) for part in parts], at)
@@ -262,9 +276,9 @@ def split(x: Any, n: int) -> tuple[Any, ...]:
     (array([0., 1.]), array([2., 3.]), array([4., 5.]))
     """
     size = shape_of(x)[-1] if shape_of(x) else 0
-    if not isinstance(n, (int, np.integer)):
-        raise ShapeError(
-            f"split takes the number of equal parts, not {n!r}; for parts of other sizes write x[..., a:b]."
+    if not is_int(n):
+        raise refusal(
+            "n of split", "the number of equal parts", n, ShapeError, "for parts of other sizes write x[..., a:b]"
         )
     if n < 1 or size % n:
         raise ShapeError(f"split of a value of shape {shape_of(x)} into {n} parts: {size} is not a multiple of {n}.")

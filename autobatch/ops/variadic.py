@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import show
 from autobatch.errors import ShapeError
-from autobatch.keywords import suggesting
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, known_shape, shape_of
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, known_shape, of_values, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.ports import VariadicPort, as_port
@@ -161,7 +161,7 @@ def element_shape(shape: Any) -> Any:
     if _is_size(shape):
         return (int(shape),)
     if not isinstance(shape, (tuple, list)):
-        raise ShapeError(f"shape={shape!r} is no shape; give the sizes of one element, such as shape=(3,).")
+        raise ShapeError(f"shape must be the sizes of one element, got {show(shape)}; write shape=(3,), for example.")
     if all(map(_is_size, shape)):
         return tuple(map(int, shape))
     return tuple(map(element_shape, shape))
@@ -254,7 +254,7 @@ def _mean_edges(x: Any) -> Any:
 SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values into it
 
 
-@suggesting()
+@of_values
 def sum_n(values: Any, shape: Any = None) -> Any:
     """The sum of any number of values, or of equal tuples of values, element by element.
 
@@ -272,7 +272,7 @@ def sum_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _sum_edges, _sum_n)
 
 
-@suggesting()
+@of_values
 def mean_n(values: Any, shape: Any = None) -> Any:
     """The mean of any number of values; zero if there are none (see `sum_n`).
 
@@ -285,7 +285,7 @@ def mean_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _mean_edges, _mean_n)
 
 
-@suggesting()
+@of_values
 def max_n(values: Any, shape: Any = None) -> Any:
     """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
@@ -328,6 +328,7 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
     return [function(*elements) for elements in zip(*lists, strict=True)]
 
 
+@of_values
 def softmax_n(scores: Any) -> Any:
     """The softmax over the values of a list, element by element: a list of weights that sum to one.
 
@@ -343,6 +344,7 @@ def softmax_n(scores: Any) -> Any:
     return list(_softmax_n(scores)) if scores else []
 
 
+@of_values
 def logsumexp_n(values: Any) -> Any:
     """The logarithm of the sum of exponentials over one or more values of one shape, element by element.
 
@@ -361,7 +363,7 @@ def logsumexp_n(values: Any) -> Any:
     return _logsumexp_n(values)
 
 
-@suggesting()
+@of_values
 def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
     """The sum of the values, each multiplied by its weight.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
 from autobatch.params.module import Module
@@ -67,7 +67,7 @@ class Adam(_MomentOptimizer):
     array([[0.75, 2.25]], dtype=float32)
     """
 
-    @suggesting()
+    @checked()
     def __init__(
         self,
         model: Module,
@@ -111,7 +111,7 @@ class AdamW(_MomentOptimizer):
     array([[0.5, 1.5]], dtype=float32)
     """
 
-    @suggesting()
+    @checked()
     def __init__(
         self,
         model: Module,

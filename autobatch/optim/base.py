@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
 import numpy as np
 
+from autobatch.arguments import RAW, check_int, is_number, refusal
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.eager import plain_array, to_numbers
@@ -164,6 +165,15 @@ class Optimizer(ABC):
             DataError: a hyperparameter is out of range. In both cases nothing has changed.
         """
         doing = check_kind("optimizer", self, state, OptimizerState.__required_keys__)
+        try:
+            self._load(doing, state)
+        except RAW as error:
+            raise CheckpointError(
+                f"{doing}: it holds what no optimizer stores ({error}); give what {type(self).__name__}.state_dict() "
+                f"returned."
+            ) from error
+
+    def _load(self, doing: str, state: OptimizerState) -> None:
         check_entries(doing, dict.fromkeys(state["options"], ()), dict.fromkeys(self._options, ()))
         check_entries(doing, dict.fromkeys({**self._steps, **state["overrides"]}, ()), dict.fromkeys(self._steps, ()))
         check_entries(doing, dict.fromkeys(state["steps"], ()), dict.fromkeys(self._steps, ()))
@@ -177,9 +187,10 @@ class Optimizer(ABC):
             for name, parameter in self._parameters.items()
             for slot in self._state[name]
         }
+        steps = {name: check_int(f"steps of {name}", n, at_least=0) for name, n in state["steps"].items()}
         self._options = {option: float(value) for option, value in state["options"].items()}
         self._overrides = {name: dict(own) for name, own in state["overrides"].items()}
-        self._steps = dict(state["steps"])
+        self._steps = steps
         for (name, slot), array in arrays.items():
             self._state[name][slot] = array
         self._lies_on = dict.fromkeys(self._parameters, HOST)
@@ -233,6 +244,8 @@ class Optimizer(ABC):
     def _check_options(self, options: Mapping[str, float]) -> None:
         for option, value in options.items():
             limit = self.limits[option]
+            if not isinstance(value, bool | np.bool_) and not is_number(value):
+                raise refusal(f"{option} of {type(self).__name__}", "a number", value)
             if not 0.0 <= value < limit:
                 raise DataError(
                     f"cannot set {option} of {type(self).__name__} to {value}; give at least 0 and below {limit}."
@@ -317,6 +330,8 @@ def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozens
     """
     kind = type(owner).__name__
     doing = f"cannot load the state of the {what} {kind}"
+    if not isinstance(state, Mapping):
+        raise refusal(f"state of {kind}.load_state_dict", f"what {kind}.state_dict() returned", state, CheckpointError)
     if not keys <= state.keys():
         raise CheckpointError(
             f"{doing}: it holds {', '.join(state) or 'nothing'}; give what {kind}.state_dict() returned."

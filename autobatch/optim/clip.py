@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import RAW, refusal
 from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, NumericError
+from autobatch.keywords import refuse_arguments
 from autobatch.optim.change import store_of
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray
@@ -49,10 +51,14 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
     >>> print(grads["weight"], grads["bias"])
     [0.6 0. ] [0.8]
     """
-    if not max_norm > 0.0:
-        raise DataError(f"cannot clip gradients to a norm of {max_norm}; give a number above 0.")
-    store = _find_store(grads)
-    numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
+    try:
+        if max_norm is True or not max_norm > 0.0:
+            raise refusal("max_norm of clip_by_norm", "a number above 0", max_norm)
+        store = _find_store(grads)
+        numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
+    except RAW:
+        refuse_arguments(clip_by_norm, (grads, max_norm), {})
+        raise
     return _clip_on_host(numbers, max_norm) if store is HOST else _clip_on_device(store, numbers, max_norm, grads)
 
 
@@ -76,10 +82,14 @@ def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
     >>> print(grads["weight"], grads["bias"])
     [ 1.  -0.5] [-1.]
     """
-    if not limit > 0.0:
-        raise DataError(f"cannot clip gradients to numbers of {limit}; give a number above 0.")
-    store = _find_store(grads)
-    numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
+    try:
+        if limit is True or not limit > 0.0:
+            raise refusal("limit of clip_by_value", "a number above 0", limit)
+        store = _find_store(grads)
+        numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
+    except RAW:
+        refuse_arguments(clip_by_value, (grads, limit), {})
+        raise
     if store is HOST:
         for name, array in numbers.items():
             _check_norm(name, _norm(array))

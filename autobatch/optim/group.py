@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from autobatch.errors import DataError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 
 Overrides = dict[str, dict[str, float]]
 """Parameter name to the hyperparameters that differ for it: `lr_factor`, `weight_decay`."""
 
 
-@suggesting()
+@checked()
 @dataclass(frozen=True)
 class Group:
     """Parameters, by name, with a learning rate or a weight decay of their own.

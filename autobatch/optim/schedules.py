@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypedDict
 
+from autobatch.arguments import RAW
 from autobatch.errors import CheckpointError, DataError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked, suggesting
 from autobatch.optim.base import Optimizer, check_kind
 from autobatch.params.module import check_entries
 
@@ -77,7 +78,7 @@ class LearningRate:
         check_entries(doing, dict.fromkeys(values, ()), dict.fromkeys(self._values(), ()))
         try:
             self._check(values)
-        except (DataError, TypeError) as error:
+        except (DataError, *RAW) as error:
             raise CheckpointError(f"{doing}: {error} Give what {type(self).__name__}.state_dict() returned.") from error
         vars(self).update(values)
 
@@ -125,7 +126,7 @@ class _FactorRate(LearningRate, ABC):
         self.optimizer.lr = self.base_lr * self.factor_at(self.n_taken)
 
 
-@suggesting()
+@checked()
 @dataclass(eq=False)
 class ConstantRate(_FactorRate):
     """The rate of `optimizer`, times `factor` in the first `n_steps`; torch's ConstantLR."""
@@ -137,7 +138,7 @@ class ConstantRate(_FactorRate):
         return self.factor if n_taken < self.n_steps else 1.0
 
 
-@suggesting()
+@checked()
 @dataclass(eq=False)
 class StepRate(_FactorRate):
     """The rate of `optimizer`, multiplied by `factor` after every `n_steps`; torch's StepLR.
@@ -159,7 +160,7 @@ class StepRate(_FactorRate):
         return self.factor ** (n_taken // self.n_steps)
 
 
-@suggesting()
+@checked()
 @dataclass(eq=False)
 class CosineRate(_FactorRate):
     """A linear warm-up to the rate of the optimizer, then half a cosine down.
@@ -205,7 +206,7 @@ class CosineRate(_FactorRate):
             )
 
 
-@suggesting()
+@checked()
 @dataclass(eq=False)
 class PlateauRate(LearningRate):
     """The rate of the optimizer, times `factor` whenever a measure has stopped improving; torch's ReduceLROnPlateau.
@@ -239,6 +240,7 @@ class PlateauRate(LearningRate):
     n_worse: int = field(init=False, default=0, metadata=COUNT)
     n_cooling: int = field(init=False, default=0, metadata=COUNT)
 
+    @suggesting()
     def step(self, measure: float) -> None:
         """Take the `measure` of a step, a number, and lower the rate if the measure has stopped improving."""
         self.n_worse += 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from autobatch.errors import DataError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
 from autobatch.params.module import Module
@@ -47,7 +47,7 @@ class SGD(Optimizer):
 
     limits: ClassVar[Mapping[str, float]] = {**COMMON_LIMITS, "momentum": math.inf, "nesterov": math.inf}
 
-    @suggesting()
+    @checked()
     def __init__(
         self,
         model: Module,

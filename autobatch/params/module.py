@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.params.checkpoint import read_safetensors, write_arrays
 from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
 from autobatch.system.turns import run_lock
@@ -151,7 +151,7 @@ class Module:
         own = {name: value for name, value in dict(own or {}).items() if not _stands_in(value)}
         return (own, *slots) if slots else own
 
-    @suggesting()
+    @checked()
     def train(self, mode: bool = True) -> Self:
         """Turn dropout on (or off, with `mode=False`) in this module and all under it, and return the module."""
         for module in modules_in(self):
@@ -172,6 +172,7 @@ class Module:
         found = shared_dtype(self)
         return FLOAT32 if found is None else found
 
+    @checked()
     def to(self, device: str | Store) -> Self:
         """Move all parameters to a device in place, and return the module; they train and run where they are.
 
@@ -196,6 +197,7 @@ class Module:
                 parameter.to(store)
         return self
 
+    @checked()
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Change the dtype of all parameters in place, to float32 or float64, and return the module.
 
@@ -213,7 +215,7 @@ class Module:
         with run_lock():
             return {name: np.array(p.store.get(p.array)) for name, p in self.parameters().items()}
 
-    @suggesting()
+    @checked()
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> LoadedNames:
         """Copy arrays into the parameters, after checking that all of them fit.
 
@@ -237,6 +239,7 @@ class Module:
         """
         return _load(self, state, "the state dict", strict)
 
+    @checked()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a safetensors file, replacing one that is there only once all is written.
 
@@ -246,7 +249,7 @@ class Module:
         doing = f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}"
         write_arrays(path, self.state_dict(), {}, doing)
 
-    @suggesting()
+    @checked()
     def load(self, path: str | os.PathLike[str], strict: bool = True) -> LoadedNames:
         """Read a safetensors file into the parameters, as `load_state_dict` does.
 

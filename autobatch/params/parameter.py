@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.ops.operators import Operators
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -64,7 +64,7 @@ class Parameter(Operators):
     array([4., 5., 6.], dtype=float32)
     """
 
-    @suggesting()
+    @checked()
     def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
         self.array = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable

@@ -13,8 +13,10 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.arguments import RAW, show
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, ShapeError
+from autobatch.keywords import refuse_arguments
 from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray, Shape
 from autobatch.params.row_sums import IntArray, RowSums, make_row_sums
 
@@ -56,7 +58,11 @@ class Rows:
     shape: Shape
 
     def __init__(self, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store = HOST) -> None:
-        self.ids, self.values, self.shape = _check(ids, values, shape, store)
+        try:
+            self.ids, self.values, self.shape = _check(ids, values, shape, store)
+        except RAW as error:
+            refuse_arguments(Rows.__init__, (self, ids, values, shape, store), {})
+            raise DataError(f"cannot make Rows of ids {show(ids)} and values {show(values)}: {error}.") from error
         self.store = store
         self._sums: RowSums | None = None
         descents = np.flatnonzero(self.ids[1:] <= self.ids[:-1])
@@ -185,9 +191,10 @@ def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store
         raise DataError(
             f"cannot make Rows of ids of {rows.dtype} and values of {numbers.dtype}; give ints, and float32 or float64."
         )
+    shape = tuple(shape)
     if rows.ndim != 1 or not shape or numbers.shape != (rows.size, *shape[1:]):
         raise ShapeError(
-            f"cannot make Rows of an array of shape {shape} from ids of shape {rows.shape} and values of shape "
+            f"cannot make Rows of an array of shape {show(shape)} from ids of shape {rows.shape} and values of shape "
             f"{numbers.shape}; give n ids and n rows of the array."
         )
     if rows.size and not 0 <= rows.min() <= rows.max() < shape[0]:

@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
-from autobatch.keywords import nearest, suggesting
+from autobatch.keywords import checked, nearest
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
@@ -48,7 +48,7 @@ def names() -> list[str]:
     return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
-@suggesting()
+@checked(name=PolicyError, backend=PolicyError)
 def get(name: str, backend: str = "reference") -> BasePolicy:
     """Make the policy called `name`, for the backend called `backend`; `ab.batched` gives its own.
 
@@ -97,6 +97,7 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
     return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)
 
 
+@checked(path=PolicyError)
 def load(path: str | os.PathLike[str]) -> Directed:
     """Read a policy that `policy.save` wrote.
 

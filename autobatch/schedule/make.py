@@ -10,6 +10,7 @@ import numpy as np
 from autobatch.errors import ScheduleError
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
+from autobatch.keywords import refuse_arguments
 from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import checking, is_trusted
@@ -21,6 +22,8 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     Raises:
         ScheduleError: the policy gave no schedule, or one that does not run this graph.
     """
+    if type(graph) is not Graph or not hasattr(policy, "schedule"):
+        refuse_arguments(make_schedule, (graph, policy), {})
     schedule = policy.schedule(graph)
     is_checked = checking()
     if is_checked:

@@ -23,7 +23,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.schedule.simulator import Simulator, finish, start, step
 
 MAX_BATCHES_PRINTED = 40
@@ -72,14 +72,14 @@ class Schedule:
         """A picture, for notebooks."""
         return self.draw()
 
-    @suggesting()
+    @checked()
     def draw(self, names: Sequence[str] | None = None) -> str:
         """Draw the batches as an SVG element; `names`, from a table of types, replace type ids."""
         from autobatch.display.batches import draw_batches
 
         return draw_batches(self.batch_type, self.batch_ptr, self.order, names)
 
-    @suggesting()
+    @checked()
     def text(self, names: Sequence[str] | None = None) -> str:
         """Write a line per batch, long ones shortened; `names`, from a table of types, replace type ids."""
         lines = [repr(self)]
@@ -194,6 +194,7 @@ def adapt(policy: object) -> BasePolicy:
     return _Adapted(policy)
 
 
+@checked()
 def min_batches(graph: Graph) -> int:
     """Count the batches that no schedule of `graph` can go below.
 
@@ -219,6 +220,7 @@ def min_batches(graph: Graph) -> int:
     return int(chain_lengths(graph).sum())
 
 
+@checked()
 def chain_lengths(graph: Graph) -> IntArray:
     """Count, per type, the most nodes of that type on any one path: int32[T].
 

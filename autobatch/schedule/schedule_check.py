@@ -6,9 +6,11 @@ import numpy as np
 
 from autobatch.errors import ScheduleError
 from autobatch.graph.graph import Graph
+from autobatch.keywords import checked
 from autobatch.schedule.schedule import Schedule
 
 
+@checked()
 def check_schedule(graph: Graph, schedule: Schedule) -> None:
     """Check that every node runs once, after its inputs, in a batch of its own type.
 

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from autobatch.errors import BackendError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.release import pip_install
 from autobatch.serving.answers import Answers, Instance, outcome
 from autobatch.serving.counts import summarize
@@ -41,7 +41,7 @@ CLOSE_WITHIN = 5.0  # seconds after the last answer in which programs that nobod
 ANYTHING: Mapping[str, Any] = {"description": "Any JSON value."}
 
 
-@suggesting()
+@checked()
 def app(
     server: Server,
     *,

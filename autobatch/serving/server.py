@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from autobatch.api import Batched, batched
 from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked, suggesting
 from autobatch.schedule.schedule import Policy
 from autobatch.serving.counts import Counts
 from autobatch.serving.running import Running
@@ -123,6 +123,7 @@ class Server:
     that it has taken are done.
     """
 
+    @checked()
     def __init__(self, batched: Batched, max_running: int, max_waiting: int) -> None:
         function = batched.recorder.function
         self._streams = isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__)
@@ -441,7 +442,7 @@ class Server:
                 self._has_over = True
 
 
-@suggesting(batched)
+@checked(batched)
 def serve(
     function: Callable[[Any], Any] | Batched,
     *,

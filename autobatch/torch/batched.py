@@ -51,6 +51,7 @@ from autobatch.torch.tangents import (
     slots_of_tangents,
 )
 from autobatch.trace.record import MiniBatch, Recorder, list_instances
+from autobatch.tracebacks import hide_frames
 
 
 class TorchBatched(Batched):
@@ -94,19 +95,23 @@ class TorchBatched(Batched):
                 "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; leave "
                 "the group, and wrap the module in torch's DistributedDataParallel."
             )
-        instances = self._met(instances)
-        clock = Clock(profiled=self._profile is not None)
-        inputs = TensorInputs(self.recorder.calls)
-        with inputs.recording_tensors():
-            minibatch = self.recorder.read(instances)._replace(inputs=inputs)
-            with run_lock(), self._planned(minibatch, clock, training=True, has_aux=None) as (step, rounds):
-                if not step.graph.n_instances:
-                    return torch.zeros(0)
-                passing = Passing(self, step, minibatch)
-                self.step += 1
-                self._finish(step, rounds)
-        columns: list[Any] = list(Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
-        return stack_tensors(step.graph.structures, self._typed(columns))
+        try:
+            instances = self._met(instances)
+            clock = Clock(profiled=self._profile is not None)
+            inputs = TensorInputs(self.recorder.calls)
+            with inputs.recording_tensors():
+                minibatch = self.recorder.read(instances)._replace(inputs=inputs)
+                with run_lock(), self._planned(minibatch, clock, training=True, has_aux=None) as (step, rounds):
+                    if not step.graph.n_instances:
+                        return torch.zeros(0)
+                    passing = Passing(self, step, minibatch)
+                    self.step += 1
+                    self._finish(step, rounds)
+            columns: list[Any] = list(Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
+            return stack_tensors(step.graph.structures, self._typed(columns))
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     _stack_results = staticmethod(stack_tensors)
 

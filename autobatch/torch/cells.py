@@ -16,7 +16,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.params.parameter import Parameter
 from autobatch.torch.bodies import RUNS, make_body
@@ -211,7 +211,7 @@ def cell(what: M, *, runs: str = "auto") -> M: ...
 def cell(what: F, *, runs: str = "auto") -> F: ...
 @overload
 def cell(*, runs: str = "auto") -> Callable[[F], F]: ...
-@suggesting()
+@checked()
 def cell(what: Any = None, *, runs: str = "auto") -> Any:
     """Make a cell of a module of torch, or of a function or method of tensors.
 

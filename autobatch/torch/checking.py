@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autobatch.api import batched as batched_arrays
 from autobatch.errors import GraphError, NumericError
 from autobatch.ir.arguments import parts_of
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
 from autobatch.torch.kinds import is_float
 from autobatch.torch.modules import TorchModule
@@ -24,7 +24,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 """What numbers of a dtype may differ by, relative to the largest of their tensor, or to 1."""
 
 
-@suggesting(batched, batched_arrays)
+@checked(batched, batched_arrays)
 def check_batched(
     function: Callable[[Any], Any],
     instances: Sequence[Any],

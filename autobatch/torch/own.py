@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autobatch.errors import GraphError
+from autobatch.keywords import checked
 from autobatch.params.module import Module, holders_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.parameters import TensorParameter, make_parameter
@@ -72,6 +73,7 @@ class OwnModule(nn.Module, Generic[M]):
         return deepcopy(self.own, memo)
 
 
+@checked()
 def as_torch(model: M) -> OwnModule[M]:
     """Give a module of autobatch to torch: an `nn.Module` with its parameters, by the same names, in the same memory.
 

@@ -15,6 +15,7 @@ from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from types import CoroutineType
 from typing import Any
 
+from autobatch.arguments import refusal as wrong_argument
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
@@ -169,6 +170,8 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> ab.eager(larger, np.array([0.5, 0.25]))
     array([1. , 0.5])
     """
+    if not callable(function):
+        raise wrong_argument("function of eager", "a function", function, GraphError)
     program = function(*args, **kwargs)
     if not isinstance(program, Awaitable):
         return program

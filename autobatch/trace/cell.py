@@ -18,10 +18,11 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 
+from autobatch.arguments import refusal, show
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Builder, Traced
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.eager_data import as_data
 from autobatch.ops.operators import STAGE
@@ -30,6 +31,7 @@ from autobatch.ops.taped import Taped, value_on
 from autobatch.params.module import Module, shared_dtype
 from autobatch.params.parameter import Parameter
 from autobatch.trace.inputs import FloatInput
+from autobatch.tracebacks import note_call
 
 CARRIED = ".carrier"
 ARRAYS = (np.ndarray, np.floating, Taped, FloatInput)
@@ -231,7 +233,7 @@ def cell(function: Callable[P, R]) -> Callable[P, R]: ...
 def cell(
     *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-@suggesting()
+@checked()
 def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()) -> Any:
     """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
 
@@ -258,16 +260,28 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
     >>> float(square(np.float32(3.0)))
     9.0
     """
+    if function is not None and not callable(getattr(function, "__func__", function)):
+        raise refusal("function of cell", "a function", function, GraphError)
     return Cell(function, static, ragged) if function is not None else lambda f: Cell(f, static, ragged)
 
 
 def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
     if current is None:
-        return called.run_eagerly(owner, args, kwargs)
+        try:
+            return called.run_eagerly(owner, args, kwargs)
+        except Exception as error:
+            names = called.names[owner is not None :]
+            given = [*zip(names, args, strict=False), *kwargs.items()]
+            note_call(error, called.name, ", ".join(f"{name}: {_shape_text(x)}" for name, x in given))
+            raise
     if isinstance(current, Builder):
         return called.run_inside(current, owner, args, kwargs)
     return current.call_cell(called, owner, args, kwargs)
+
+
+def _shape_text(x: Any) -> str:
+    return str(tuple(x.shape)) if hasattr(x, "shape") else show(x)
 
 
 def _float_type(args: Iterable[Any]) -> Any:

@@ -18,7 +18,7 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute, dtype_of
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.ops.taped import Taped
@@ -223,7 +223,7 @@ class Differentiated:
         return _replace(self.value, iter(found))
 
 
-@suggesting()
+@checked()
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives what `function` gives, and its gradient.
 
@@ -270,7 +270,7 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
     return derived
 
 
-@suggesting()
+@checked()
 def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that gives the gradient of `function`; as `value_and_grad`, without the value.
 
@@ -299,7 +299,7 @@ def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -
     return derived
 
 
-@suggesting()
+@checked()
 def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[Any, Callable[[Any], Any]]:
     """Call a function, and give what it returns and the function of its vector-Jacobian products.
 
@@ -328,7 +328,7 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
     return found
 
 
-@suggesting()
+@checked()
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
     """Call a function, and give what it returns and its Jacobian-vector product: the derivative along a direction.
 
@@ -357,7 +357,7 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 
 
-@suggesting()
+@checked()
 def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
     """Give the gradient of a scalar function, and the product of its Hessian and a vector: `jvp` of `grad`.
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.arguments import refusal
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray, LongArray
-from autobatch.ops.operators import STAGE, stage
+from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.taped import EagerTape
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
@@ -34,6 +35,8 @@ from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
 from autobatch.trace.results import SlotTable, read_result
 
+ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
+"""What is iterable and is one instance, or a part of one, and no list of instances."""
 NO_OWNER = np.zeros(0, np.int32)
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
@@ -421,7 +424,13 @@ def refuse_inside() -> None:
 
 
 def list_instances(instances: Iterable[Any]) -> list[Any]:
-    """The instances of a mini-batch, see `list_owned`; DataError for a single one."""
-    if not isinstance(instances, Iterable):
-        raise DataError(f"a mini-batch is a list of instances, not {instances!r}; for one instance, give [instance].")
+    """The instances of a mini-batch, see `list_owned`; DataError for a single one, such as an array or a dict."""
+    if type(instances) is list:
+        return list(instances)
+    is_one = isinstance(instances, ONE) or (hasattr(instances, "shape") and hasattr(instances, "dtype"))
+    if is_one or not isinstance(instances, Iterable):
+        raise refusal(
+            "a mini-batch", "a list of instances", instances,
+            advice="for one instance give [instance], and for the rows of an array list(array)",
+        )  # fmt: skip
     return list_owned(instances)

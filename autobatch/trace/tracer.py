@@ -19,6 +19,7 @@ from autobatch.system.trust import checking
 from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
 from autobatch.trace.pairs import Moved, Pairs
 from autobatch.trace.ragged import Ragged
+from autobatch.tracebacks import in_cell
 
 
 def _key_of_shape(shape: Any) -> Key:
@@ -68,7 +69,8 @@ class Tracer:
             except NeedsData:
                 raise
             except AutobatchError as error:
-                raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
+                shown = ", ".join(f"{name}: {key}" for name, key in keys.items())
+                raise in_cell(error, self.builder.name, shown) from None
         outputs: list[Any] = []
         structure = collect_outputs(result, outputs, set() if self._returns_rows else self.builder.lists)
         if not outputs:

@@ -15,14 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from autobatch.errors import DataError, GraphError
+from autobatch.arguments import check_int
+from autobatch.errors import GraphError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.trace.carried import dump_graphs
 from autobatch.trace.record import Recorder
 
+MOST_WORKERS = 2**15
 PARTS = 4  # per worker, so that one that gets long instances does not hold up the others
 
 Function: TypeAlias = Callable[[Any], Any]
@@ -43,8 +43,7 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
         GraphError: the function is an async one, or cannot be sent to a worker; or graphs cannot leave one, or it died.
         As `Recorder.record`.
     """
-    if isinstance(n_workers, bool) or not isinstance(n_workers, int | np.integer) or n_workers < 1:
-        raise DataError(f"workers={n_workers!r} is no number of worker processes; give an int of at least 1.")
+    n_workers = check_int("workers of record_all", n_workers, at_least=1, below=MOST_WORKERS)
     if recorder.is_async:
         raise GraphError(f"workers={n_workers}: the instances of an async function run together; give workers=1.")
     if multiprocessing.current_process().daemon:

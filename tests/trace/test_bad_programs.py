@@ -236,12 +236,12 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "no shape": (
         lambda m, w: ab.sum_n([], shape="4"),
         ab.ShapeError,
-        ("shape='4' is no shape; give the sizes of one element",),
+        ("shape must be the sizes of one element, got '4'",),
     ),
     "parts of sizes": (
         lambda m, w: ab.split(m.leaf(w), [1, 2]),  # type: ignore[arg-type]
         ab.ShapeError,
-        ("split takes the number of equal parts, not [1, 2]",),
+        ("n of split must be the number of equal parts, got [1, 2]",),
     ),
     "an object": (
         lambda m, w: m.label(m.leaf(w), Fraction(1, 2)),

@@ -147,7 +147,7 @@ def test_no_function_no_instances(model: Model) -> None:
         ab.batched(Model)  # type: ignore[arg-type]
     loss = ab.batched(model.loss)
     for run in (loss, loss.value_and_grad, loss.record_all, loss.explain):
-        with refused(ab.DataError, "a mini-batch is a list of instances, not 3; for one instance, give [instance]"):
+        with refused(ab.DataError, "a mini-batch must be a list of instances, got 3; for one instance give [instance]"):
             run(3)  # type: ignore[arg-type, call-overload]
 
 
@@ -162,7 +162,7 @@ def test_graphs_that_do_not_belong(model: Model) -> None:
         loss([*graphs, 2])
     with refused(ab.GraphError, "record all instances with the same batched function"):
         loss([make_graph(NamedTypes(("leaf",)), [0], [], [0])])
-    with refused(ab.DataError, "a mini-batch is a list of instances"):
+    with refused(ab.DataError, "a mini-batch must be a list of instances"):
         loss(graphs[0])  # type: ignore[arg-type]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from autobatch.errors import PlanError
 from autobatch.ir.program import Instruction
+from autobatch.keywords import checked
 from autobatch.memplan.cell.constraints import Pattern, operands_of
 from autobatch.memplan.cell.grouping import computed, signature
 from autobatch.memplan.cell.layout import CellLayout
 from autobatch.memplan.cell.memory import Item
 
 
+@checked()
 def check_cell_layout(layout: CellLayout) -> None:
     """Check that every item has one place, batches can run, views are views, and everything else is a listed copy.
 

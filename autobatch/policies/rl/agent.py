@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
+from autobatch.keywords import checked
 from autobatch.policies.rl.env import Batching
 from autobatch.schedule.schedule import Schedule, to_schedule
 from autobatch.schedule.simulator import finish, start
@@ -65,6 +66,7 @@ class Agent:
         return to_schedule(graph, env.batches())
 
 
+@checked()
 def episodes(loss: Recording, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:
     """The graphs of mini-batches as policies see them: `dags=` of an environment."""
     return [to_dag(loss.merged(minibatch)) for minibatch in minibatches]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
+from autobatch.keywords import checked
 from autobatch.policies.fsm.rewards import REWARDS, Reward, reward_of
 from autobatch.policies.rules.directed import Batches
 from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, describe_types
@@ -72,6 +73,7 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, as Gymnasium declares it
 
+    @checked()
     def __init__(self, dags: Sequence[Dag], reward: Reward = "critical", max_types: int | None = None) -> None:
         if not dags or not all(dag.type_id.size for dag in dags):
             raise PolicyError("making an environment: there are no graphs, or one has no nodes; give some that have.")

@@ -20,7 +20,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
@@ -48,7 +48,7 @@ class Directed(BasePolicy):
 
     rule: ClassVar[str]
 
-    @suggesting()
+    @checked()
     def __init__(self, direction: Direction = "forward", compact: bool = False) -> None:
         if direction not in get_args(Direction):
             raise PolicyError(

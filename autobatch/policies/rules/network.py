@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.restricted import Restricted, start_restricted, unblock
@@ -105,7 +105,7 @@ class Deep(Directed):
 
     rule: ClassVar[str] = "network"
 
-    @suggesting()
+    @checked()
     def __init__(
         self,
         network: Network | None = None,

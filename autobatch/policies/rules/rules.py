@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.restricted import Restricted, start_restricted, unblock
@@ -103,7 +103,7 @@ class Score(Directed):
 
     rule: ClassVar[str] = "score"
 
-    @suggesting()
+    @checked()
     def __init__(self, direction: Direction = "forward", compact: bool = False, weights: Weights = LEARNED) -> None:
         super().__init__(direction, compact)
         self.weights = weights

@@ -17,7 +17,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.search import Search
@@ -67,7 +67,7 @@ class Recurring(Directed):
 
     rule: ClassVar[str] = "recurring"
 
-    @suggesting()
+    @checked()
     def __init__(
         self, sequences: Mapping[str, Sequence[int]], direction: Direction = "forward", compact: bool = False
     ) -> None:
@@ -77,7 +77,7 @@ class Recurring(Directed):
         self._is_unseen = False
 
     @classmethod
-    @suggesting()
+    @checked()
     def of(
         cls,
         graphs: Iterable[Graph],

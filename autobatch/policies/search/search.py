@@ -17,7 +17,7 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
-from autobatch.keywords import suggesting
+from autobatch.keywords import checked
 from autobatch.policies.rules.heuristics import Agenda
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.beam import WIDTH, beam_search
@@ -50,7 +50,7 @@ class Search(BasePolicy):
 
     rule = "search"
 
-    @suggesting()
+    @checked()
     def __init__(self, steps: int = STEPS, width: int = WIDTH, seed: int = 0) -> None:
         if steps < 0:
             raise PolicyError(f"making policy 'search': {steps} steps are less than none.")

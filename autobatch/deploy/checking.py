@@ -1,0 +1,100 @@
+"""Checks of what a file holds, before a cell is made of it: names, sizes, options of ops, and every program.
+
+A file holds no code, but its content goes where code relies on it: into classes as names, into shapes as sizes, into
+kernels as options. A program is checked as those of traces are, and each of its ops runs once on zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from autobatch.arguments import RAW, is_int, kinds_of, show
+from autobatch.errors import CheckpointError
+from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
+from autobatch.ir.program_check import check_cell
+from autobatch.ops.define import run_kernel
+from autobatch.ops.randomness import Randomness
+from autobatch.ops.variadic import Segments
+
+MOST_NUMBERS = 2**31  # of a value of one node
+MOST_TRIED = 2**20  # numbers of the values of an op that runs once on zeros
+CALL = "__call__"
+
+
+def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
+    """Refuse a name that Python or a module gives a meaning of its own, such as `__del__`.
+
+    Args:
+        what: has the name: "a cell".
+        taken: names that modules have.
+    """
+    if not isinstance(name, str):
+        raise CheckpointError(f"the name of {what} must be a str, got {show(name)}.")
+    is_special = name.startswith("__") and name.endswith("__") and name != CALL
+    if is_special or name in taken:
+        raise CheckpointError(f"the name of {what} must be free, got {name!r}, which has a meaning of its own.")
+
+
+def check_program(program: CellProgram) -> None:
+    """Refuse a program that is not one of a traced cell.
+
+    Raises:
+        CheckpointError: a size, a name or an option is not of its kind, or an op refuses its options.
+        GraphError: as `check_cell`.
+    """
+    for index, var in enumerate(program.vars):
+        sizes_are_ints = all(is_int(size) and 0 <= size < MOST_NUMBERS for size in var.shape)
+        if not sizes_are_ints or not is_int(var.domain) or math.prod(var.shape) >= MOST_NUMBERS:
+            raise _refused(program, index, f"has the shape {show(var.shape)}")
+        source = var.source
+        if isinstance(source, (Port, Attribute)):
+            for name, wanted in kinds_of(type(source)).items():
+                if not wanted.kind.holds(getattr(source, name)):
+                    raise _refused(program, index, f"has the {name} {show(getattr(source, name))}")
+        if isinstance(source, Instruction) and not all(map(is_int, source.args)):
+            raise _refused(program, index, f"reads {show(source.args)}")
+    if not all(is_int(x) for x in (*program.outputs, *(group for tie in program.ties for group in tie))):
+        raise CheckpointError(f"the outputs of cell {program.name!r} must be ints, got {show(program.outputs)}.")
+    check_cell(program)
+    for index, var in enumerate(program.vars):
+        if isinstance(var.source, Instruction):
+            _try(program, index, var.source)
+
+
+def _refused(program: CellProgram, index: int, what: str) -> CheckpointError:
+    return CheckpointError(f"a program must be one that ab.export wrote, but value {index} of {program.name!r} {what}.")
+
+
+def _try(program: CellProgram, index: int, source: Instruction) -> None:
+    """Run an op once on zeros: its kernel relies on options that no rule of shapes has looked at."""
+    op, static = source.op, dict(source.static)
+    vars = [program.vars[arg] for arg in (*source.args, index)]
+    if sum(math.prod(var.shape) for var in vars) > MOST_TRIED or op.segments == "move" or op.sums_rows:
+        return
+    *arrays, out = [np.zeros((1, *var.shape)) for var in vars]
+    if op.index_axis is not None:
+        arrays[1] = arrays[1].astype(np.int64)
+    if op.random:
+        static["random"] = Randomness()
+    if op.segments is not None:
+        static["segments"] = Segments(np.array([0, 1]))
+    try:
+        with np.errstate(all="ignore"):
+            if op.view:
+                op.kernel(np, arrays[0], **static)
+            else:
+                run_kernel(op, np, arrays, out, static)
+    except RAW as error:
+        raise _refused(program, index, f"applies {op.name!r} with options that it refuses ({error})") from error
+
+
+def check_outputs(structure: Any, n_outputs: int) -> None:
+    """Refuse a structure of results over outputs that a program does not have."""
+    if isinstance(structure, bool) or (isinstance(structure, int) and not 0 <= structure < n_outputs):
+        raise CheckpointError(f"a result must be one of {n_outputs} outputs, got {structure}.")
+    for part in structure if isinstance(structure, tuple) else getattr(structure, "children", ()):
+        check_outputs(part, n_outputs)

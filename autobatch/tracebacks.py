@@ -1,0 +1,109 @@
+"""Tracebacks of errors that users cause: their own lines stay, and those of autobatch go.
+
+What raises an error on purpose, or a user's function that does, is told by the user's lines and the message. The
+frames of autobatch in between, and those of the code that it generates, are taken out at the public functions, whose
+own frame stays. An error from inside that is not on purpose keeps all frames, and so do all errors where the
+environment has `AUTOBATCH_TRACEBACK=full`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+from autobatch.errors import AutobatchError
+
+VARIABLE, FULL = "AUTOBATCH_TRACEBACK", "full"
+OWN = str(Path(__file__).parent) + os.sep
+GENERATED = ("<recording of ", "<generated kernel>", "<kernel ")
+BETWEEN = ("contextlib.py", "functools.py", "dataclasses.py")
+"""Files of Python's library whose frames stand between those of autobatch."""
+IN_CELL = "in cell "
+MOST_SHOWN = 100  # characters of a source line
+
+
+def hide_frames(error: BaseException) -> None:
+    """Take the frames of autobatch out of the traceback of an error, and of those that it comes from."""
+    if os.environ.get(VARIABLE) == FULL:
+        return
+    seen = set[int]()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        if isinstance(one, AutobatchError) or not _is_own(_last(one.__traceback__)):
+            one.__traceback__ = _without_own(one.__traceback__)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _without_own(traceback: TracebackType | None) -> TracebackType | None:
+    kept = [one for one in _each(traceback) if not _is_hidden(one.tb_frame.f_code)]
+    made: TracebackType | None = None
+    for one in reversed(kept):
+        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made
+
+
+def _each(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _last(traceback: TracebackType | None) -> CodeType | None:
+    code = None
+    for one in _each(traceback):
+        code = one.tb_frame.f_code
+    return code
+
+
+def _is_own(code: CodeType | None) -> bool:
+    return code is not None and code.co_filename.startswith((OWN, *GENERATED))
+
+
+def _is_hidden(code: CodeType) -> bool:
+    return _is_own(code) or os.path.basename(code.co_filename) in BETWEEN
+
+
+def users_line(error: BaseException) -> str:
+    """Where in the user's code an error was raised: "/home/me/model.py:12, `return x + y`"; "" if no line is known.
+
+    It is the innermost line of the traceback so far; if there is none, that of the nearest caller.
+    """
+    at: tuple[str, int] | None = None
+    for one in _each(error.__traceback__):
+        if not _is_hidden(one.tb_frame.f_code):
+            at = one.tb_frame.f_code.co_filename, one.tb_lineno
+    frame: FrameType | None = sys._getframe(1)
+    while at is None and frame is not None:
+        if not _is_hidden(frame.f_code):
+            at = frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    if at is None:
+        return ""
+    text = linecache.getline(*at).strip()
+    return f"{at[0]}:{at[1]}" + (f", `{text[:MOST_SHOWN]}`" if text else "")
+
+
+def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
+    """The error that was raised in the body of a cell, with the call and the line of the user's code.
+
+    Args:
+        arguments: of the call, with their shapes.
+    """
+    line = users_line(error)
+    at = f", at {line}" if line else ""
+    found = type(error)(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
+    found.__notes__ = getattr(error, "__notes__", [])
+    return found.with_traceback(error.__traceback__)
+
+
+def note_call(error: Exception, cell: str, arguments: str) -> None:
+    """Note on an error of a cell that runs eagerly the call and the line of the user's code, for the innermost cell."""
+    if not any(note.startswith(IN_CELL) for note in getattr(error, "__notes__", ())):
+        line = users_line(error)
+        error.add_note(f"{IN_CELL}{cell!r} ({arguments}){line and ' at '}{line}")
+    hide_frames(error)

@@ -1,0 +1,106 @@
+"""Whatever a trace can hold: `ab.load` reads what `ab.export` writes, or `ab.export` refuses it in a sentence."""
+
+from __future__ import annotations
+
+import enum
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import autobatch as ab
+
+ANY_TEXT = st.text(st.characters(), max_size=8)
+FLOATS = st.floats(width=64) | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7e308])
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", ">f4", ">i8", "g"]
+
+
+class Colour(enum.Enum):
+    """Neither an int nor a text."""
+
+    RED, BLÅ = 1, (2, "b")
+
+
+class Size(enum.IntEnum):
+    """An int as well."""
+
+    SMALL, LARGE = 1, 2
+
+
+class Word(enum.StrEnum):
+    """A text as well."""
+
+    YES = "ja"
+
+
+def numpy_scalars() -> st.SearchStrategy[Any]:
+    def scalar(kind: str, x: float) -> Any:
+        with np.errstate(all="ignore"):
+            return (
+                np.float64(x).astype(kind)[()] if math.isfinite(x) or kind in "f2f4f8g>f4" else np.dtype(kind).type(0)
+            )
+
+    return st.builds(scalar, st.sampled_from(DTYPES), FLOATS.filter(lambda x: not abs(x) < 1e-300 or x == 0))
+
+
+NUMBERS = st.integers(-(10**40), 10**40) | FLOATS | st.booleans() | numpy_scalars()
+STATIC = st.recursive(
+    st.none() | ANY_TEXT | NUMBERS | st.sampled_from([*Colour, *Size, *Word]),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(st.integers() | ANY_TEXT, max_size=3),
+    max_leaves=5,
+)
+
+
+class Holding(ab.Module):
+    """A model whose trace holds a number, as a factor or as a constant array, and is called with a static argument."""
+
+    def __init__(self, factor: Any) -> None:
+        self.w = ab.Parameter(np.ones(3))
+        self.factor = factor
+        self.eval()
+
+    @ab.cell(static=("how",))
+    def run(self, x: Any, how: Any = Colour.RED) -> Any:
+        return ab.tanh(self.w * x) * self.factor
+
+    def one(self, instance: Any) -> Any:
+        x, how = instance
+        return self.run(x, how)
+
+
+def is_same(x: Any, y: Any) -> bool:
+    return bool(np.array_equal(x, y, equal_nan=True) and np.array_equal(np.signbit(x), np.signbit(y)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(factor=NUMBERS, how=STATIC)
+def test_what_export_writes_load_reads(tmp_path: Path, factor: Any, how: Any) -> None:
+    model, path, x = Holding(factor), tmp_path / "model.ab", np.array([0.5, -0.25, 1.0])
+    try:
+        expected = ab.batched(model.one, module=model, backend="reference")([(x, how)])
+        ab.export(model.one, path, examples=[(x, how)], module=model)
+    except ab.AutobatchError:
+        return  # a sentence before anything is written
+    loaded = ab.load(path)
+    again = ab.batched(lambda one: loaded.run(*one), module=loaded, backend="reference")
+    assert is_same(again([(x, how)]), expected)
+
+
+@pytest.mark.parametrize("default", [Colour.BLÅ, Size.LARGE, Word.YES, None, True, 2.5, np.float32(2.5), ("a", 1), ""])
+def test_defaults_of_arguments_load(tmp_path: Path, default: Any) -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.w = ab.Parameter(np.ones(3))
+
+        @ab.cell(static=("how",))
+        def run(self, x: Any, how: Any = default) -> Any:
+            return self.w * x
+
+    model = Model().eval()
+    ab.export(model.run, tmp_path / "model.ab", examples=[np.ones(3)])
+    assert np.array_equal(ab.load(tmp_path / "model.ab").run(np.ones(3)), np.ones(3))

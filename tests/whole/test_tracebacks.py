@@ -1,0 +1,110 @@
+"""Errors that users cause: their own lines stay in the traceback, those of autobatch go, and the message says where."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autobatch as ab
+import autobatch.torch as abt
+from helpers.runs.ways import each
+
+OWN = str(Path(ab.__file__).parent)
+
+
+class Net(ab.Module):
+    """A cell that adds values of different shapes, where x has another length than 3."""
+
+    def __init__(self) -> None:
+        self.linear = ab.Linear(3, 3, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def step(self, h: Any, x: Any) -> Any:
+        return ab.tanh(self.linear(h) + x)  # the line
+
+    def run(self, xs: Any) -> Any:
+        h = np.zeros(3)
+        for x in xs:
+            h = self.step(h, x)
+        return ab.sum(h)
+
+    async def wait(self, xs: Any) -> Any:
+        return await ab.value(self.run(xs))
+
+    def fail(self, xs: Any) -> Any:
+        raise KeyError("of the user")
+
+
+class TorchNet(torch.nn.Module):
+    """The same in torch."""
+
+    @abt.cell
+    def step(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(h + x)  # the line
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(torch.zeros(3), x)
+
+
+def batched(function: Any) -> Any:
+    return ab.batched(function, backend="reference")
+
+
+XS = np.ones((2, 4))
+CALLS: dict[str, Callable[[], Any]] = {
+    "a call": lambda: batched(Net().run)([XS]),
+    "value_and_grad": lambda: batched(Net().run).value_and_grad([XS]),
+    "record_all": lambda: batched(Net().run).record_all([XS]),
+    "explain": lambda: batched(Net().run).explain([XS]),
+    "an async program": lambda: batched(Net().wait)([XS]),
+    "eager": lambda: Net().run(XS),
+    "torch": lambda: abt.batched(TorchNet())([torch.ones(4)]),
+}
+
+
+def frames(error: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@each("call", list(CALLS.items()))
+def test_a_shape_error_in_a_cell_names_the_line_and_the_arguments(call: tuple[str, Callable[[], Any]]) -> None:
+    with pytest.raises(Exception) as found:  # noqa: PT011  # eager arrays raise NumPy's own
+        call[1]()
+    text = "".join(traceback.format_exception(found.value))
+    assert f"{__file__}:" in text, call[0]
+    assert "# the line" in text
+    assert "(3,)" in text or "value[3]" in text
+    assert "(4,)" in text or "value[4]" in text
+    own = [name for name in frames(found.value) if name.startswith((OWN, "<recording"))]
+    assert len(own) <= 1, (call[0], frames(found.value))
+
+
+def test_frames_of_autobatch_stay_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_TRACEBACK", "full")
+    with pytest.raises(ab.ShapeError) as found:
+        batched(Net().run)([XS])
+    assert sum(name.startswith(OWN) for name in frames(found.value)) > 5
+
+
+def test_what_a_function_of_the_user_raises_ends_at_its_line() -> None:
+    with pytest.raises(KeyError) as found:
+        batched(Net().fail)([XS])
+    assert frames(found.value)[-1] == __file__
+    assert sum(name.startswith(OWN) for name in frames(found.value)) <= 1
+
+
+def test_errors_from_inside_keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("inside")
+
+    broken.__code__ = broken.__code__.replace(co_filename=f"{OWN}/engine/broken.py")
+    monkeypatch.setattr("autobatch.engine.engine.Engine._planned", broken)
+    with pytest.raises(RuntimeError) as found:
+        batched(Net().run)([np.ones((2, 3))])
+    assert len([name for name in frames(found.value) if name.startswith(OWN)]) >= 2

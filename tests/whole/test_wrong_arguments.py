@@ -1,0 +1,252 @@
+"""Wrong arguments of every public name end in one sentence, and never in an error of Python or NumPy from inside.
+
+The calls are generated: for each parameter of each public function, constructor and documented method, values of many
+kinds, with all other arguments right. What an annotation does not admit must be refused; what it admits may be used or
+refused, in a sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import autobatch as ab
+from describing import find, members_of
+from helpers.runs.ways import each
+from reference import PAGES, names_in
+
+ROOT = Path(__file__).parents[2]
+
+
+class Net(ab.Module):
+    """A model for all calls."""
+
+    def __init__(self) -> None:
+        self.linear = ab.Linear(3, 3, rng=np.random.default_rng(0))
+        self.eval()
+
+    @ab.cell
+    def loss(self, x: Any) -> Any:
+        return ab.sum(self.linear(x))
+
+
+def square(x: Any) -> Any:
+    return ab.sum(x * x)
+
+
+class Object:
+    """Of a class that nothing knows."""
+
+    def __repr__(self) -> str:
+        return "<Object>"
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "None": lambda: None, "a text": lambda: "nonsense", "1.5": lambda: 1.5, "True": lambda: True,
+    "-1": lambda: -1, "a huge int": lambda: 10**30, "nan": lambda: math.nan, "an empty list": list,
+    "a list of texts": lambda: ["a", "b"], "a dict": lambda: {"a": 1}, "an object": Object, "a class": lambda: Object,
+    "an array": lambda: np.zeros((2, 2)), "a huge float": lambda: 10**400,
+}  # fmt: skip
+ADMITTED = {
+    "int": {"-1", "a huge int", "a huge float"}, "float": {"1.5", "-1", "a huge int"}, "bool": {"True"},
+    "str": {"a text"}, "None": {"None"}, "PathLike": {"a text"}, "DTypeLike": {*WRONG}, "ArrayLike": {*WRONG},
+    "Any": {*WRONG}, "object": {*WRONG}, "Callable": {"a class"}, "type": {"a class"},
+    "Sequence": {"an empty list", "a list of texts", "an array"}, "Collection": {"an empty list", "a list of texts"},
+    "Iterable": {"an empty list", "a list of texts", "an array"}, "tuple": {"an empty list", "a list of texts"},
+    "list": {"an empty list", "a list of texts"}, "Mapping": {"a dict"}, "dict": {"a dict"}, "NDArray": {"an array"},
+    "Axis": {"-1", "None", "an empty list"}, "Wrt": {"None", "a class"},
+    "BucketBy": {"an empty list", "an array", "a class"},
+    "Shape": {"an empty list"}, "IntArray": {"an array"}, "FloatArray": {"an array"}, "LongArray": {"an array"},
+    "Array": {"an array"}, "Sized": {"an empty list"}, "T": {*WRONG}, "M": {*WRONG}, "Direction": set(),
+}  # fmt: skip
+"""By a word of an annotation, the wrong values that a function may take for all that the annotation says."""
+NO_CALLS = {
+    "autobatch.policies.Weights", "autobatch.policies.Frontier", "autobatch.policies.Schedule",
+    "autobatch.schedule.Schedule", "autobatch.serving.Counts", "autobatch.graph.Graph", "autobatch.Graph",
+    "autobatch.memplan.CellLayout", "autobatch.distributed.Joined", "autobatch.models.ModelSpec",
+    "autobatch.policies.Policy", "autobatch.policies.env.Agent", "autobatch.policies.Fsm", "autobatch.Batched",
+    "autobatch.optim.OptimizerState", "autobatch.optim.RateState", "autobatch.policies.AUTO",
+    "autobatch.policies.Deep", "autobatch.optim.Optimizer", "autobatch.optim.LearningRate",
+    "autobatch.graph.NamedTypes",
+}  # fmt: skip
+"""Records and results that the library makes, and abstract classes."""
+
+
+FACTORS = {"alpha", "slope", "scale", "eps"}
+"""Factors in arithmetic: a bool, NaN or an array is a number there as anywhere else."""
+OF_THE_USER = {
+    *((f"autobatch.{name}", "function", "a class") for name in ("hvp", "jvp", "vjp", "testing.check_batched")),
+    *((f"autobatch.{name}", "wrt", "a class") for name in ("hvp", "jvp", "vjp")),
+    *((f"autobatch.{name}", "primals", "an empty list") for name in ("hvp", "jvp")),
+    ("autobatch.minibatches", "bucket_by", "a class"),
+    ("autobatch.distributed.shares", "bucket_by", "a class"), ("autobatch.distributed.shares", "cost", "a class"),
+    ("autobatch.policies.env.episodes", "loss", "a class"), ("autobatch.eager", "function", "a class"),
+}  # fmt: skip
+"""What the caller's own function or class raises passes through."""
+
+
+class Call(NamedTuple):
+    """A parameter of a public callable."""
+
+    name: str
+    parameter: str
+
+
+@cache
+def callables() -> dict[str, Any]:
+    """The public functions and classes, and the documented methods, by name."""
+    lines = (ROOT / "docs" / "public_names.txt").read_text(encoding="utf-8").split("\n")
+    found: dict[str, Any] = {}
+    for name in (line for line in lines if re.fullmatch(r"autobatch\.[\w.]+", line)):
+        it = find(name)
+        seen = any(it is other for other in found.values())
+        is_error = inspect.isclass(it) and issubclass(it, Exception)
+        if callable(it) and not inspect.ismodule(it) and not seen and not is_error and name not in NO_CALLS:
+            found[name] = it
+    for page in PAGES:
+        for shown in names_in(page.read_text(encoding="utf-8")):
+            methods = [m for m in shown.members if m != "__init__" and not m.startswith("_")]
+            found |= {n: m for n, m in members_of(shown.path, methods).items() if n.rpartition(".")[0] in OWNERS}
+    return found
+
+
+def made_batched() -> Any:
+    return ab.batched(Net().loss, backend="reference")
+
+
+OWNERS: dict[str, Callable[[], Any]] = {
+    "autobatch.api.Batched": made_batched,
+    "autobatch.params.module.Module": lambda: ab.Linear(3, 3, rng=np.random.default_rng(0)),
+    "autobatch.optim.base.Optimizer": lambda: ab.optim.Adam(Net(), lr=0.1),
+    "autobatch.optim.schedules.PlateauRate": lambda: ab.optim.PlateauRate(ab.optim.Adam(Net(), lr=0.1)),
+}
+
+
+def gradients() -> Any:
+    return made_batched().value_and_grad([np.ones(3)])[1]
+
+
+def right(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Right arguments by the name of a parameter, or of a callable and its parameter."""
+    return {
+        "x": lambda: np.ones((2, 2)), "y": lambda: np.ones((2, 2)), "n_in": lambda: 3, "n_out": lambda: 3,
+        "n_hidden": lambda: 3, "rng": lambda: np.random.default_rng(0), "bias": lambda: np.ones(2), "dim": lambda: 3,
+        "rate": lambda: 0.5, "n_rows": lambda: 4, "data": lambda: np.ones(3), "query": lambda: np.ones(2),
+        "keys": lambda: [np.ones(2)], "values": lambda: [np.ones(2)], "function": lambda: square,
+        "logits": lambda: np.ones(3), "parts": lambda: [np.ones(2)], "weights": lambda: [1.0],
+        "subscripts": lambda: "ij,jk->ik", "path": lambda: str(folder / "file"), "examples": lambda: [np.ones(3)],
+        "gain": lambda: np.ones(2), "instances": lambda: [np.ones(3), np.ones(3)], "primals": lambda: (np.ones(3),),
+        "tangents": lambda: (np.ones(3),), "size": lambda: 2, "shape": lambda: (2, 2), "scores": lambda: [0.0, 1.0],
+        "n": lambda: 2, "k": lambda: 1, "condition": lambda: np.ones((2, 2)), "model": Net, "lr": lambda: 0.1,
+        "names": lambda: "linear.*", "optimizer": lambda: ab.optim.Adam(Net(), lr=0.1), "n_steps": lambda: 3,
+        "grads": gradients, "max_norm": lambda: 1.0, "limit": lambda: 1.0, "name": lambda: "agenda",
+        "loss": made_batched, "module": Net, "costs": lambda: [1.0, 2.0], "label": lambda: 1,
+        "table": lambda: np.ones((3, 2)), "minibatches": lambda: [[np.ones(3)]],
+        "ids": lambda: 1, "weight": lambda: np.ones((2, 2)), "server": lambda: None,
+        "measure": lambda: 0.5, "dtype": lambda: "float64", "device": lambda: "cpu",
+        "state": lambda: {}, "mode": lambda: True,
+        "autobatch.affine.x": lambda: np.ones(2), "autobatch.dot.x": lambda: np.ones(2),
+        "autobatch.dot.y": lambda: np.ones(2), "autobatch.outer.x": lambda: np.ones(2),
+        "autobatch.outer.y": lambda: np.ones(2), "autobatch.batched.function": lambda: Net().loss,
+        "autobatch.export.function": lambda: Net().loss, "autobatch.export.module": lambda: None,
+        "autobatch.serve.function": lambda: Net().loss, "autobatch.batched.module": lambda: None,
+        "autobatch.testing.check_batched.function": lambda: Net().loss, "autobatch.torch.as_torch.model": Net,
+        "autobatch.optim.PlateauRate.mode": lambda: "min", "autobatch.optim.Group.names": lambda: "linear.*",
+        "autobatch.testing.dump.function": lambda: Net().loss,
+        "autobatch.testing.check_grads.module": lambda: Net(),
+        "autobatch.torch.check_batched.module": lambda: torch.nn.Linear(3, 3),
+        "autobatch.models.find_model.name": lambda: "tree-lstm",
+        "autobatch.params.module.Module.load_state_dict.state": lambda: Net().linear.state_dict(),
+        "autobatch.optim.base.Optimizer.load_state_dict.state": lambda: ab.optim.Adam(Net(), lr=0.1).state_dict(),
+    }  # fmt: skip
+
+
+def needed(function: Any) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(function).parameters
+    return {n: p for n, p in found.items() if n != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def calls() -> Iterator[Call]:
+    for name, function in callables().items():
+        yield from (Call(name, parameter) for parameter in needed(function))
+
+
+def words_of(function: Any, parameter: str) -> set[str]:
+    annotation = inspect.signature(function).parameters[parameter].annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "Any")
+    if annotation is inspect.Parameter.empty:
+        text = "Any"
+    return {*re.findall(r"\w+", text)}
+
+
+def run(function: Any, name: str, arguments: dict[str, Any]) -> None:
+    """Call it, and go through or into what it gives where it does nothing before."""
+    owner = name.rpartition(".")[0]
+    args = [OWNERS[owner]()] if owner in OWNERS else []
+    kinds = inspect.signature(function).parameters
+    args += [arguments.pop(n) for n in list(arguments) if kinds[n].kind is kinds[n].POSITIONAL_ONLY]
+    found = function(*args, **arguments)
+    if isinstance(found, GeneratorType):
+        list(found)
+    elif isinstance(found, AbstractContextManager) and not isinstance(found, ab.serving.Server) and "group" not in name:
+        with found:
+            pass
+    elif isinstance(found, ab.serving.Server):
+        found.close()
+    elif inspect.iscoroutine(found):
+        asyncio.run(found)
+
+
+QUICK = ("Linear", "Dropout", "Parameter", "Adam", "concat", "sum", "reshape", "cell", "load", "randomness", "spread")
+
+
+@each("call", [call for call in calls() if call.name.rpartition(".")[2] in QUICK])
+def test_wrong_arguments_end_in_one_sentence(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(call, tmp_path)
+
+
+@pytest.mark.slow
+@each("call", list(calls()))
+def test_wrong_arguments_of_every_name_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(call, tmp_path)
+
+
+def check(call: Call, tmp_path: Path) -> None:
+    """Call it with each wrong value in the place of one argument."""
+    function, own = callables()[call.name], right(tmp_path)
+    parameters = needed(function)
+
+    def given(parameter: str) -> Any:
+        return own.get(f"{call.name}.{parameter}", own.get(parameter, lambda: 1.0))()
+
+    words = words_of(function, call.parameter)
+    admitted = {"True", "nan", "an array"} if call.parameter in FACTORS else set()
+    admitted = admitted.union(*(ADMITTED.get(word, set()) for word in words))
+    told = list[str]()
+    for shown, make in WRONG.items():
+        arguments = {n: given(n) for n, p in parameters.items() if p.default is p.empty or n == call.parameter}
+        arguments[call.parameter] = make()
+        try:
+            run(function, call.name, arguments)
+        except ab.AutobatchError as error:
+            told.append(str(error))
+        except Exception as error:
+            if (call.name, call.parameter, shown) not in OF_THE_USER:
+                pytest.fail(f"{call.name}({call.parameter}={shown}): {type(error).__name__}: {error}")
+        else:
+            assert shown in admitted, f"{call.name}({call.parameter}={shown}) is accepted"
+    assert not [text for text in told if "\n" in text or text[-1] not in ".?)`"]
