@@ -65,7 +65,10 @@ class Batched(Engine):
         is a tutorial.
 
         Args:
-            instances: whatever the function takes, or graphs from `record_all`.
+            instances: whatever the function takes, or graphs from `record_all`. Of instances that do not come in a list
+                or another container that holds them, but from an iterator or a data set, the arrays are copied as they
+                arrive, because the next instance may be written to the same memory. Copied are arrays and tensors in
+                tuples, lists, dicts, sets and attributes of objects.
 
         Returns:
             What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
@@ -265,7 +268,7 @@ class Batched(Engine):
         Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
 
         Args:
-            instances: whatever the function takes.
+            instances: whatever the function takes; those from an iterator are copied as in a call.
             progress: show how far it is, on standard error or in an output of a notebook.
             workers: how many processes record; more than one pays from some thousand instances on.
 
