@@ -52,5 +52,7 @@ def extended(before: Arrays, more: Arrays) -> Arrays:
     Cost: a copy; nothing is computed again for a type.
     """
     names: tuple[str, ...] = before._fields  # type: ignore[attr-defined]
+    kind: Any = type(before)
     pairs = zip(names, before, more, strict=True)
-    return type(before)(*[np.concatenate((x, x[-1] + y[1:] if name.endswith("_ptr") else y)) for name, x, y in pairs])  # type: ignore[call-arg]
+    whole: Arrays = kind(*[np.concatenate((x, x[-1] + y[1:] if name.endswith("_ptr") else y)) for name, x, y in pairs])
+    return whole

@@ -195,15 +195,15 @@ class ListBuilder(PairBuilder):
         A body is traced for each length of a list. So what it does with the second element and all others takes a short
         way, and all that is not repeated for another element has no key.
         """
-        key: tuple[Hashable, ...] | None = (op, repr(static)) if static else (op,)
+        key: tuple[Hashable, ...] = (op, repr(static)) if static else (op,)
         at: Position | None = None
         for arg in args if self.walked else ():
             kind = type(arg)
             if kind is Element or kind is ElementCondition:
                 if (at is not None and arg.at != at) or arg.at.is_sum:
-                    key = None
+                    key = ()
                     break
-                key += (arg.index,)
+                key += (kind, arg.index)
                 at = arg.at
             elif kind is Traced or kind is TracedCondition:
                 key += (kind, arg.index)
@@ -212,7 +212,7 @@ class ListBuilder(PairBuilder):
             elif id(arg) in self._weights:
                 key += (Weight, self._weights[id(arg)])
             else:
-                key = None
+                key = ()
                 break
         if at is not None and key in self._repeated:
             known, index = self._repeated[key]
@@ -236,7 +236,7 @@ class ListBuilder(PairBuilder):
             raise NeedsLength(first.var.domain, RANDOM if op.random else MIXED)
         index = self.append(op, [self.at_edges(value, first) for value in values], static).index
         kind = ElementCondition if is_condition else Element
-        if at is not None and key is not None:
+        if at is not None and key:
             self._repeated[key] = kind, index
         return kind(self, index, first.at)
 

@@ -106,7 +106,11 @@ class ReadTracker:
             else:
                 with counted() as counter:
                     yield
-                if not {code for entry in counter.getstats() if not is_own(code := entry.code)} <= self.called.keys():
+                found = [entry.code for entry in counter.getstats()]
+                if (
+                    not {code for code in found if isinstance(code, CodeType) and not is_own(code)}
+                    <= self.called.keys()
+                ):
                     raise Unheard
         self._draws.check()
 
