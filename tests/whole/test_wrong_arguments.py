@@ -66,7 +66,7 @@ ADMITTED = {
     "Sequence": {"an empty list", "a list of texts", "an array"}, "Collection": {"an empty list", "a list of texts"},
     "Iterable": {"an empty list", "a list of texts", "an array"}, "tuple": {"an empty list", "a list of texts"},
     "list": {"an empty list", "a list of texts"}, "Mapping": {"a dict"}, "dict": {"a dict"}, "NDArray": {"an array"},
-    "Axis": {"-1", "None", "an empty list"}, "Wrt": {"None", "a class"}, 
+    "Axis": {"-1", "None", "an empty list"}, "Wrt": {"None", "a class"},
     "BucketBy": {"an empty list", "an array", "a class"},
     "Shape": {"an empty list"}, "IntArray": {"an array"}, "FloatArray": {"an array"}, "LongArray": {"an array"},
     "Array": {"an array"}, "Sized": {"an empty list"}, "T": {*WRONG}, "M": {*WRONG}, "Direction": set(),
