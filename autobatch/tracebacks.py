@@ -22,6 +22,7 @@ OWN = str(Path(__file__).parent) + os.sep
 GENERATED = ("<recording of ", "<generated kernel>", "<kernel ")
 BETWEEN = ("contextlib.py", "functools.py", "dataclasses.py")
 """Files of Python's library whose frames stand between those of autobatch."""
+LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy"))
 IN_CELL = "in cell "
 MOST_SHOWN = 100  # characters of a source line
 
@@ -68,24 +69,38 @@ def _is_hidden(code: CodeType) -> bool:
     return _is_own(code) or os.path.basename(code.co_filename) in BETWEEN
 
 
+def _is_library(code: CodeType) -> bool:
+    return any(folder in code.co_filename for folder in LIBRARIES)
+
+
 def users_line(error: BaseException) -> str:
     """Where in the user's code an error was raised: "/home/me/model.py:12, `return x + y`"; "" if no line is known.
 
     It is the innermost line of the traceback so far; if there is none, that of the nearest caller.
     """
-    at: tuple[str, int] | None = None
-    for one in _each(error.__traceback__):
-        if not _is_hidden(one.tb_frame.f_code):
-            at = one.tb_frame.f_code.co_filename, one.tb_lineno
+    at = _innermost(error)
+    cause = error.__cause__
+    while at is None and cause is not None:
+        at, cause = _innermost(cause), cause.__cause__
     frame: FrameType | None = sys._getframe(1)
     while at is None and frame is not None:
-        if not _is_hidden(frame.f_code):
+        if not _is_hidden(frame.f_code) and not _is_library(frame.f_code):
             at = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     if at is None:
         return ""
     text = linecache.getline(*at).strip()
     return f"{at[0]}:{at[1]}" + (f", `{text[:MOST_SHOWN]}`" if text else "")
+
+
+def _innermost(error: BaseException) -> tuple[str, int] | None:
+    """File and line of the last frame of the user's code that an error passed through."""
+    at = None
+    for one in _each(error.__traceback__):
+        code = one.tb_frame.f_code
+        if not _is_hidden(code) and not _is_library(code):
+            at = code.co_filename, one.tb_lineno
+    return at
 
 
 def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:

@@ -52,7 +52,7 @@ def check_program(program: CellProgram) -> None:
             raise _refused(program, index, f"has the shape {show(var.shape)}")
         source = var.source
         if isinstance(source, (Port, Attribute)):
-            for name, wanted in kinds_of(type(source)).items():
+            for name, wanted in kinds_of(Port if isinstance(source, Port) else Attribute).items():
                 if not wanted.kind.holds(getattr(source, name)):
                     raise _refused(program, index, f"has the {name} {show(getattr(source, name))}")
         if isinstance(source, Instruction) and not all(map(is_int, source.args)):

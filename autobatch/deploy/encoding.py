@@ -208,7 +208,8 @@ class Decoder:
         """The default of an argument; an enum as one of the same names."""
         if isinstance(x, list) and x[0] == ENUM:
             _, kind, name = x
-            return enum.Enum(kind, [name])[name]
+            made: Any = enum.Enum(kind, [name])
+            return made[name]
         return self.value(x)
 
     def structure(self, x: Any) -> Any:

@@ -59,7 +59,9 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
             try:
                 return _run_by_torch(function, given, tracing, f"tracing it fails: {error}")
             except GraphError as refusal:
-                raise (refusal if type(error) is RuntimeError else error) from None
+                if type(error) is RuntimeError:
+                    raise refusal from error  # which has the user's line
+                raise error from None
 
     return body
 
