@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.errors import AutobatchError, GraphError
+from autobatch.errors import AutobatchError, GraphError, public_class
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
@@ -64,7 +64,7 @@ class Tracer:
             except NeedsData:
                 raise
             except AutobatchError as error:
-                raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
+                raise public_class(type(error))(f"in cell {self.builder.name!r}: {error}") from error
         outputs: list[Any] = []
         structure = collect_outputs(result, outputs, set() if self._returns_rows else self.builder.lists)
         if not outputs:
