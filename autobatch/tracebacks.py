@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
-from autobatch.errors import AutobatchError
+from autobatch.errors import AutobatchError, public_class
 
 VARIABLE, FULL = "AUTOBATCH_TRACEBACK", "full"
 OWN = str(Path(__file__).parent) + os.sep
@@ -111,7 +111,7 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
     """
     line = users_line(error)
     at = f", at {line}" if line else ""
-    found = type(error)(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
+    found = public_class(type(error))(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
     found.__notes__ = getattr(error, "__notes__", [])
     return found.with_traceback(error.__traceback__)
 

@@ -33,7 +33,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
-from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, differences
+from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, content_of, differences
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker, Unheard
@@ -391,10 +391,14 @@ class Traces:
     ) -> tuple[Tracer, Body]:
         """Trace a body once more that has changed what it reads; GraphError unless it now gives the same for good.
 
-        A body that keeps what it computes first, such as a table of angles, changes nothing when it runs again.
+        A body that keeps what it computes first, such as a table of angles, changes nothing when it runs again. What
+        another library runs does not show what it computes: there, only arrays may change, which hooks compute anew.
         """
         tracer, body = self._trace_body(family, lengths, repeats=False)
-        if body.content != before.content or not all(guard.holds() for guard in body.guards):
+        is_same = body.content == before.content
+        if not is_same and any(body.program.vars[i].source.op.once for i in body.program.instructions):  # type: ignore
+            is_same = _signature(body) == _signature(before) and all(map(_is_of_arrays, changed))
+        if not is_same or not all(guard.holds() for guard in body.guards):
             raise GraphError(
                 f"cell {family.entry.name!r} changes what it reads: {_describe(changed)}; its body is traced once for "
                 f"all its calls, so change it outside of cells, or pass it to the cell as an argument."
@@ -474,6 +478,10 @@ def _check_ties(program: CellProgram, walked: Sequence[int], lengths: Sequence[i
 def _refuses_changes(entry: Entry) -> bool:
     """Whether the entry is of a cell whose body must not change what it reads."""
     return entry.origin[0] == "cell" and not entry.origin[1].may_change
+
+
+def _is_of_arrays(change: Difference) -> bool:
+    return content_of(change.before) is not None and content_of(change.now) is not None
 
 
 def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:

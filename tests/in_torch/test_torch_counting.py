@@ -94,7 +94,7 @@ def table_of(net: Any) -> Any:
 def known(net: Any) -> int:
     """A constant that is noted."""
     net.by_name["width"] = 3
-    return net.by_name["width"]
+    return int(net.by_name["width"])
 
 
 ALLOWED: dict[str, Callable[[Any], Any]] = {
@@ -118,7 +118,7 @@ class Scaled(nn.Module):
         self.net, self.scale = net, scale
 
     def forward(self, x: Tensor) -> Any:
-        return self.net.lin(x) * self.scale(self.net)  # type: ignore[union-attr, operator]
+        return self.net.lin(x) * self.scale(self.net)  # type: ignore[operator]
 
 
 ROWS = [torch.ones(3), torch.zeros(3), torch.ones(3)]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, autograd, nn
-from torch.autograd import functional
 
 import autobatch.torch as abt
 from autobatch.errors import GraphError
@@ -37,6 +36,7 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a layer": lambda net, x: net.layer(x),
     "a matrix": lambda net, x: torch.outer(net.layer(x), x),
 }
+functional: Any = autograd.functional
 TOOLS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
     "jacobian": lambda f, x: functional.jacobian(f, x),
     "jacobian that is differentiated": lambda f, x: functional.jacobian(f, x, create_graph=True),
