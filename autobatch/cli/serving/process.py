@@ -22,6 +22,7 @@ from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
 from autobatch.starting import INTERRUPTED, SAID
 
+GARBAGE = 20_000, 50, 100  # thresholds of the collector: a large request has a million objects, which live on
 LOOK_EVERY = 1.0  # seconds between two looks at the checkpoint
 END_WITHIN = 15.0  # seconds after SIGTERM in which requests that were taken have to be answered
 
@@ -131,6 +132,7 @@ def run_process(
             future.result()
         gc.collect()
         gc.freeze()  # what is there now stays: to look through it again and again would stop requests for long
+        gc.set_threshold(*GARBAGE)
 
     application = app(
         server, read=predictor.read, write=predictor.write, given=spec.given, title=spec.name, token=token,
