@@ -18,6 +18,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.dataset import DESCRIBED_TREES, load_described_trees
 from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
+from autobatch.models.data.vocabulary import UNKNOWN
 from autobatch.models.node_states import NodeStates
 from autobatch.models.spec import ModelSpec
 from autobatch.models.tree_metric import count_edges, predict_trees
@@ -49,11 +50,14 @@ class DoublyRecurrent(NodeStates):
 
     @ab.cell
     def decide(self, above: Any, before: Any) -> Any:
-        """Decide on a node: its label, an int, and whether it has children and a next sibling, 1 or 0."""
+        """Decide on a node: its label, and whether it has children and a next sibling, 1 or 0.
+
+        The label is an int counted from the first that has a name; the one before, of unknown labels, is never grown.
+        """
         hidden = self.hidden(above, before)
         topology = self.topology(hidden)
         is_parent, goes_on = topology[0] > 0.0, topology[1] > 0.0
-        return ab.argmax(self.scores(hidden, is_parent, goes_on)), is_parent, goes_on
+        return ab.argmax(self.scores(hidden, is_parent, goes_on)[UNKNOWN + 1 :]), is_parent, goes_on
 
     def scores(self, hidden: Any, is_parent: Any, goes_on: Any) -> Any:
         """Score the labels of a node, inside a cell: logits (C,)."""
@@ -83,6 +87,7 @@ class DoublyRecurrent(NodeStates):
     async def grow_siblings(self, above: Any, before: Any, n_steps: int) -> list[OrderedTree[int]]:
         """Grow a node and the siblings that follow, and what is below them, as far as `n_steps` steps reach."""
         label, *decided = (int(x) for x in await ab.value(self.decide(above, before)))
+        label += UNKNOWN + 1
         is_parent, goes_on = decided if n_steps > 1 else (False, False)
         children, siblings = await ab.gather(
             self.grow_siblings(self.descend(label, above), self.first, n_steps - 1) if is_parent else no_nodes(),

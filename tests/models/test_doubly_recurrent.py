@@ -12,9 +12,9 @@ from helpers.runs.ways import each
 @each("topology, shape", [((-9, -9), "0"), ((9, -9), "(0 (0 0))"), ((9, 9), "(0 (0 0) 0)")])
 def test_trees_end_after_so_many_steps(topology: tuple[int, int], shape: str) -> None:
     """A node always, or never, has children and siblings; all that are as far from the root grow in one round."""
-    model = DoublyRecurrent(n_words=3, n_labels=1, dim=4, rng=np.random.default_rng(0), max_steps=3)
+    model = DoublyRecurrent(n_words=3, n_labels=2, dim=4, rng=np.random.default_rng(0), max_steps=3)
     model.parameters()["topology.bias"].data = np.array(topology)
     grow = ab.batched(model.grow)
-    assert list(map(repr, grow([[1, 2], []]))) == [shape] * 2
+    assert list(map(repr, grow([[1, 2], []]))) == [shape.replace("0", "1")] * 2  # 0 is the unknown label
     assert grow.last is not None
     assert grow.last.rounds == (1 if shape == "0" else 3)

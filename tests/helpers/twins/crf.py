@@ -27,9 +27,10 @@ class CRFTwin(nn.Module):
         return self._reduce(scores, torch.logsumexp) - right
 
     def best(self, scores: Tensor) -> list[int]:
-        """Find the likeliest tags: in each place the tag of which the best sequence is the best of all."""
+        """Find the likeliest tags, 0 left out: in each place the tag of which the best sequence is the best of all."""
+        scores = torch.cat((torch.full_like(scores[:, :1], -torch.inf), scores[:, 1:]), dim=1)
         return [
-            max(range(len(self.start)), key=lambda tag: float(self._best_with(scores, place, tag)))
+            max(range(1, len(self.start)), key=lambda tag: float(self._best_with(scores, place, tag)))
             for place in range(len(scores))
         ]
 

@@ -82,7 +82,7 @@ class DoublyRecurrentTwin(nn.Module):
         """Grow a node, what is below it and what follows it."""
         hidden = self.hidden(words, above, before)
         is_parent, goes_on = (self.topology(hidden) > 0.0).tolist()
-        label = int(self.scores(hidden, is_parent, goes_on).argmax())
+        label = 1 + int(self.scores(hidden, is_parent, goes_on)[1:].argmax())
         children = self.grow_from(words, [*above, label], [], n_steps - 1) if is_parent and n_steps > 1 else []
         others = self.grow_from(words, above, [*before, label], n_steps - 1) if goes_on and n_steps > 1 else []
         return [OrderedTree(label, children), *others]

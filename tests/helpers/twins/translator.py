@@ -28,7 +28,7 @@ class TranslatorTwin(nn.Module):
         """Find the likeliest word by reading all words before it anew."""
         words: list[int] = []
         while len(words) < 10 + 2 * len(source):
-            word = int(self.scores(source, [self.end, *words])[-1].argmax())
+            word = 1 + int(self.scores(source, [self.end, *words])[-1, 1:].argmax())  # 0 is the unknown word
             if word == self.end:
                 break
             words.append(word)
