@@ -12,7 +12,6 @@ from autobatch.backends.options import Options
 from autobatch.devices.store import Store
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import Stack, Targets
-from autobatch.system.freeing import give_back_freed
 
 RUNS = 8  # after so many in a row, memory is freed that was too large for each of them
 SPARE, SMALL = 4, 2**20  # memory is too large beyond SPARE times the bytes that a run needs, and SMALL bytes more
@@ -124,6 +123,8 @@ class MemoryPool(Generic[M]):
         limit = SPARE * needed + SMALL
         self._n_small = self._n_small + 1 if memory.buffer.nbytes > limit else 0
         if self._n_small == RUNS:
+            from autobatch.system.freeing import give_back_freed
+
             self._n_small = 0
             self._free = [memory for memory in self._free if memory.buffer.nbytes <= limit]
             give_back_freed()

@@ -28,7 +28,6 @@ from autobatch.ir.typetable import NodeType
 from autobatch.ops.conditions import Logic
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, STAGE
-from autobatch.system.freeing import give_back_freed
 
 ROW_BIT = 40  # of a ref: from here on it numbers the row
 CHUNK = 64  # most handles by which a pool grows at once
@@ -380,6 +379,8 @@ class Handles:
             if len(pool.handles) <= LARGE:
                 self.large.remove(form)
         if n_dropped > LARGE:
+            from autobatch.system.freeing import give_back_freed
+
             give_back_freed()
 
     def sweep(self) -> tuple[list[int], list[int]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from _lsprof import Profiler as Profile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import currentframe
 from types import CodeType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from _lsprof import Profiler as Profile
 
 HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while Python runs; of fixed attributes
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
@@ -54,6 +56,8 @@ def listening(tracker: Any, calls: bool = True) -> Iterator[None]:
 @contextmanager
 def counted() -> Iterator[Profile]:
     """Within the context, count calls of Python's functions in C, which takes less time than reports of them."""
+    from _lsprof import Profiler as Profile
+
     counter = Profile(subcalls=False, builtins=False)
     counter.enable()
     try:
