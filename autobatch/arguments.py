@@ -156,7 +156,7 @@ def _of_class(kind: Any, parts: tuple[Any, ...]) -> Kind | None:
         return Kind(WORDS[kind], {int: is_int, float: is_number, bool: is_bool}[kind])
     if kind is Callable:
         return Kind("a function", callable)
-    if kind is np.random.Generator:
+    if kind.__name__ == "Generator" and kind.__module__.startswith("numpy."):  # numpy.random is imported late
         return Kind("a np.random.Generator", lambda x: isinstance(x, np.random.Generator | np.random.RandomState))
     if issubclass(kind, np.ndarray):
         return Kind("an array", lambda x: isinstance(x, np.ndarray) or hasattr(x, "__array_interface__"))

@@ -87,6 +87,8 @@ def checked(*takers: Callable[..., Any], **errors: type[AutobatchError] | None) 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
+                if takers:
+                    refuse(function, kwargs, *takers, owner=args[:1])
                 refuse_arguments(function, args, kwargs, errors)
                 return function(*args, **kwargs)
             except Exception as error:

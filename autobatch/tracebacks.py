@@ -12,13 +12,12 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
 from autobatch.errors import AutobatchError, public_class
 
 VARIABLE, FULL = "AUTOBATCH_TRACEBACK", "full"
-OWN = str(Path(__file__).parent) + os.sep
+OWN = os.path.dirname(__file__) + os.sep
 GENERATED = ("<recording of ", "<generated kernel>", "<kernel ")
 BETWEEN = ("contextlib.py", "functools.py", "dataclasses.py")
 """Files of Python's library whose frames stand between those of autobatch."""

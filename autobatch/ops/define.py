@@ -21,7 +21,7 @@ import numpy as np
 from autobatch.arguments import RAW, show
 from autobatch.devices.store import HOST
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
-from autobatch.keywords import checked, refuse, refuse_arguments
+from autobatch.keywords import refuse, refuse_arguments, suggesting
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
@@ -37,7 +37,7 @@ WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # no result of N
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
-@checked()
+@suggesting()
 @dataclass(frozen=True, eq=False)
 class Op:
     """A primitive tensor operation.
@@ -172,7 +172,7 @@ class Op:
         return f"<op {self.name}>"
 
 
-@checked(Op)
+@suggesting(Op)
 def define_op(name: str, **parts: Any) -> Op:
     """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
     OPS[name] = op = Op(name, **parts)

@@ -80,7 +80,7 @@ def test_a_gradient_that_is_not_finite_is_named(wrong: float, dtype: str) -> Non
 
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
 def test_a_norm_that_is_not_positive_is_refused(max_norm: float) -> None:
-    with pytest.raises(DataError, match=r"cannot clip gradients to a norm of .*; give a number above 0"):
+    with pytest.raises(DataError, match=r"max_norm of clip_by_norm must be a number above 0, got "):
         clip_by_norm({"a": np.ones(2)}, max_norm)
 
 
@@ -119,7 +119,7 @@ def test_each_number_is_limited(limit: float) -> None:
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
 def test_limits_are_above_0(limit: float) -> None:
-    with pytest.raises(DataError, match="give a number above 0"):
+    with pytest.raises(DataError, match="limit of clip_by_value must be a number above 0, got "):
         clip_by_value({"a": np.ones(2)}, limit)
 
 
