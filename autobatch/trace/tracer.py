@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.errors import AutobatchError, GraphError, public_class
+from autobatch.errors import AutobatchError, GraphError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
@@ -64,7 +64,7 @@ class Tracer:
             except NeedsData:
                 raise
             except AutobatchError as error:
-                raise public_class(type(error))(f"in cell {self.builder.name!r}: {error}") from error
+                raise _public_class(type(error))(f"in cell {self.builder.name!r}: {error}") from error
         outputs: list[Any] = []
         structure = collect_outputs(result, outputs, set() if self._returns_rows else self.builder.lists)
         if not outputs:
@@ -136,3 +136,8 @@ def collect_outputs(result: Any, outputs: list[Any], apart: Collection[int] = ()
     if is_structure(result):
         return Key.of_structure(result, [collect_outputs(part, outputs, apart) for part in parts_of(result)])
     return Static(result)
+
+
+def _public_class(kind: type[AutobatchError]) -> type[AutobatchError]:
+    """The class of errors that users know, which a class is or is derived from."""
+    return next(base for base in kind.__mro__ if base.__module__ == AutobatchError.__module__)
