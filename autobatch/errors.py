@@ -54,8 +54,3 @@ class ServingError(AutobatchError):
 
 class DeadlineError(ServingError):
     """A request whose deadline passed before it was done."""
-
-
-def public_class(kind: type[AutobatchError]) -> type[AutobatchError]:
-    """Find the class of this module that a class of errors is, or is derived from: the one that users know."""
-    return next(base for base in kind.__mro__ if base.__module__ == __name__)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 
-from autobatch.errors import AutobatchError, public_class
+from autobatch.errors import AutobatchError
 
 VARIABLE, FULL = "AUTOBATCH_TRACEBACK", "full"
 OWN = os.path.dirname(__file__) + os.sep
@@ -110,7 +110,7 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
     """
     line = users_line(error)
     at = f", at {line}" if line else ""
-    found = public_class(type(error))(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
+    found = _public_class(type(error))(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
     found.__notes__ = getattr(error, "__notes__", [])
     return found.with_traceback(error.__traceback__)
 
@@ -121,3 +121,8 @@ def note_call(error: Exception, cell: str, arguments: str) -> None:
         line = users_line(error)
         error.add_note(f"{IN_CELL}{cell!r} ({arguments}){line and ' at '}{line}")
     hide_frames(error)
+
+
+def _public_class(kind: type[AutobatchError]) -> type[AutobatchError]:
+    """Find the class that users know: the first in `autobatch.errors` that a class is or is derived from."""
+    return next(base for base in kind.__mro__ if base.__module__ == AutobatchError.__module__)
