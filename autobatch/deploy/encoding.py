@@ -208,7 +208,8 @@ class Decoder:
         """The default of an argument; an enum as one of the same names."""
         if isinstance(x, list) and x[0] == ENUM:
             _, kind, name = x
-            made: Any = enum.Enum(kind, [name])
+            make: Any = enum.Enum
+            made = make(kind, [name])
             return made[name]
         return self.value(x)
 

@@ -101,6 +101,8 @@ def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
     heapify(busy)
     found: list[list[int]] = [[] for _ in range(n)]
     numbers = np.asarray(costs, np.float64)
+    if numbers.ndim != 1:
+        raise DataError(f"costs of spread must be a list of numbers, got an array of shape {numbers.shape}.")
     for position in np.argsort(-numbers, kind="stable").tolist():
         load, process = busy[0]
         heapreplace(busy, (load + float(numbers[position]), process))

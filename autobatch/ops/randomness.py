@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import show
 from autobatch.errors import DataError
 from autobatch.keywords import checked
 
@@ -94,7 +95,7 @@ def _to_int(name: str, x: Any) -> int:
     try:
         return operator.index(x)
     except TypeError:
-        raise DataError(f"random numbers depend on {name}={x!r}, which is no int; give one.") from None
+        raise DataError(f"random numbers depend on {name}={show(x)}, which is no int; give one.") from None
 
 
 def mix(xp: Any, x: Any) -> Any:

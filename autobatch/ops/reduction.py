@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from autobatch.arguments import is_bool, is_int, refusal
+from autobatch.arguments import is_bool, is_int, refusal, show
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values, shape_of
 from autobatch.ops.elementwise import equal, exp, log, stop_gradient
@@ -22,7 +22,7 @@ def axes_of(ndim: int, axis: Axis) -> tuple[int, ...]:
         return tuple(range(ndim))
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if any(not is_int(a) or not -ndim <= a < ndim for a in axes):
-        raise ShapeError(f"a reduction over axis {axis} of a value with {ndim} axes.")
+        raise ShapeError(f"a reduction over axis {show(axis)} of a value with {ndim} axes.")
     chosen = {a % ndim for a in axes}
     if len(chosen) < len(axes):
         raise ShapeError(f"a reduction over the axes {axis} of a value with {ndim} axes, one of them twice.")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from autobatch.arguments import show
+from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
@@ -28,6 +30,8 @@ class _MomentOptimizer(Optimizer):
         lazy: bool,
     ) -> None:
         decay = {"weight_decay": weight_decay, "lazy": lazy}
+        if len(betas) != 2:
+            raise DataError(f"betas must be two numbers, got {show(betas)}.")
         options = {"lr": lr, "beta_1": betas[0], "beta_2": betas[1], "eps": eps, **decay}
         super().__init__(model, ("mean", "mean_square"), options, groups)
 
