@@ -266,7 +266,8 @@ class Reads(NamedTuple):
 
     Attributes:
         parameters: the `id`s of all parameters that it reads.
-        by_others: those that something else than a body of torch reads.
+        by_others: those whose gradients our programs compute: something else than a body of torch reads them, or they
+            are an argument of one.
         draws: whether an op of it draws random numbers.
     """
 
@@ -290,10 +291,12 @@ def reads_of(program: CellProgram) -> Reads:
 
 
 def _read_by_others(program: CellProgram) -> Iterator[Parameter]:
-    """The parameters of a program that something else than a body of torch reads."""
+    """The parameters of a program that something else than a body of torch reads, or that are an argument of one."""
     for var in program.vars:
-        if isinstance(var.source, Instruction) and var.source.op not in (FORWARD, DRAWING):
-            read = [program.vars[arg].source for arg in var.source.args]
+        if isinstance(var.source, Instruction):
+            is_torch = var.source.op in (FORWARD, DRAWING)
+            args = var.source.args[: len(var.source.static["body"].shapes)] if is_torch else var.source.args
+            read = [program.vars[arg].source for arg in args]
             yield from (source.parameter for source in read if isinstance(source, Weight))
     results = [program.vars[output].source for output in program.outputs]
     yield from (source.parameter for source in results if isinstance(source, Weight))

@@ -10,7 +10,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -401,3 +401,40 @@ def test_an_unchanged_module_costs_what_it_did() -> None:
         assert count_calls(lambda: net.batch(ROWS)) <= before
         assert traced(net.batch) == n_traced
     assert isinstance(net.batch, TorchBatched)
+
+
+class Shared(nn.Module):
+    """A layer that is called outside of cells and inside of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.out = abt.cell(nn.Linear(3, 3)), nn.Linear(3, 3)
+
+    @abt.cell
+    def inner(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.out(x))
+
+    def outside(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.out(self.lin(x)))
+
+    def inside(self, x: Tensor) -> Tensor:
+        return self.inner(self.lin(x))
+
+    def both(self, x: Tensor) -> Tensor:
+        return self.outside(x) + self.inside(x)
+
+
+@pytest.mark.parametrize("change", ["none", "weight_norm", "orthogonal", "spectral_norm"])
+@pytest.mark.parametrize("way", ["outside", "inside", "both"])
+def test_gradients_of_a_layer_inside_and_outside_of_cells_add_up(change: str, way: str) -> None:
+    torch.manual_seed(0)
+    net = Shared().double().eval()
+    if change != "none":
+        getattr(parametrizations, change)(net.out)
+    rows, function = [torch.randn(3, dtype=torch.float64) for _ in range(3)], getattr(net, way)
+    torch.stack([function(x) for x in rows]).sum().backward()
+    expected = {name: p.grad for name, p in net.named_parameters()}
+    net.zero_grad()
+    abt.batched(function, module=net)(rows).sum().backward()
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name], msg=name)
