@@ -75,13 +75,17 @@ def _try(program: CellProgram, index: int, source: Instruction) -> None:
     vars = [program.vars[arg] for arg in (*source.args, index)]
     if sum(math.prod(var.shape) for var in vars) > MOST_TRIED or op.segments == "move" or op.sums_rows:
         return
-    *arrays, out = [np.zeros((1, *var.shape)) for var in vars]
+    n_rows = max(1, op.least(**static)) if op.segments == "reduce" and op.least is not None else 1
+    arrays = [np.zeros((n_rows, *var.shape)) for var in vars[:-1]]
+    out = np.zeros((1, *vars[-1].shape))
     if op.index_axis is not None:
         arrays[1] = arrays[1].astype(np.int64)
     if op.random:
         static["random"] = Randomness()
     if op.segments is not None:
-        static["segments"] = Segments(np.array([0, 1]))
+        rows = Segments(np.array([0, n_rows]))
+        of_each = {"choose": (rows,) * len(arrays), "pairs": (rows, rows)}
+        static["segments"] = of_each.get(op.segments, rows)
     try:
         with np.errstate(all="ignore"):
             if op.view:

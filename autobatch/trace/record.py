@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import iscoroutinefunction
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +93,7 @@ class Recorder:
         self.kept = KeptTables()
         self._serial = 1
         self._checked: tuple[Any, ...] = ()
+        self._looked_at: dict[str, Parameter] | None = None
         self._parameters: dict[str, Parameter] = {}
         self._bound: list[int] = []
         self.n_states = 0
@@ -169,9 +171,25 @@ class Recorder:
         if self.known is None:
             return {}
         found = self.known.parameters()
-        if found is not self._parameters:
-            self._forget(found)
+        if found is not self._looked_at:
+            if not self._are_as_before(found):
+                self._forget(found)
+            self._looked_at = found
         return found
+
+    def _are_as_before(self, parameters: dict[str, Parameter]) -> bool:
+        """Whether the module is as it was, so that there is nothing to forget.
+
+        Needs no lock: a module looks changed while another thread records it, and calls must not wait for that.
+        """
+        before, module = self._parameters, self.module
+        return (
+            [*before] == [*parameters]
+            and all(map(is_, before.values(), parameters.values()))
+            and self._bound == [p.n_bound for p in parameters.values()]
+            and (module is None or [*map(id, module._owners())] == [*map(id, self._owners)])
+            and (module is None or module._outline() == self._outline)
+        )
 
     def _forget(self, parameters: dict[str, Parameter]) -> None:
         """Forget what reads parameters, or is of modules, that the module had and has no longer.

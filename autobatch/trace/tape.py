@@ -441,8 +441,12 @@ class Tape:
         return step
 
     def _read(self, layout: Layout, at: int) -> tuple[list[int], list[int]]:
-        """Where the items of a call begin in the log, and the lengths of its lists."""
-        places, lengths = [at], [0] * layout.family.n_lists
+        """Where the items of a call begin in the log, and the lengths of its lists.
+
+        A list of which nothing is logged counts as one of one element: no program needs its length, and a body that
+        runs again must not meet an empty list, which it may treat in another way.
+        """
+        places, lengths = [at], [1] * layout.family.n_lists
         for item in layout.ints:
             n = 1
             if item.kind in (EACH, ROWS):

@@ -275,10 +275,7 @@ class Traces:
                 if not family.current.holds():
                     self._renew(family, family.current)
             elif not all(guard.holds() for guard in family.failed):
-                if family.traces:
-                    self._renew(family, family.traces[-1])
-                else:  # all of them were forgotten: the next call traces the cell
-                    family.failed = ()
+                self._renew(family, family.traces[-1] if family.traces else None)
         self._guard_set = None
 
     def forget(self, gone: set[int], bound: set[int]) -> set[int]:
@@ -316,8 +313,9 @@ class Traces:
         families = list(self._families.values())
         return [guard for f in families for guard in (f.failed if f.current is None else f.current.guards)]
 
-    def _renew(self, family: Family, before: Trace) -> None:
-        changed = differences(before.guards)
+    def _renew(self, family: Family, before: Trace | None) -> None:
+        """Replace the trace in force of a family; `before`: the last one, None if all are forgotten."""
+        changed = differences(before.guards) if before is not None else []
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
         body: Body | None = None
@@ -328,15 +326,15 @@ class Traces:
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
         with self.types.growing:
-            self._put(family, self._keep(family, body) if body is not None else known, _reason(before, error))
+            self._put(family, self._keep(family, body) if body is not None else known, _reason(family, before, error))
             self._explain_again(family, before, error)
 
-    def _explain_again(self, family: Family, before: Trace, error: Exception | None) -> None:
+    def _explain_again(self, family: Family, before: Trace | None, error: Exception | None) -> None:
         """Say of the outdated types of a family, other than that of the trace before, what differs now."""
         kept = {trace.node_type.number: trace for trace in family.traces}
-        for number in ({*family.numbers.values()} - {before.node_type.number}) & self.types.outdated.keys():
-            changed = f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
-            self.types.retire(number, _reason(kept[number], error) if number in kept else changed)
+        explained = set() if before is None else {before.node_type.number}
+        for number in ({*family.numbers.values()} - explained) & self.types.outdated.keys():
+            self.types.retire(number, _reason(family, kept.get(number), error))
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
@@ -512,8 +510,10 @@ def _replaced(node_type: NodeType) -> str:
     return f"{what} when {node_type.name!r} was recorded has been replaced"
 
 
-def _reason(before: Trace, error: Exception | None) -> str:
-    """Why a trace is not in force: what differs now, and what became of tracing the body again."""
+def _reason(family: Family, before: Trace | None, error: Exception | None) -> str:
+    """Why a trace, None if forgotten, is not in force: what differs now, and what became of tracing the body again."""
+    if before is None:
+        return f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
     return f"{_describe(differences(before.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
 
 

@@ -61,11 +61,11 @@ def same(x: Any) -> Any:
 
 
 def outcome(compute: Callable[[], Any]) -> str:
-    """The result, or the message without the name of the cell."""
+    """The result, or the message without the name of the cell, the call and its line."""
     try:
         return str(np.asarray(compute(), np.float64).tolist())
     except ab.ShapeError as error:
-        return re.sub(r"in cell '[^']*': ", "", str(error))
+        return re.sub(r"in cell '[^']*': | The call was .*", "", str(error), flags=re.DOTALL)
 
 
 def ways(function: Callable[[Any, Any], Any], backend: str) -> dict[str, Callable[[], Any]]:

@@ -199,7 +199,7 @@ def test_graphs_run_again_after_any_number_of_other_shapes() -> None:
     for n in range(2, 15):
         net.bias = ab.Parameter(np.ones((n, 4)))
         for _ in range(2):
-            changed = rf"\(1, 4\).* is Parameter\(shape=\({n}, 4\)" if n < 9 else "has changed since"
+            changed = r"\(1, 4\).* is Parameter\(shape=\(2, 4\)" if n == 2 else "'shift' reads has changed since"
             with pytest.raises(ab.GraphError, match=changed):
                 batched(graphs)
         assert batched(ROWS).shape == expected.shape
