@@ -153,6 +153,8 @@ class Op:
 
     def eager(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Compute at once, on plain arrays without a row axis."""
+        if any(type(arg) in (list, tuple) and not arg for arg in args):
+            raise ShapeError(f"{self.name} must be given arrays, got an empty list, which has no shape.")
         arrays = [plain_array(_read(a) if isinstance(a, Operators) else a) for a in args]
         shape = self.shape(*(a.shape for a in arrays), **static)
         if self.index_axis is not None:
