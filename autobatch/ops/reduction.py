@@ -39,9 +39,10 @@ def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
 
 
 def _reduced_to_max(x: Shape, axis: Axis, keepdims: bool) -> Shape:
-    if 0 in (x[a] for a in axes_of(len(x), axis)):
+    reduced = _reduced(x, axis, keepdims)
+    if 0 in (x[a] for a in axes_of(len(x), axis)) and 0 not in reduced:
         raise ShapeError(f"max over axis {axis} of a value of shape {x}: no elements have no largest.")
-    return _reduced(x, axis, keepdims)
+    return reduced
 
 
 def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[..., Any], shape: Any = _reduced) -> Op:
@@ -134,7 +135,7 @@ def _argmax(xp: Any, x: Array, out: Array, axis: int | None) -> None:
 
 
 def _n_choices(x: Shape, axis: int | None) -> int:
-    return math.prod(x) if axis is None else x[axis]
+    return (math.prod(x) if axis is None else x[axis]) or 1  # of no elements there are no choices, but of ints too
 
 
 _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_choices)

@@ -188,17 +188,27 @@ def test_backward_hooks_see_the_gradients_of_each_instance(kind: Any) -> None:
     torch.testing.assert_close(*in_order)
 
 
-def test_hooks_see_the_arguments_of_the_call() -> None:
-    class Scale(nn.Module):
-        def forward(self, x: Tensor, by: Tensor | None = None, keep: bool = True) -> Tensor:
-            return x if by is None else x * by
+class Scale(nn.Module):
+    def forward(self, x: Tensor, by: Tensor | None = None, keep: bool = True) -> Tensor:
+        return x if by is None else x * by
 
-    seen: list[int] = []
+
+def test_hooks_see_the_arguments_of_the_call() -> None:
+    model = Scale()
+    model.register_forward_pre_hook(lambda m, args: (args[0] * 10 ** len(args), *args[1:]))
+    run = abt.cell(model)
+    f = abt.batched(lambda x: run(x) + run(x, x) + run(x, x, False), module=run, backend="reference")
+    torch.testing.assert_close(f([torch.ones(4)])[0], torch.full((4,), 10.0 + 100.0 + 1000.0))
+
+
+def test_a_hook_that_records_calls_is_refused() -> None:
+    """It would be called once for all calls of a type, and see no numbers."""
+    seen: list[Any] = []
     model = abt.cell(Scale())
-    f = abt.batched(lambda x: model(x) + model(x, x) + model(x, x, False), module=model, backend="reference")
-    model.register_forward_pre_hook(lambda m, args: seen.append(len(args)))
-    f([torch.ones(4)])
-    assert set(seen) == {1, 2, 3}
+    model.register_forward_hook(lambda m, args, result: seen.append(result))
+    f = abt.batched(lambda x: model(x), module=model, backend="reference")
+    with pytest.raises(GraphError, match=r"'Scale' changes what it reads: seen around .*; its body is traced once"):
+        f([torch.ones(4)])
 
 
 def test_an_old_backward_hook_is_refused() -> None:

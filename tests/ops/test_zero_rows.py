@@ -178,7 +178,11 @@ def test_layers_over_lists_without_elements(make: Any) -> None:
     assert len([node_type for node_type in types_of(batched) if node_type.name == "node"]) == 1
 
 
-@each("case", [case for case in ROWS if case.name not in ("max", "max ties", "logsumexp", "one row", "mean", "attend")])
+NEEDING_ROWS = ("max", "max ties", "logsumexp", "one row", "mean", "attend")
+CHOOSING = ("chosen", "top_k", "label")
+
+
+@each("case", [case for case in ROWS if case.name not in NEEDING_ROWS + CHOOSING])
 @each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
 def test_arrays_without_rows(case: RowsCase, make: Any) -> None:
     @ab.cell(ragged=("x",))
@@ -192,3 +196,21 @@ def test_arrays_without_rows(case: RowsCase, make: Any) -> None:
         np.testing.assert_allclose(batched(chosen), [compute(*one) for one in chosen], rtol=1e-9, atol=1e-9)
         gradients = batched.value_and_grad(chosen, inputs=True)[2]
         assert [g[0].shape for g in gradients] == [x.shape for x, _ in chosen]
+
+
+@each("case", [case for case in ROWS if case.name in CHOOSING])
+@each("is_batched", [False, True])
+def test_choosing_among_no_rows_is_refused(case: RowsCase, is_batched: bool) -> None:
+    @ab.cell(ragged=("x",))
+    def compute(x: Any, q: Any) -> Any:
+        return ab.sum(case.compute(x, q))
+
+    def run(instance: Any) -> Any:
+        return (
+            ab.batched(lambda item: compute(*item), module=Layers())([instance]) if is_batched else compute(*instance)
+        )
+
+    applied = {"chosen": "argmax" if is_batched else "max", "label": "lookup" if is_batched else "cross_entropy"}
+    message = rf"{applied.get(case.name, case.name)} .*(must be 1 or more, got 0|no elements|at least 1|not in 0\.\.-1)"
+    with pytest.raises((ab.ShapeError, ab.DataError), match=message):
+        run((np.zeros((0, WIDTH)), np.ones(WIDTH)))
