@@ -41,7 +41,6 @@ from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.turns import run_lock
 from autobatch.trace.carried import check_carried
-from autobatch.trace.lines import Lines
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
 from autobatch.tracebacks import hide_frames
@@ -347,6 +346,7 @@ class Batched(Engine):
         """
         from autobatch.memplan.report.memory import report_memory
         from autobatch.policies.search.judging import judge
+        from autobatch.trace.lines import Lines
 
         lines = Lines()
         with lines.noted(self.recorder.calls):

@@ -17,10 +17,10 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
-from autobatch.trace.lines import LineReport, describe_lines
 
 if TYPE_CHECKING:
     from autobatch.memplan.report.memory import MemoryReport
+    from autobatch.trace.lines import LineReport
 
 SHOWN = 5  # rounds at either end, instances of a round, and functions that record single ops
 
@@ -189,6 +189,8 @@ class Report:
 
     def _remarks(self) -> Iterator[str]:
         """What concerns single types, in lines."""
+        from autobatch.trace.lines import describe_lines
+
         for group in self._groups():
             single = [t for t in group if t.why]
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""

@@ -7,7 +7,6 @@ import os
 import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -66,6 +65,8 @@ def text_as_file(text: str) -> Iterator[Path]:
             file.flush()
             yield Path(f"/proc/self/fd/{file.fileno()}")
         return
+    import tempfile  # loads what compresses files
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text"
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
