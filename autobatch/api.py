@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arguments import is_int
+from autobatch.arguments import is_int, show
 from autobatch.backends import make_backend
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
@@ -563,8 +563,8 @@ def batched(
         module = _module_of(function)
     if not callable(function) or isinstance(function, type) or not isinstance(module, Module | None):
         raise GraphError(
-            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_name(function)} "
-            f"and {_name(module)}; give a method of a model, such as model.loss, or a model that has __call__."
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {show(function)} "
+            f"and {show(module)}; give a method of a model, such as model.loss, or a model that has __call__."
         )
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
@@ -608,8 +608,3 @@ def _modules_at(function: Any) -> list[Module]:
     owner = getattr(function, "__self__", function)
     held = (owner,) if isinstance(owner, Module) else getattr(owner, "__dict__", {}).values()
     return [x for x in held if isinstance(x, Module)]
-
-
-def _name(x: Any) -> str:
-    """What an error says of an argument; a module, which prints as a tree, by its class."""
-    return f"a {type(x).__name__}" if isinstance(x, Module) else repr(x)

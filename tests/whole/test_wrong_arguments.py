@@ -236,7 +236,7 @@ def check(call: Call, tmp_path: Path) -> None:
     words = words_of(function, call.parameter)
     admitted = {"True", "nan", "an array"} if call.parameter in FACTORS else set()
     admitted = admitted.union(*(ADMITTED.get(word, set()) for word in words))
-    if call.name == "autobatch.randomness":
+    if call.name == "autobatch.randomness" and call.parameter in ("seed", "key", "step"):
         admitted = {*admitted, "True", "an array"}  # ints of any make; keys may be an array of one for each row
     told = list[str]()
     for shown, make in WRONG.items():
