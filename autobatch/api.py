@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arguments import is_int
+from autobatch.arguments import is_int, show
 from autobatch.backends import make_backend
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
@@ -244,8 +244,9 @@ class Batched(Engine):
             refuse(Batched.value_and_grad, wrong)
         group, each = ENTERED.group, None
         try:
-            if not ((has_aux is True or has_aux is False) and (inputs is True or inputs is False)):
-                refuse_arguments(Batched.value_and_grad, (self, instances, reduce, has_aux, out, inputs), {})
+            if not (type(has_aux) is type(inputs) is bool and type(max_norm) is float):
+                flags = {"has_aux": has_aux, "inputs": inputs, "max_norm": max_norm}
+                refuse_arguments(Batched.value_and_grad, (self, instances), flags)
             if clip is not None or only is not None or max_norm != 1.0 or (type(reduce) is str and reduce == "none"):
                 from autobatch.engine.each_instance import each_instance
 
@@ -468,8 +469,11 @@ class Batched(Engine):
 
     def _scheduled_batch(self, instances: Iterable[Any]) -> list[Graph]:
         """As `_scheduled`, with a note on errors: a flat list of instances may look like mini-batches."""
+        listed = list_instances(
+            instances, "each mini-batch of learn_policy", "give a list of mini-batches, which are lists of instances"
+        )
         try:
-            return self._scheduled(instances)
+            return self._scheduled(listed)
         except Exception as error:
             error.add_note("while learn_policy recorded a mini-batch; it takes a list of mini-batches, which are lists")
             raise
@@ -563,20 +567,20 @@ def batched(
         module = _module_of(function)
     if not callable(function) or isinstance(function, type) or not isinstance(module, Module | None):
         raise GraphError(
-            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {_name(function)} "
-            f"and {_name(module)}; give a method of a model, such as model.loss, or a model that has __call__."
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {show(function)} "
+            f"and {show(module)}; give a method of a model, such as model.loss, or a model that has __call__."
         )
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
     max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
+        raise DataError(f"seed={show(seed)} is no seed of random numbers; give an int that is not negative.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
     if max_rounds is not None and (not is_int(max_rounds) or max_rounds < 0):
-        raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
+        raise PlanError(f"max_rounds={show(max_rounds)} is no number of rounds; give an int of at least 0, or None.")
     if not isinstance(on_error, str) or on_error not in ("raise", "return"):
-        raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
+        raise PlanError(f"on_error={show(on_error)}: errors of instances are 'raise'd or 'return'ed.")
     if isinstance(rewrites, str) and rewrites == "auto" and backend.name == "cuda":
         rewrites = UNSHARED
     options = Options(
@@ -608,8 +612,3 @@ def _modules_at(function: Any) -> list[Module]:
     owner = getattr(function, "__self__", function)
     held = (owner,) if isinstance(owner, Module) else getattr(owner, "__dict__", {}).values()
     return [x for x in held if isinstance(x, Module)]
-
-
-def _name(x: Any) -> str:
-    """What an error says of an argument; a module, which prints as a tree, by its class."""
-    return f"a {type(x).__name__}" if isinstance(x, Module) else repr(x)

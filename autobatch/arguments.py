@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, signature, unwrap
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -28,6 +28,7 @@ TEXTS = (str, bytes, bytearray)
 WORDS: dict[Any, str] = {
     int: "an int", float: "a number", bool: "True or False", str: "a str", bytes: "bytes", type(None): "None",
     np.ndarray: "an array", os.PathLike: "a path", dict: "a dict",
+    Hashable: "a hashable value",
 }  # fmt: skip
 
 
@@ -124,7 +125,9 @@ def kind_of(annotation: Any) -> Kind | None:
     """What an annotation admits; None if that is anything, or said elsewhere."""
     if annotation in (None, type(None)):
         return Kind("None", lambda x: x is None)
-    if any(annotation is open_ for open_ in OPEN) or annotation is Parameter.empty or isinstance(annotation, TypeVar):
+    if isinstance(annotation, TypeVar):
+        annotation = annotation.__bound__ or Any
+    if any(annotation is open_ for open_ in OPEN) or annotation is Parameter.empty:
         return None
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (types.UnionType, typing.Union):

@@ -141,6 +141,9 @@ def refuse(
         takers: the functions that take its `**options`.
         owner: what it was called with first, which a constructor makes.
     """
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature(function).parameters.values())
+    if takes_any and not takers:
+        return  # it checks its `**options` itself
     names = list(dict.fromkeys(name for one in (function, *takers) for name in _keywords(one)))
     wrong = [name for name in given if name not in names]
     if not wrong:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+from autobatch.arguments import show
 from autobatch.backends.base import Backend
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
@@ -36,7 +37,9 @@ def make_backend(backend: str | Backend, store: Store = HOST) -> Backend:
     """
     if not isinstance(backend, str):
         if isinstance(backend, type) or not hasattr(backend, "prepare"):
-            raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
+            raise BackendError(
+                f"backend={show(backend)} is neither a name nor a Backend; give one of {', '.join(NAMES)}."
+            )
         return backend
     name = backend
     if backend == "auto":

@@ -72,8 +72,9 @@ def model_argument(name: str = "model", metavar: str = "MODEL", also: Sequence[s
 
 
 def check_policy(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse the name of a policy that there is not, and a file that holds none."""
-    policies.get(value)
+    """Refuse an unknown policy and a file without one; a run that goes on has its policy in its checkpoint."""
+    if not ctx.params.get("resume"):
+        policies.get(value)
     return value
 
 

@@ -220,8 +220,6 @@ def each_instance(
         DataError: they do not go together, or one is no such argument.
     """
     is_apart = isinstance(reduce, str) and reduce == NONE
-    if isinstance(only, str) or not (only is None or isinstance(only, Collection)):
-        raise DataError(f"only={only!r}: give a list of the names of parameters, such as only=['output.weight'].")
     names = None if only is None else tuple(dict.fromkeys(only))
     if clip is None:
         if max_norm != 1.0:

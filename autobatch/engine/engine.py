@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import show
 from autobatch.backends.base import Backend, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.devices.late import Late
@@ -215,7 +216,9 @@ class Engine:
     def threads(self, threads: int | str) -> None:
         is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
         if not is_number and not (isinstance(threads, str) and threads == "auto"):
-            raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
+            raise BackendError(
+                f"threads={show(threads)} is no number of threads; give an int of at least 1, or 'auto'."
+            )
         self._thread_choice: ThreadChoice | None = None
         if isinstance(threads, str):
             from autobatch.engine.threads import ThreadChoice

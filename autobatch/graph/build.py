@@ -8,6 +8,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from autobatch.arguments import RAW
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types, join_arrays, join_instances
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
@@ -95,7 +96,11 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     """
     if type(graphs) is not list:
         refuse_arguments(merge_graphs, (graphs, types), {})
-    types = _common_types(graphs, types)
+    try:
+        types = _common_types(graphs, types)
+    except RAW:
+        refuse_arguments(merge_graphs, (graphs, types), {})
+        raise
     merged = graphs[0] if len(graphs) == 1 else _join(graphs, types)
     if not all(map(IN_RANGE, graphs)):
         check_ranges(merged)

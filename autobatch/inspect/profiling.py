@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import check_int
 from autobatch.engine.counts import Span, Step
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
@@ -138,9 +139,7 @@ class Profile:
     """
 
     def __init__(self, types: TypeTable, n_calls: int, watch: Callable[[Any], Any]) -> None:
-        if not isinstance(n_calls, int | np.integer) or n_calls < 1:
-            raise DataError(f"n_calls={n_calls!r} is no number of calls; give an int, such as {N_CALLS}.")
-        self._n_calls = int(n_calls)
+        self._n_calls = check_int("n_calls of profile", n_calls, at_least=1)
         self._taken: deque[Call | Taken] = deque(maxlen=self._n_calls)
         self._types, self._watch = types, watch
         self._before: Profile | None = None

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import show
 from autobatch.errors import BackendError
 from autobatch.ir.program import SHARED, Instruction, Var
 from autobatch.ops.linear import affine, matmul
@@ -31,8 +32,8 @@ GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows sha
 
 def check_precision(precision: str, dtype: np.dtype[Any], backend: str) -> None:
     """Raise a BackendError for an unknown precision, or one that modules of this dtype or this backend cannot have."""
-    if precision not in PRECISIONS:
-        raise BackendError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise BackendError(f"there is no precision {show(precision)}; choose one of {', '.join(PRECISIONS)}.")
     if precision == "tf32" and backend != "cuda":
         raise BackendError(
             f'multiplying with precision="tf32": the backend {backend!r} cannot, as only GPUs have it; leave precision '

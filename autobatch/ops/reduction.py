@@ -171,7 +171,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """
     peak = stop_gradient(max(x, axis, keepdims=True))
     total = log(sum(exp(x - peak), axis, keepdims=True)) + peak
-    return total if keepdims else reshape(total, _reduced(shape_of(x), axis, keepdims=False))
+    return total if keepdims is True else reshape(total, _reduced(shape_of(x), axis, keepdims))
 
 
 def _same_shape(x: Shape, axis: int) -> Shape:

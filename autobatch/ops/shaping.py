@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import RAW, is_int, refusal
+from autobatch.arguments import RAW, is_int, refusal, show
 from autobatch.errors import ShapeError
 from autobatch.ops.define import (
     Array,
@@ -34,7 +34,7 @@ def _check_index(index: Any) -> Index:
         plain = part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))
         if not plain or isinstance(part, bool):
             raise ShapeError(
-                f"an index takes ints, slices, None and ..., not {part!r}; for rows of a table use ab.lookup."
+                f"an index takes ints, slices, None and ..., not {show(part)}; for rows of a table use ab.lookup."
             )
     return parts
 
@@ -260,7 +260,7 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Any:
         raise ShapeError("stack of no values has no shape; give it at least one.")
     shape = shape_of(parts[0])
     if not is_int(axis) or not -len(shape) - 1 <= axis <= len(shape):
-        raise ShapeError(f"stack along axis {axis} of values of shape {shape}.")
+        raise ShapeError(f"stack along axis {show(axis)} of values of shape {shape}.")
     at = axis % (len(shape) + 1)
     return concat([reshape(part, (*shape_of(part)[:at], 1, *shape_of(part)[at:])) for part in parts], at)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arguments import RAW, refusal
+from autobatch.arguments import RAW, is_number, refusal
 from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, NumericError
@@ -52,7 +52,7 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
     [0.6 0. ] [0.8]
     """
     try:
-        if max_norm is True or not max_norm > 0.0:
+        if not is_number(max_norm) or not max_norm > 0.0:
             raise refusal("max_norm of clip_by_norm", "a number above 0", max_norm)
         store = _find_store(grads)
         numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
@@ -83,7 +83,7 @@ def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
     [ 1.  -0.5] [-1.]
     """
     try:
-        if limit is True or not limit > 0.0:
+        if not is_number(limit) or not limit > 0.0:
             raise refusal("limit of clip_by_value", "a number above 0", limit)
         store = _find_store(grads)
         numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}

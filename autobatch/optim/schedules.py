@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypedDict
 
-from autobatch.arguments import RAW
+from autobatch.arguments import RAW, TEXTS, is_bool, refusal
 from autobatch.errors import CheckpointError, DataError
 from autobatch.keywords import checked, suggesting
 from autobatch.optim.base import Optimizer, check_kind
@@ -243,9 +243,12 @@ class PlateauRate(LearningRate):
     @suggesting()
     def step(self, measure: float) -> None:
         """Take the `measure` of a step, a number, and lower the rate if the measure has stopped improving."""
+        if is_bool(measure) or isinstance(measure, TEXTS):
+            raise refusal("measure of step", "a number", measure)
+        number = float(measure)
         self.n_worse += 1
-        if self._is_better(float(measure)):
-            self.best, self.n_worse = float(measure), 0
+        if self._is_better(number):
+            self.best, self.n_worse = number, 0
         if self.n_cooling > 0:
             self.n_cooling -= 1
             self.n_worse = 0

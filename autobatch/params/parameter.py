@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.arguments import show
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from autobatch.keywords import checked
@@ -238,5 +239,5 @@ def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     except TypeError:
         parsed = np.dtype(object)
     if dtype is None or parsed not in (FLOAT32, FLOAT64):  # np.dtype(None) is float64
-        raise DataError(f"cannot convert parameters to {dtype!r}; give 'float32' or 'float64'.")
+        raise DataError(f"cannot convert parameters to {show(dtype)}; give 'float32' or 'float64'.")
     return parsed

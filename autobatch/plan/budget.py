@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.arguments import show
 from autobatch.errors import PlanError
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.graph import Graph
@@ -128,5 +129,7 @@ def check_max_bytes(max_bytes: int | None) -> int | None:
     if max_bytes is None:
         return None
     if not isinstance(max_bytes, int | np.integer) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise PlanError(f"max_bytes={max_bytes!r} is no number of bytes; give an int, such as 2 * 1024**3, or None.")
+        raise PlanError(
+            f"max_bytes={show(max_bytes)} is no number of bytes; give an int, such as 2 * 1024**3, or None."
+        )
     return int(max_bytes)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autobatch.arguments import show
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
 from autobatch.plan.budget import Part
@@ -53,7 +54,7 @@ class PlanCache:
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
-            raise PlanError(f"plan_cache={size!r} is no number of plans; give an int, such as 32, or 0 for none.")
+            raise PlanError(f"plan_cache={show(size)} is no number of plans; give an int, such as 32, or 0 for none.")
         self.size = int(size)
         self.lookups = self.hits = 0
         self._plans: OrderedDict[Hashable, Planned] = OrderedDict()

@@ -77,7 +77,7 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
         return Unbatched()
     if rule == Search.rule and (not options or (len(options) == 1 and options[0].isdecimal())):
         return Search(*map(int, options))
-    if rule not in _DIRECTED and (name.endswith(".json") or os.path.isfile(name)):
+    if rule not in _DIRECTED and (name.endswith(".json") or os.path.exists(name)):
         return load(name)
     directions = [option for option in options if option in get_args(Direction)]
     if (

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from autobatch.arguments import show
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
@@ -183,7 +184,7 @@ def adapt(policy: object) -> BasePolicy:
     if isinstance(policy, type) or not hasattr(policy, "schedule"):
         what = "a name, which ab.batched alone takes" if isinstance(policy, str) else "neither a name nor a Policy"
         raise PolicyError(
-            f"policy={policy!r} is {what}; give ab.batched a name of ab.policies.names() or the path of a saved "
+            f"policy={show(policy)} is {what}; give ab.batched a name of ab.policies.names() or the path of a saved "
             f"policy, or an object with a name and schedule(graph), such as ab.policies.get(name)."
         )
     if not isinstance(getattr(policy, "name", None), str):

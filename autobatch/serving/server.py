@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from autobatch.api import Batched, batched
+from autobatch.arguments import check_int
 from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
 from autobatch.keywords import checked, suggesting
 from autobatch.schedule.schedule import Policy
@@ -461,7 +462,7 @@ def serve(
         options: the other options of `batched`.
 
     Raises:
-        DataError: a number of requests is none.
+        DataError: a number of requests is not an int of at least 1.
         As `batched`.
 
     >>> import numpy as np
@@ -475,8 +476,7 @@ def serve(
     [[4.0, 4.0], [8.0, 8.0]]
     """
     for name, number in (("max_running", max_running), ("max_waiting", max_waiting)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise DataError(f"{name}={number!r} is no number of requests; give an int of at least 1.")
+        check_int(f"{name} of serve", number, at_least=1)
     given = function if isinstance(function, Batched) else batched(function, policy=policy, plan_cache=0, **options)
     return Server(given, max_running, max_waiting)
 

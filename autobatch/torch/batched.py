@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
+from autobatch.arguments import show
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
@@ -403,7 +404,7 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
     if not isinstance(owner, torch.nn.Module):
         raise GraphError(
             f"abt.batched(function, module=...) takes a method of a module of torch, or a function and the module "
-            f"whose parameters it reads, not {function!r} and {module!r}."
+            f"whose parameters it reads, not {show(function)} and {show(module)}."
         )
     return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
 

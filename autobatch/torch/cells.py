@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from autobatch.arguments import show
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
@@ -241,7 +242,7 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
     if isinstance(what, MethodType) and isinstance(what.__self__, nn.Module):
         return _bind(what.__self__, what.__name__, runs)
     if not callable(what):
-        raise GraphError(f"abt.cell takes a module of torch or a function of tensors, not {what!r}.")
+        raise GraphError(f"abt.cell takes a module of torch or a function of tensors, not {show(what)}.")
     return TorchCell(what, runs)
 
 

@@ -36,6 +36,7 @@ from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
 from autobatch.trace.results import SlotTable, read_result
 
+ONE_INSTANCE = "for one instance give [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """What is iterable and is one instance, or a part of one, and no list of instances."""
 NO_OWNER = np.zeros(0, np.int32)
@@ -441,14 +442,16 @@ def refuse_inside() -> None:
         )
 
 
-def list_instances(instances: Iterable[Any]) -> list[Any]:
-    """The instances of a mini-batch, see `list_owned`; DataError for a single one, such as an array or a dict."""
+def list_instances(instances: Iterable[Any], what: str = "a mini-batch", advice: str = ONE_INSTANCE) -> list[Any]:
+    """The instances of a mini-batch, see `list_owned`; DataError for a single one, such as an array or a dict.
+
+    Args:
+        what: how the error names the mini-batch.
+        advice: what it says to do.
+    """
     if type(instances) is list:
         return list(instances)
     is_one = isinstance(instances, ONE) or (hasattr(instances, "shape") and hasattr(instances, "dtype"))
     if is_one or not isinstance(instances, Iterable):
-        raise refusal(
-            "a mini-batch", "a list of instances", instances,
-            advice="for one instance give [instance], and for the rows of an array list(array)",
-        )  # fmt: skip
+        raise refusal(what, "a list of instances", instances, advice=advice)
     return list_owned(instances)

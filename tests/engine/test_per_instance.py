@@ -432,7 +432,7 @@ def test_runs_of_instances_are_cut() -> None:
     "way, says",
     [
         ({"only": ["left"]}, "only= goes with reduce='none' or clip="),
-        ({"reduce": "none", "only": "left"}, "only='left': give a list of the names"),
+        ({"reduce": "none", "only": "left"}, "only of value_and_grad must be a list of strs or None, got 'left'"),
         ({"reduce": "none", "only": ["lef"]}, "only= names 'lef', which is no trainable parameter"),
         ({"reduce": "none", "only": ["frozen"]}, "only= names 'frozen', which is no trainable parameter"),
         ({"reduce": "none", "out": {}}, "out= goes with a sum"),
@@ -440,7 +440,7 @@ def test_runs_of_instances_are_cut() -> None:
         ({"clip": "all"}, "clip='all': it is 'per-instance', or None"),
         ({"max_norm": 2.0}, "max_norm=2.0 is the norm that clip='per-instance' clips to"),
         ({"clip": "per-instance", "max_norm": 0.0}, "max_norm=0.0: give a number above 0"),
-        ({"clip": "per-instance", "max_norm": np.nan}, "max_norm=nan: give a number above 0"),
+        ({"clip": "per-instance", "max_norm": np.nan}, "max_norm of value_and_grad must be a number, got nan"),
         ({"clip": "per-instance", "inputs": True}, "inputs=True goes with reduce='none' or no clip="),
         ({"clip": "per-instance", "only": ["left"], "out": {}}, "out= goes with all trainable parameters"),
     ],

@@ -245,7 +245,7 @@ def test_an_empty_profile_says_so_and_is_a_trace(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot write a trace to .*no such file.*; give a file in a folder"):
         profile.save_trace(tmp_path / "none" / "trace.json")
     for wrong in (0, 1.5):
-        with pytest.raises(DataError, match="is no number of calls; give an int, such as 100"):
+        with pytest.raises(DataError, match=f"n_calls of profile must be an int.*, got {wrong}"):
             ab.batched(Sums().loss).profile(n_calls=wrong)  # type: ignore[arg-type]
 
 

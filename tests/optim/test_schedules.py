@@ -262,7 +262,7 @@ def test_foreign_state_changes_nothing(spoil: Callable[[Any], object], message: 
         (lambda o: ConstantRate(o, factor=-1.0), r"ConstantRate has factor=-1\.0; give at least 0, and no infinity"),
         (lambda o: ConstantRate(o, n_steps=-1), r"ConstantRate has n_steps=-1"),
         (lambda o: StepRate(o, n_steps=0), r"StepRate has n_steps=0; give at least 1"),
-        (lambda o: StepRate(o, n_steps=1, factor=math.nan), r"StepRate has factor=nan"),
+        (lambda o: StepRate(o, n_steps=1, factor=math.nan), r"factor of StepRate must be a number, got nan"),
         (lambda o: CosineRate(o, n_steps=0), r"CosineRate has warmup=0; give at least 0 and below n_steps=0"),
         (lambda o: CosineRate(o, n_steps=5, warmup=5), r"warmup=5; give at least 0 and below n_steps=5"),
         (lambda o: CosineRate(o, n_steps=5, warmup=-2), r"warmup=-2; give at least 0"),

@@ -211,7 +211,7 @@ def test_options_that_do_not_exist_are_refused() -> None:
         ({"episode": 3}, "there is no option 'episode'"),
         ({"reward": "money"}, "reward='money' is out of range"),
         ({"episodes": 0}, "episodes=0 is out of range"),
-        ({"direction": "sideways"}, "direction='sideways' is none of forward, backward, both"),
+        ({"direction": "sideways"}, "direction of Fsm must be 'forward', 'backward' or 'both', got 'sideways'"),
     ]
     for options, message in refused:
         with pytest.raises(PolicyError, match=message):

@@ -189,7 +189,7 @@ def test_an_unknown_policy_is_refused(spec: str) -> None:
 
 
 def test_an_unknown_direction_is_refused() -> None:
-    with pytest.raises(PolicyError, match="direction='sideways' is none of forward, backward, both"):
+    with pytest.raises(PolicyError, match="direction of Score must be 'forward', 'backward' or 'both', got 'sideways'"):
         Score(direction="sideways")  # type: ignore[arg-type]
 
 

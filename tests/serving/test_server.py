@@ -392,7 +392,8 @@ def test_parameters_may_change_between_rounds() -> None:
 
 @pytest.mark.parametrize("option", [{"max_running": 0}, {"max_running": True}, {"max_waiting": "3"}])
 def test_numbers_of_requests_are_checked(option: Any) -> None:
-    with pytest.raises(DataError, match="is no number of requests"):
+    ((name, number),) = option.items()
+    with pytest.raises(DataError, match=f"{name} of serve must be an int.*, got {number!r}"):
         serve(Model().loop, **option)
     with serve(Model().loop) as server, pytest.raises(DataError, match="is no number of seconds"):
         server.submit(items(1)[0], deadline=-1)

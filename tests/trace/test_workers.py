@@ -93,7 +93,7 @@ def test_an_error_of_the_function_is_raised_here_and_names_the_instance() -> Non
 
 @pytest.mark.parametrize("workers", [0, -1, True, 2.0, "2", None])
 def test_what_is_no_number_of_workers_is_refused(workers: Any) -> None:
-    with pytest.raises(DataError, match="is no number of worker processes"):
+    with pytest.raises(DataError, match=f"workers of record_all must be an int.*, got {workers!r}"):
         ab.batched(Doubler().run, backend="reference").record_all([1], workers=workers)
 
 

@@ -108,6 +108,8 @@ def test_an_option_of_learning_names_the_nearest_one() -> None:
 
 
 def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len\(\)"):
+        ab.batched(lambda x: 1.0 * len(x), backend="reference").learn_policy([[3]], episodes=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'function'"):
         ab.batched()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'dtype'"):

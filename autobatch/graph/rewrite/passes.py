@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import show
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
@@ -187,8 +188,8 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
     given = f"give 'auto', 'all', or a list of {list(PASSES)}."
     if isinstance(passes, str):
         raise GraphError(f"rewriting a graph: {passes!r} is one text; {given}")
-    if not isinstance(passes, Collection):
-        raise GraphError(f"rewriting a graph: {passes!r} names no passes; {given}")
+    if not isinstance(passes, Collection) or not all(isinstance(name, str) for name in passes):
+        raise GraphError(f"rewriting a graph: {show(passes)} names no passes; {given}")
     unknown = sorted(set(passes) - set(PASSES))
     if unknown:
         raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")

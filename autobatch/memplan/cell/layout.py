@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from autobatch.ir.program import CellProgram, Instruction
+from autobatch.keywords import checked
 from autobatch.memplan.cell.aligned import Work
 from autobatch.memplan.cell.constraints import (
     FLOAT_BYTES,
@@ -122,6 +123,7 @@ class CellLayout:
         return show_layout(self)
 
 
+@checked()
 def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
     """Lay out a cell with few launches of batches and copies, and few copied bytes.
 

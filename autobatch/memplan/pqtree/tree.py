@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 
 from autobatch.errors import PlanError
+from autobatch.keywords import suggesting
 from autobatch.memplan.pqtree import arrange as pqtree_arrange
 from autobatch.memplan.pqtree import order as pqtree_order
 from autobatch.memplan.pqtree import print as pqtree_print
@@ -51,6 +52,7 @@ class PQTree:
     __slots__ = ("_leaf", "_root", "_ways", "n_changes")
     __hash__ = None  # type: ignore[assignment]  # reductions change what it equals
 
+    @suggesting()
     def __init__(self, items: Iterable[Hashable]) -> None:
         ordered = list(items)
         self._leaf = {item: Leaf(item) for item in ordered}

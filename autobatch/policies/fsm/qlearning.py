@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from autobatch.arguments import check_int
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
@@ -206,6 +207,7 @@ def make_lessons(
         raise PolicyError("learning a policy: no mini-batches; give at least one.")
     if check_device(device) == "cuda" and settings.bootstrap:
         raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
+    seed = check_int("seed of learn_policy", seed, at_least=0, error=PolicyError, below=2**128)
     lessons = []
     for way in WAYS if direction == "both" else (direction,):
         turned, held = (dags, held_out) if way == "forward" else ([*map(reverse, dags)], [*map(reverse, held_out)])

@@ -73,7 +73,7 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, as Gymnasium declares it
 
-    @checked()
+    @checked(reward=PolicyError)
     def __init__(self, dags: Sequence[Dag], reward: Reward = "critical", max_types: int | None = None) -> None:
         if not dags or not all(dag.type_id.size for dag in dags):
             raise PolicyError("making an environment: there are no graphs, or one has no nodes; give some that have.")
@@ -81,8 +81,6 @@ class Batching(gymnasium.Env[Observation, Any]):
         n_types = most if max_types is None else max_types
         if most > n_types:
             raise PolicyError(f"making an environment: a graph has {most} types, but max_types={n_types}; raise it.")
-        if reward not in REWARDS:
-            raise PolicyError(f"making an environment: reward={reward!r} is none of {', '.join(REWARDS)}.")
         self._dags = [dag._replace(n_types=n_types) for dag in dags]
         self._reward = REWARDS.index(reward)
         self._begin(self._dags[0])

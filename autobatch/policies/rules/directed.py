@@ -10,7 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -48,12 +48,8 @@ class Directed(BasePolicy):
 
     rule: ClassVar[str]
 
-    @checked()
+    @checked(direction=PolicyError)
     def __init__(self, direction: Direction = "forward", compact: bool = False) -> None:
-        if direction not in get_args(Direction):
-            raise PolicyError(
-                f"making policy {self.rule!r}: direction={direction!r} is none of {', '.join(get_args(Direction))}."
-            )
         self.direction, self.compact = direction, compact
         self.about: dict[str, Any] = {}
 

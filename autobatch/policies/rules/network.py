@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
@@ -105,7 +106,7 @@ class Deep(Directed):
 
     rule: ClassVar[str] = "network"
 
-    @checked()
+    @checked(direction=PolicyError)
     def __init__(
         self,
         network: Network | None = None,

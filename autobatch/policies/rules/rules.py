@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
+from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
 from autobatch.keywords import checked
@@ -103,7 +104,7 @@ class Score(Directed):
 
     rule: ClassVar[str] = "score"
 
-    @checked()
+    @checked(direction=PolicyError)
     def __init__(self, direction: Direction = "forward", compact: bool = False, weights: Weights = LEARNED) -> None:
         super().__init__(direction, compact)
         self.weights = weights

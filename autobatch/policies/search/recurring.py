@@ -67,7 +67,7 @@ class Recurring(Directed):
 
     rule: ClassVar[str] = "recurring"
 
-    @checked()
+    @checked(direction=PolicyError)
     def __init__(
         self, sequences: Mapping[str, Sequence[int]], direction: Direction = "forward", compact: bool = False
     ) -> None:
@@ -77,7 +77,7 @@ class Recurring(Directed):
         self._is_unseen = False
 
     @classmethod
-    @checked()
+    @checked(direction=PolicyError)
     def of(
         cls,
         graphs: Iterable[Graph],
