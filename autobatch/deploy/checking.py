@@ -75,17 +75,16 @@ def _try(program: CellProgram, index: int, source: Instruction) -> None:
     vars = [program.vars[arg] for arg in (*source.args, index)]
     if sum(math.prod(var.shape) for var in vars) > MOST_TRIED or op.segments == "move" or op.sums_rows:
         return
-    n_rows = max(1, op.least(**static)) if op.segments == "reduce" and op.least is not None else 1
-    arrays = [np.zeros((n_rows, *var.shape)) for var in vars[:-1]]
-    out = np.zeros((1, *vars[-1].shape))
+    n = 1 if op.least is None else max(1, op.least(**static))  # as many rows as the op needs
+    *arrays, out = [np.zeros((1 if var.domain < 0 else n, *var.shape)) for var in vars]
     if op.index_axis is not None:
         arrays[1] = arrays[1].astype(np.int64)
     if op.random:
         static["random"] = Randomness()
     if op.segments is not None:
-        rows = Segments(np.array([0, n_rows]))
-        of_each = {"choose": (rows,) * len(arrays), "pairs": (rows, rows)}
-        static["segments"] = of_each.get(op.segments, rows)
+        one = Segments(np.array([0, n]))
+        of_each = [one if var.domain >= 0 else None for var in vars]
+        static["segments"] = {"choose": of_each, "pairs": (one, one)}.get(op.segments, one)
     try:
         with np.errstate(all="ignore"):
             if op.view:

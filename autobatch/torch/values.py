@@ -309,8 +309,8 @@ class TensorMethods:
         if not all(type(x) in PLAIN_INDEX for x in parts):
             parts = _from_the_start([torch.tensor(x) if _is_plain_list(x) else x for x in parts], self.shape)
             return apply(torch.Tensor.__getitem__, (self, parts if type(index) is tuple else parts[0]), {})
-        found = super().__getitem__(index)  # type: ignore[misc]
-        if isinstance(found, Rows) and len(self) > len(found) == 0:  # a node: in torch, it depends on all rows
+        found: Any = super().__getitem__(index)  # type: ignore[misc]
+        if isinstance(found, Rows) and not len(found) and self.shape[0]:  # a node: in torch, it depends on all rows
             return apply(torch.Tensor.__getitem__, (self, index), {})
         return found
 

@@ -53,11 +53,6 @@ class Variables:
             raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
         if wrt is None and type(args[0]) is float:
             args = (np.asarray(args[0]), *args[1:])
-        if wrt is not None and not callable(wrt):
-            raise GraphError(
-                f"wrt={wrt!r} is no function; give one of the same arguments that returns by what to differentiate, as "
-                f"in wrt=lambda x, y: y."
-            )
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
         is_whole = wrt is None or type(chosen) is tuple or isinstance(chosen, Outputs)
         self._chosen = Held(chosen if is_whole else (chosen,), _is_variable)

@@ -26,6 +26,7 @@ from autobatch.ir.builder import Builder, NeedsNumber
 from autobatch.ir.flows import keep_products
 from autobatch.ir.program import Attribute, CellProgram, Port, dtype_of, int_limit, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
+from autobatch.jit.compiling import without_collection
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
@@ -404,7 +405,11 @@ class Traces:
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
-        """Trace a body with live numbers, then again with constants for those that the body needs as numbers."""
+        """Trace a body with live numbers, then again with constants for those that the body needs as numbers.
+
+        The garbage collector waits: a list of thousands of elements makes so many objects that its passes over all
+        objects of the process would take as long as the trace.
+        """
         entry, roots = family.entry, _roots(family.entry, family.keys)
         has_drawn = any(trace.body.program.draws for trace in family.traces)
         while True:
@@ -414,7 +419,8 @@ class Traces:
             try:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
                 heard = family.heard if repeats else None
-                program, structure = tracer.trace(run, family.keys, tracker.tracking(roots, heard))
+                with without_collection():
+                    program, structure = tracer.trace(run, family.keys, tracker.tracking(roots, heard))
             except NeedsLength:
                 family.failed = tuple(tracker.guards.values())
                 raise
