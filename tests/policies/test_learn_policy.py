@@ -227,3 +227,13 @@ def test_options_that_do_not_exist_are_refused() -> None:
     ):
         loss.learn_policy([instances], held_out=[[]])
     assert loss.policy is before
+
+
+def test_a_flat_list_of_instances_is_refused_in_one_sentence() -> None:
+    double = ab.batched(ab.cell(lambda x: 2.0 * x), backend="reference")
+    for flat in ([np.ones((2, 3)), np.ones((4, 3))], np.ones((2, 2, 3)), [[np.ones(3)], np.ones(3)]):
+        with pytest.raises(
+            ab.DataError, match=r"each mini-batch of learn_policy must be a list .*, got an array"
+        ) as told:
+            double.learn_policy(flat)
+        assert not hasattr(told.value, "__notes__")
