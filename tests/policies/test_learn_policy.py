@@ -235,5 +235,5 @@ def test_a_flat_list_of_instances_is_refused_in_one_sentence() -> None:
         with pytest.raises(
             ab.DataError, match=r"each mini-batch of learn_policy must be a list .*, got an array"
         ) as told:
-            double.learn_policy(flat)
+            double.learn_policy(flat)  # type: ignore[arg-type]
         assert not hasattr(told.value, "__notes__")
