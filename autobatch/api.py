@@ -64,10 +64,10 @@ class Batched(Engine):
         is a tutorial.
 
         Args:
-            instances: whatever the function takes, or graphs from `record_all`. Of instances that do not come in a list
-                or another container that holds them, but from an iterator or a data set, the arrays are copied as they
-                arrive, because the next instance may be written to the same memory. Copied are arrays and tensors in
-                tuples, lists, dicts, sets and attributes of objects.
+            instances: whatever the function takes, or graphs from `record_all`. If they come from an iterator or a data
+                set instead of a list or other container, their arrays are copied on arrival, because the next instance
+                may reuse the same memory. This covers arrays and tensors in tuples, lists, dicts, sets and attributes
+                of objects.
 
         Returns:
             What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
@@ -268,7 +268,7 @@ class Batched(Engine):
         Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
 
         Args:
-            instances: whatever the function takes; those from an iterator are copied as in a call.
+            instances: whatever the function takes; arrays from an iterator are copied as in a call.
             progress: show how far it is, on standard error or in an output of a notebook.
             workers: how many processes record; more than one pays from some thousand instances on.
 
@@ -332,10 +332,10 @@ class Batched(Engine):
     ) -> Report:
         """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, memory, rewrites.
 
-        It also names the source lines that record single ops outside of cells, each of which is a node.
+        It also names the source lines that record single ops (one node each) outside cells.
 
         Args:
-            instances: as for a call; of recorded graphs no lines are known.
+            instances: as for a call; recorded graphs have no source lines.
             training: run backward too; launches and copies are those of both.
             has_aux: as for `value_and_grad`, with `training`.
             bound: "chain", or "pairs" for a better bound on the batches, which takes a second or so.
@@ -468,7 +468,7 @@ class Batched(Engine):
         return policy
 
     def _scheduled_batch(self, instances: Iterable[Any]) -> list[Graph]:
-        """As `_scheduled`, with a note on errors: a flat list of instances may look like mini-batches."""
+        """Do what `_scheduled` does, with a note on errors: a flat list of instances may look like mini-batches."""
         listed = list_instances(
             instances, "each mini-batch of learn_policy", "give a list of mini-batches, which are lists of instances"
         )

@@ -196,7 +196,7 @@ def find_out_of_range(graph: Graph) -> dict[int, DataError]:
 
 @compiled
 def _first_out_of_range(graph: Sections, start: int, at: int, types: TypeArrays) -> tuple[int, int, int, int]:
-    """Find (node, range, value, size) of the first attribute outside its range, from a node on; or (-1, -1, 0, 0).
+    """Find the first out-of-range attribute from node `start` on: (node, range, value, size), or (-1, -1, 0, 0).
 
     Args:
         start: the node, whose int attributes begin at `at`.

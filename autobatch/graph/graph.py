@@ -110,7 +110,7 @@ class Graph(Encoded):
         structures: per instance, how to rebuild what the user's function returned; opaque here.
         keys: int64[B], keys that distinguish the random numbers of instances; by default their positions.
         in_range: whether `check_ranges` has passed; the content of a graph does not change.
-        state: the number of the state of the module in which it was recorded, see `autobatch.trace.record.Recorder`.
+        state: number of the module state in which it was recorded, see `autobatch.trace.record.Recorder`.
     """
 
     __slots__ = ("_digest", "floats", "in_range", "keys", "state", "structures", "types")

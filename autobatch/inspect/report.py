@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autobatch.memplan.report.memory import MemoryReport
     from autobatch.trace.lines import LineReport
 
-SHOWN = 5  # rounds at either end, instances of a round, and functions that record single ops
+SHOWN = 5  # rounds at either end, instances of a round, functions that record single ops
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Report:
         picture: of the schedule; a notebook shows it by itself, too.
         rounds: what each round of async programs did.
         sharing: of each type whose nodes were looked up for equal ones, in each part, what that gave.
-        lines: that recorded single ops outside of cells, those with the most nodes first.
+        lines: source lines that recorded single ops outside cells, most nodes first.
     """
 
     policy: str

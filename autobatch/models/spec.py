@@ -50,9 +50,9 @@ class ModelSpec:
         costs: the metrics of which less is better, such as perplexity; of all others 1 is the best.
         requires: packages that metrics need, with the extra of autobatch that installs each; `count_correct` leaves
             out the metrics whose package is missing.
-        load_inputs: does what `load` does, for data to be predicted, whose instances may lack answers; None for `load`.
-        say_missing: says in a sentence which metrics data with these vocabularies cannot have, and what to do; "" if
-            it can have all.
+        load_inputs: like `load`, for prediction data, whose instances may lack answers; None to use `load`.
+        say_missing: says in one sentence which metrics cannot be computed with these vocabularies, and what to do; ""
+            if all can.
     """
 
     name: str

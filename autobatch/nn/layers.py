@@ -22,7 +22,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.cell import cell
 
-MOST_NUMBERS = 2**40  # of a parameter; an array of so many takes terabytes
+MOST_NUMBERS = 2**40  # of a parameter; a larger array would take terabytes
 
 
 class Linear(Module):
@@ -313,7 +313,7 @@ def _linear_rows(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
 
 
 def _check_sizes(kind: str, **sizes: int) -> None:
-    """Refuse sizes below 1, and those of an array that no machine holds."""
+    """Refuse sizes below 1, and sizes of arrays too large for any machine."""
     for name, size in sizes.items():
         check_int(f"{name} of {kind}", size, 1, ShapeError, below=MOST_NUMBERS)
     size = math.prod(map(int, sizes.values()))

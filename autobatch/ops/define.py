@@ -33,7 +33,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
-WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # no result of NumPy's is as narrow as its arguments
+WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # results are never as narrow as these arguments
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
@@ -65,13 +65,12 @@ class Op:
         below: the result is ints; `below(*shapes, **static)`, of the per-node shapes, is what they stay below.
         sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
-            kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups, see
-            `autobatch.ops.rows`, and receives the segments of each argument; so does "choose", with None for an
-            argument of the node, see `autobatch.ops.choosing`. "pairs" goes to or from pairs of rows, see
-            `autobatch.ops.pairs`, and receives the segments of both groups of rows.
-        domain: `domain(domains, **static)`, of those of the arguments, is the domain of the result; of ops that go
-            between groups.
-        least: `least(**static)` is how many rows each node must have of the first argument; none if it is not given.
+            kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups
+            (`autobatch.ops.rows`) and receives the segments of each argument. "choose" (`autobatch.ops.choosing`)
+            receives them too, with None for per-node arguments. "pairs" goes to or from pairs of rows
+            (`autobatch.ops.pairs`) and receives the segments of both groups of rows.
+        domain: for ops that go between groups, `domain(domains, **static)` maps the arguments' domains to the result's.
+        least: `least(**static)` is the least number of rows per node in the first argument; by default 0.
         whole: a call of the kernel costs much, so that batches of cells that apply the op are not cut into pieces.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
         note: of the static arguments, what `explain` says of a cell that applies the op.
@@ -226,8 +225,8 @@ def broadcast(what: str, *shapes: Shape) -> Shape:
 def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[str, Any]) -> None:
     """Run `op` on arrays with a row axis; lower-rank arguments of element-wise ops get axes of length one behind it.
 
-    A kernel is not called where there is nothing to compute: a list may have no elements in the whole batch, and an
-    axis may have length zero. A sum over no rows adds nothing.
+    The kernel is not called if there is nothing to compute: a list may be empty in the whole batch, and an axis may
+    have length zero. A sum over no rows adds nothing.
     """
     if not out.size or (op.sums_rows and any(array.shape[0] == 0 for array in arrays if hasattr(array, "shape"))):
         return
@@ -305,7 +304,7 @@ def composite(function: F) -> F:
 
 
 def of_values(function: F) -> F:
-    """Make a function of ops raise one sentence for arguments that it cannot be applied to."""
+    """Make an op function raise a one-sentence error for unsuitable arguments."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -324,9 +323,7 @@ def of_values(function: F) -> F:
 def refused_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Exception:
-    """The error of a call of an op that ended in an error of Python or NumPy.
-
-    Ops call no code of users, so that the arguments are to blame.
+    """Convert a Python or NumPy error raised by an op call. Ops call no user code, so the arguments are to blame.
 
     Raises:
         TypeError: an argument is missing or unexpected.

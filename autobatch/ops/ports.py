@@ -17,12 +17,12 @@ class VariadicPort(ABC):
 
     @abstractmethod
     def values(self, shape: Any) -> Any:
-        """The element (a value or a tuple of values) of a list that becomes one value; `shape`, that of an element, is
-        needed if the list may be empty."""
+        """Return the element (a value or a tuple of values) of a list that becomes one value. `shape`, of one element,
+        is required if the list may be empty."""
 
     @abstractmethod
     def elements(self) -> Any:
-        """The element of a list that becomes another list."""
+        """Return the element of a list that becomes another list."""
 
     @abstractmethod
     def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:

@@ -108,15 +108,15 @@ class Module:
 
     @property
     def _kind(self) -> type:
-        """The class of the module, as users know it."""
+        """Return the class of the module as users know it."""
         return type(self)
 
     def _owners(self) -> Sequence[Any]:
-        """The modules of another library, this one's and all under it, whose methods may be cells."""
+        """Return this module's foreign module and all below it; their methods may be cells."""
         return ()
 
     def _outline(self) -> Any:
-        """Equal as long as the same modules of another library are in the same places outside of cells."""
+        """Return a key that is equal as long as the same foreign modules are in the same places outside cells."""
         return None
 
     def _value_methods(self) -> tuple[type, ...]:

@@ -50,8 +50,8 @@ class Parameter(Operators):
 
     Attributes:
         array: the numbers, for readers and for writers that call `note_change`; the same array until they are moved.
-        is_gone: whether its model lost it for good, so that nothing computes with it again.
-        n_bound: how often it came to stand for other numbers, of another tensor.
+        is_gone: whether it was removed from its model for good and will not be used again.
+        n_bound: how often it was rebound to another tensor.
 
     Raises:
         DataError: `data` holds something other than real numbers, or is ragged.

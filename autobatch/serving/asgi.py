@@ -37,7 +37,7 @@ NDJSON = "application/x-ndjson"
 MOST_BYTES = 1 << 20
 MOST_INSTANCES = 1024
 MOST_VISITS = 100  # of a round, on the live page
-CLOSE_WITHIN = 5.0  # seconds after the last answer in which programs that nobody waits for have to end
+CLOSE_WITHIN = 5.0  # seconds after the last answer for abandoned programs to end
 ANYTHING: Mapping[str, Any] = {"description": "Any JSON value."}
 
 
@@ -65,15 +65,14 @@ def app(
         write: makes of an instance and its result what JSON can hold; arrays, dataclasses and tuples may be in it.
         schema: the JSON schema of what `read` takes, for `/openapi.json`.
         title: the name of the model.
-        token: what a client has to show as `Authorization: Bearer ...`, of visible ASCII characters; None where none is
-            asked for.
+        token: clients must send it as `Authorization: Bearer ...`; visible ASCII characters; None to require none.
         max_body: the most bytes of a request.
         max_instances: the most instances in one request.
         deadline: seconds after which a request is given up.
-        warm_up: is called before `/readyz` says that the server is ready, and again after predictions have failed.
+        warm_up: called before `/readyz` reports ready, and again after predictions have failed.
 
     Raises:
-        DataError: the token is blank, or no client can show it.
+        DataError: the token is blank, or cannot be sent in a header.
         BackendError: starlette or prometheus-client is not installed.
     """
     try:
@@ -119,12 +118,12 @@ def app(
     made = Starlette(
         routes=routes, middleware=guards, lifespan=lifespan, exception_handlers={Refusal: refuse, Exception: fail}
     )
-    made.router.redirect_slashes = False  # to where the header Host says, which a client may make up
+    made.router.redirect_slashes = False  # the target would come from the Host header, which a client can forge
     return made
 
 
 class _Handler:
-    """Answers the requests of all routes; what is no coroutine runs in a thread."""
+    """Answers the requests of all routes; plain functions run in a thread."""
 
     def __init__(
         self, server: Server, answers: Answers, readiness: Readiness, metrics: Any, schema: Any, title: str,
@@ -163,7 +162,7 @@ class _Handler:
         return _text("ok\n")
 
     async def readiness(self, request: Request) -> Response:
-        """Say whether the server has warmed up, takes requests, and answers them."""
+        """Report whether the server has warmed up, accepts requests and answers them."""
         fault = await self._readiness.why_not()
         return _text(f"not ready: {fault}\n", 503) if fault else _text("ready\n")
 
@@ -185,7 +184,7 @@ class _Handler:
         return JSONResponse({**summarize(servers), **facts})
 
     async def publish(self) -> None:
-        """Give the other workers the metrics of this one, and as long as they are wanted its figures."""
+        """Publish this worker's metrics to the others, and its figures while someone reads them."""
         if self._workers is not None:
             while True:
                 counts = self._server.explain()
@@ -239,7 +238,7 @@ class _Handler:
 
 
 def _parse_line(text: bytes, number: int) -> Any:
-    """Parse a line of many; what is wrong with it is the error of this one."""
+    """Parse one of many lines; an error affects only this line."""
     try:
         return _parse(text, f"line {number}")
     except Refusal as refusal:

@@ -4,8 +4,8 @@ A request waits in the queue until a place is free (`autobatch.serving.running`)
 arrival; none is overtaken by one that comes `PATIENCE` after it. Its future is set when its program has ended. One that
 fails, is cancelled, or passes its deadline leaves its place; the others do not notice.
 
-A second thread, begun with the first deadline, fails the futures of requests that are too late, also while a program
-keeps the first thread busy; that one then only takes away requests whose futures are done.
+A second thread starts with the first deadline. It fails the futures of late requests even while a program keeps the
+first thread busy, which then only removes requests whose futures are done.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Request:
         self._set(self.future.set_exception, _passable(error))
 
     def be_late(self) -> None:
-        """Fail because of the deadline, if the request is not over yet."""
+        """Fail the request because of its deadline, if it is not over yet."""
         self.fail(DeadlineError(f"the deadline of request {self.number} passed before it was done."))
 
     def _set(self, put: Callable[[Any], None], outcome: Any) -> None:
@@ -82,7 +82,7 @@ class Request:
             put(outcome)
         except InvalidStateError:  # its deadline has passed, or it was cancelled
             pass
-        except BaseException as error:  # such as SystemExit, of what was to be called when it is done
+        except BaseException as error:  # such as SystemExit raised by a done callback
             LOG.error("a callback of a request failed.", exc_info=error)
 
     def leave(self) -> None:
@@ -92,7 +92,7 @@ class Request:
 
 
 def _passable(error: BaseException) -> BaseException:
-    """The error, or a ServingError because of it: one that futures pass on, and that ends no thread that reads it."""
+    """Return the error, or a ServingError caused by it that is safe to set on a future and to raise in a reader."""
     if isinstance(error, Exception) and not isinstance(error, (StopIteration, CancelledError)):
         return error
     found = ServingError(f"the program of the request raised {error!r}.")
@@ -104,10 +104,10 @@ class Streamed:
     """An instance for an async generator.
 
     Args:
-        put: takes the items; None if they are wanted at the end alone.
+        put: takes the items; None to collect them until the end.
 
     Attributes:
-        n_put: how many items were given to `put`: a program that runs again does not give them again.
+        n_put: number of items passed to `put`; a rerun program skips these.
     """
 
     def __init__(self, instance: Any, put: Callable[[Any], None] | None) -> None:
@@ -138,7 +138,7 @@ class Server:
         self._has_over, self._next_deadline = False, math.inf  # among all requests
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._earlier = threading.Condition(lock)  # there is an earlier deadline than before
+        self._earlier = threading.Condition(lock)  # signals an earlier deadline than before
         self._watcher: threading.Thread | None = None
         self._counts = Counts()
         self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
@@ -213,7 +213,7 @@ class Server:
         return request.future
 
     def _refuse_fork(self) -> None:
-        """Raise a ServingError in a process that was forked: it has the server, but not its threads."""
+        """Raise a ServingError in a forked process, which has the server but not its threads."""
         if os.getpid() != self._pid:
             raise ServingError(
                 f"the server belongs to process {self._pid}, and this is a fork of it, {os.getpid()}, without its "
@@ -232,14 +232,14 @@ class Server:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more requests; in a fork of its process it takes none."""
+        """Whether the server has stopped accepting requests; always True in a forked process."""
         return self._is_closing or os.getpid() != self._pid
 
     def explain(self) -> Counts:
-        """What the server did so far; prints as a table.
+        """Return statistics of the server so far; they print as a table.
 
         Raises:
-            ServingError: this process is a fork of the server's.
+            ServingError: called in a fork of the server's process.
         """
         self._refuse_fork()
         with self._changed:
@@ -247,17 +247,17 @@ class Server:
 
     @suggesting()
     def close(self, within: float | None = None) -> bool:
-        """Take no more requests, and wait until all that were taken are done.
+        """Accept no more requests, and wait until all accepted ones are done.
 
         Args:
-            within: seconds after which requests that are not done fail, such as those of a program that never ends;
-                None waits for all of them.
+            within: seconds after which unfinished requests fail, such as those of a program that never ends; None to
+                wait for all.
 
         Returns:
-            Whether all were done. In a fork of the server's process there is nothing to close.
+            Whether all requests were done. Closing does nothing in a fork of the server's process.
 
         Raises:
-            DataError: `within` is no number of seconds.
+            DataError: `within` is not a number of seconds.
         """
         if within is not None and (isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0):
             raise DataError(f"within={within!r} is no number of seconds; give one of at least 0, or None.")
@@ -297,7 +297,7 @@ class Server:
                     self._running = self._running or Running(self._engine, self._n_places)
                     self._begin(self._running)
                     self._go_on(self._running)
-                except BaseException as error:  # a SystemExit of a user's code ends requests, and not the server
+                except BaseException as error:  # a SystemExit in user code ends requests, not the server
                     self._recover(error)
         except BaseException as error:
             with self._changed:
@@ -316,7 +316,7 @@ class Server:
         self._has_over = True
 
     def _all(self) -> list[Request]:
-        """All requests that were taken and are not answered; under the lock."""
+        """Return all accepted requests that are not answered yet. Hold the lock."""
         return [*self._at.values(), *self._alone, *self._queue]
 
     def _wait(self) -> bool:
@@ -368,7 +368,7 @@ class Server:
             running.leave(place)
 
     def _count_over(self, request: Request) -> None:
-        """Count a request that was cancelled, or was too late."""
+        """Count a cancelled or late request."""
         if request.future.cancelled():
             self._counts.cancelled += 1
         else:
@@ -404,7 +404,7 @@ class Server:
         with self._changed:
             requests = [*self._at.values()]
             self._at.clear()
-            if not requests and self._queue:  # nothing can begin; so that this ends
+            if not requests and self._queue:  # none is at fault: fail the next one, so that this ends
                 requests = [heapq.heappop(self._queue)]
             if len(requests) > 1:
                 self._alone += requests
@@ -413,10 +413,10 @@ class Server:
         if len(requests) == 1:
             self._fail(requests[0], error)
 
-    # Deadlines, in a thread of their own.
+    # Deadlines, kept by a separate thread.
 
     def _expect(self, until: float) -> None:
-        """Let the thread that keeps deadlines know of one that is earlier than all before; under the lock."""
+        """Notify the deadline thread of a new earliest deadline. Hold the lock."""
         self._next_deadline = until
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._keep_deadlines, name="autobatch deadlines", daemon=True)
@@ -424,7 +424,7 @@ class Server:
         self._earlier.notify()
 
     def _keep_deadlines(self) -> None:
-        """Fail requests that are too late, until the server is closed and all are done."""
+        """Fail late requests until the server is closed and all requests are done."""
         while True:
             with self._changed:
                 wait = self._next_deadline - monotonic()

@@ -69,7 +69,7 @@ class TorchBatched(Batched):
         self.recorder.on_forget = self._drop_derivative
 
     def _drop_derivative(self) -> None:
-        """Make the derivative again where it is asked for next: it may hold modules that were replaced."""
+        """Drop the derivative, which may hold replaced modules; it is rebuilt on the next use."""
         self._derivative = None
 
     def __call__(self, instances: Iterable[Any]) -> Any:
@@ -82,8 +82,8 @@ class TorchBatched(Batched):
 
         Returns:
             What the function returns, with tensors (B, *shape); lists, and what is in them, come back per instance.
-            A tensor whose shape differs between instances is a list of tensors, one for each. A tensor of shape (0,)
-            for no instances.
+            Where shapes differ between instances, a list of tensors, one per instance. A tensor of shape (0,) for no
+            instances.
 
         Raises:
             GraphError: torch compiles, traces or transforms the call; or a group of `ab.distributed` is entered.
@@ -165,8 +165,8 @@ class TorchBatched(Batched):
     def _pass(self, instances: list[Any], draw: tuple[int, int], held: list[Any]) -> Passing:
         """Run a mini-batch of instances that move.
 
-        It is recorded once more where cells were traced: types keep more products from then on, and results are the
-        same to the bit only with those that they will have, as `torch.autograd.gradgradcheck` asks for.
+        If cells were traced, it is recorded a second time. Types keep more products from then on, and
+        `torch.autograd.gradgradcheck` needs results that are bit-identical to those of later calls.
         """
         instances, traces = self._met(instances), self.recorder.calls.traces
         n_traced = -1
@@ -196,25 +196,25 @@ class TorchBatched(Batched):
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
         return super().record_all(self._met(instances), progress, workers)
 
-    # What looks at a mini-batch takes the instances that a call takes, and gives no gradients.
+    # Inspection methods take the same instances as a call, and compute no gradients.
 
     def explain(self, instances: Iterable[Any], *options: Any, **named: Any) -> Report:
-        """Run a mini-batch and say what happened, see `autobatch.batched.Batched.explain`."""
+        """Run a mini-batch and report what happened, see `autobatch.batched.Batched.explain`."""
         with TensorInputs(self.recorder.calls).recording_tensors():
             return super().explain(instances, *options, **named)
 
     def profile(self, instances: Iterable[Any] | None = None, *options: Any, **named: Any) -> Profile:
-        """Say where the time goes, see `autobatch.batched.Batched.profile`."""
+        """Report where the time goes, see `autobatch.batched.Batched.profile`."""
         with TensorInputs(self.recorder.calls).recording_tensors():
             return super().profile(instances, *options, **named)
 
     def prepare(self, instances: Iterable[Any], *options: Any, **named: Any) -> Step:
-        """Plan a mini-batch and do not run it, see `autobatch.batched.Batched.prepare`."""
+        """Plan a mini-batch without running it, see `autobatch.batched.Batched.prepare`."""
         with TensorInputs(self.recorder.calls).recording_tensors():
             return super().prepare(instances, *options, **named)
 
     def merged(self, instances: Iterable[Any]) -> Graph:
-        """Give the graph of a mini-batch as policies see it, see `autobatch.batched.Batched.merged`."""
+        """Return the graph of a mini-batch as policies see it, see `autobatch.batched.Batched.merged`."""
         with TensorInputs(self.recorder.calls).recording_tensors():
             return super().merged(self._met(instances))
 

@@ -35,9 +35,9 @@ def check_batched(
 ) -> None:
     """Compare a batched function with torch itself, one instance at a time: values, shapes, dtypes and gradients.
 
-    Gradients are those of a weighted sum of all results, with respect to parameters and to tensors among the instances
-    that ask for them; one that is None in torch must be None. Neither `.grad`, nor buffers, nor the state of torch's
-    generator is changed.
+    Gradients are those of a weighted sum of all results, with respect to parameters and to instance tensors that
+    require them. Where torch gives None, the result must be None. `.grad`, buffers and the state of torch's generator
+    are unchanged.
 
     Args:
         function: of one instance, plain or async, as `abt.batched` takes it, or what that has made of one.
@@ -126,7 +126,7 @@ def _compare_results(expected: Sequence[Any], found: Any, tolerance: float | Non
 
 
 def _compare_gradients(what: str, wanted: Tensor | None, given: Tensor | None, tolerance: float | None) -> None:
-    """Compare gradients; where torch has none, for nothing depends on the tensor, there must be none."""
+    """Compare gradients; a tensor without a gradient in torch must not have one here."""
     if wanted is not None and given is not None:
         _compare(what, wanted, given, tolerance)
     elif wanted is not given:
@@ -154,13 +154,13 @@ def _total(results: Sequence[Any]) -> Tensor:
     draw, total = torch.Generator().manual_seed(0), torch.zeros((), dtype=torch.float64)
     for x in (x for one in results for x in leaves_of(one) if isinstance(x, Tensor) and is_float(x.dtype)):
         weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
-        if x.requires_grad:  # a constant has its weights too: batched it lies beside results with gradients
+        if x.requires_grad:  # constants get weights too, since they are batched beside results with gradients
             total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
     return total
 
 
 def _like(found: Sequence[Any], expected: Sequence[Any]) -> list[list[Any]]:
-    """The results, each detached where the expected one has no gradient."""
+    """Return the results, detached where the expected one has no gradient."""
     pairs = [zip(leaves_of(x), leaves_of(y), strict=True) for x, y in zip(found, expected, strict=True)]
     return [
         [x if getattr(y, "requires_grad", False) else torch.as_tensor(x).detach() for x, y in each] for each in pairs
@@ -168,8 +168,8 @@ def _like(found: Sequence[Any], expected: Sequence[Any]) -> list[list[Any]]:
 
 
 def _differentiate(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of a sum; None where it does not depend on a tensor."""
+    """Compute the gradients of a sum; None for tensors that it does not depend on."""
     if not leaves or not total.requires_grad:
         return [None] * len(leaves)
-    found = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)  # of instances, which both read
+    found = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)  # both read the instances' graph
     return [None if g is None else g.to_dense() for g in found]

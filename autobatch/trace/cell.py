@@ -46,8 +46,8 @@ class Cell:
 
     Attributes:
         reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
-        is_single_op: whether it stands for a function of a library that a program applies outside of cells.
-        may_change: whether its body may change what it reads of Python, which it does once and not at each call.
+        is_single_op: whether it wraps a library function that a program calls outside cells.
+        may_change: whether its body may change Python state that it reads; it does so once, not at each call.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
@@ -240,9 +240,9 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
     Calls of a cell are of one type, and can run together, if their static arguments, their structure and the shapes of
     their values are equal. The length of a list is part of the structure, unless the body treats all elements alike:
     it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces what comes out (Python's `sum`, `ab.sum_n`,
-    `ab.softmax_n`, `ab.attend`). Such a list has any length; where the body maps over it, an empty one makes a type of
-    its own. Its elements are values, ints, floats or arrays of ints, or tuples, dicts and dataclasses of these, all of
-    one form.
+    `ab.softmax_n`, `ab.attend`). Such a list may have any length; if the body maps over it, an empty list has a type of
+    its own. Its elements are values, ints, floats, arrays of ints, or tuples, dicts and dataclasses of these, all of
+    the same form.
 
     Args:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
@@ -285,14 +285,14 @@ def _shape_text(x: Any) -> str:
 
 
 def _float_type(args: Iterable[Any]) -> Any:
-    """The widest float type of the arrays among the arguments, at least float32; float64 if there are none."""
+    """Return the widest float type among the argument arrays, at least float32; float64 if there are no arrays."""
     found = {x.dtype for x in args if isinstance(x, ARRAYS) and x.dtype.kind == "f"}
     return np.result_type(*found, np.float32) if found else np.float64
 
 
 def _read_only(x: Any, dtype: Any, number: Any) -> Any:
-    """An array, a parameter or a number as a read-only array; floats are cast to the model's dtype, or to float32 if
-    they are narrower, and ints and bools compute with floats.
+    """Convert an array, parameter or number to a read-only array. Floats are cast to the model's dtype, or to float32
+    if narrower; ints and bools compute as floats.
 
     It is another object each time, as two arguments of a batched call are two values: derivatives go by identity.
 
