@@ -1,7 +1,7 @@
 """Checks of arguments against the annotations of a function: "n_in of Linear must be an int, got None."
 
-Annotations are read once per function, when they are first needed. Of a container the elements are checked as well,
-unless they arrive one at a time. What an annotation leaves open (`Any`, arrays of any kind) is left to the function.
+Annotations are read once per function, on first use. Elements of a container are checked too, unless the container is
+an iterator. Anything that an annotation leaves open (`Any`, arrays of any kind) is left to the function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from autobatch.errors import AutobatchError, DataError
 
 RAW = (TypeError, ValueError, LookupError, AttributeError, OverflowError, ZeroDivisionError)
-"""What Python and NumPy raise for arguments that they cannot use."""
+"""Exceptions that Python and NumPy raise for unusable arguments."""
 LONGEST = 60  # characters of an argument in a message
 MOST_CHECKED = 1000  # elements of a container
 OPEN = (Any, npt.ArrayLike, npt.DTypeLike, object)
@@ -33,21 +33,21 @@ WORDS: dict[Any, str] = {
 
 
 class Kind(NamedTuple):
-    """What an argument may be: in words, and as a test."""
+    """A kind of argument: its description and its test."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 class Wanted(NamedTuple):
-    """An argument that is checked: its kind, and whether it stands for each of `*args`."""
+    """A checked argument: its kind, and whether it applies to each of `*args`."""
 
     kind: Kind
     is_each: bool
 
 
 def show(x: Any) -> str:
-    """An argument as messages show it: short, and an array by its shape.
+    """Format an argument for messages: short, and arrays by their shape.
 
     >>> show("wide"), show(np.ones((2, 3))), show([0] * 100)
     ("'wide'", 'an array of shape (2, 3)', 'a list of 100 elements')
@@ -57,7 +57,7 @@ def show(x: Any) -> str:
         return f"{what} of shape {tuple(x.shape)}" if np.ndim(x) or not isinstance(x, np.generic) else repr(x)
     try:
         text = repr(x)
-    except Exception:  # of a user's class, or of an int of too many digits
+    except Exception:  # from a user's class, or an int with too many digits
         text = ""
     if text and len(text) <= LONGEST and "\n" not in text and " at 0x" not in text:
         return text
@@ -70,7 +70,7 @@ def show(x: Any) -> str:
 def refusal(
     what: str, must_be: str, got: Any, error: type[AutobatchError] = DataError, advice: str = ""
 ) -> AutobatchError:
-    """The error of a wrong argument: "X must be Y, got Z.", and what to do."""
+    """Make the error for a wrong argument: "X must be Y, got Z.", and what to do."""
     return error(f"{what} must be {must_be}, got {show(got)}{'; ' + advice if advice else ''}.")
 
 
@@ -80,14 +80,13 @@ def check_arguments(
     called: str,
     errors: Mapping[str, type[AutobatchError] | None] = types.MappingProxyType({}),
 ) -> None:
-    """Raise the error of the first argument that is not of the kind of its annotation, if there is one.
+    """Raise an error for the first argument that does not match its annotation, if any.
 
     Args:
-        function: whose annotations count.
-        arguments: by the names of its parameters.
-        called: how messages name the function.
-        errors: for some parameters the class of the error, or None where the function checks the argument itself;
-            DataError for all others.
+        function: the annotated function.
+        arguments: by parameter name.
+        called: name of the function in messages.
+        errors: error class per parameter, or None if the function checks the argument itself; DataError by default.
     """
     for name, wanted in kinds_of(function).items():
         if name not in arguments or errors.get(name, DataError) is None:
@@ -100,13 +99,13 @@ def check_arguments(
 
 @cache
 def kinds_of(function: Callable[..., Any]) -> dict[str, Wanted]:
-    """The kind of each annotated parameter of a function, where its annotation says something."""
+    """Return the kind of each parameter whose annotation restricts it."""
     found: dict[str, Wanted] = {}
     space = getattr(unwrap(function), "__globals__", {})
     for name, parameter in signature(function).parameters.items():
         kind = kind_of(_resolve(parameter.annotation, space))
         if parameter.default is None and kind is not None and not kind.holds(None):
-            kind = None  # an annotation that its own default contradicts
+            kind = None  # the default contradicts its own annotation
         if kind is not None and parameter.kind is not Parameter.VAR_KEYWORD:
             found[name] = Wanted(kind, parameter.kind is Parameter.VAR_POSITIONAL)
     return found
@@ -118,11 +117,11 @@ def _resolve(annotation: Any, space: Mapping[str, Any]) -> Any:
     try:
         return eval(annotation, dict(space), {})  # of our own source
     except (NameError, TypeError, AttributeError):
-        return Any  # a name for type checkers alone
+        return Any  # a name that only type checkers know
 
 
 def kind_of(annotation: Any) -> Kind | None:
-    """What an annotation admits; None if that is anything, or said elsewhere."""
+    """Return the kind that an annotation admits; None if anything, or if checked elsewhere."""
     if annotation in (None, type(None)):
         return Kind("None", lambda x: x is None)
     if isinstance(annotation, TypeVar):
@@ -175,7 +174,7 @@ def _of_class(kind: Any, parts: tuple[Any, ...]) -> Kind | None:
 
 
 def _of_elements(kind: Any, parts: tuple[Any, ...]) -> Kind:
-    """Containers: any list-like object serves where a sequence is wanted; no text, and no dict, ever does."""
+    """Containers. Any list-like object is accepted as a sequence; strings and dicts never are."""
     element = kind_of(parts[0]) if parts and (kind is not tuple or parts[1:] in ((), (...,))) else None
 
     def holds(x: Any) -> bool:
@@ -219,9 +218,9 @@ def is_bool(x: Any) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is a real number that a float holds, and not NaN; infinities are left to the function."""
+    """Whether this is a real number that fits a float, and not NaN; infinities are left to the function."""
     if isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iuf":
-        x = x[()]  # as an optimizer may be given its rate
+        x = x[()]  # e.g. an optimizer's learning rate
     if isinstance(x, (bool, np.bool_)) or not isinstance(x, (int, float, np.integer, np.floating)):
         return False
     try:
@@ -231,7 +230,7 @@ def is_number(x: Any) -> bool:
 
 
 def check_int(what: str, x: Any, at_least: int, error: type[AutobatchError] = DataError, below: int = 2**63) -> int:
-    """The argument as an int of Python, if it is one within its limits; else raise `error`."""
+    """Convert the argument to a Python int within its limits, or raise `error`."""
     if not is_int(x) or not at_least <= x < below:
         limit = f" of at least {at_least}" if not is_int(x) or x < at_least else f" below {below}"
         raise refusal(what, f"an int{limit}", x, error)

@@ -5,12 +5,11 @@
 
     minibatches(graphs, 64, rgn=rng)    # TypeError: minibatches() got an unexpected keyword argument 'rgn'. Did you ...
 
-Names are looked up where a call has failed, and so are arguments of a wrong kind. A call that is right pays for one
-more function, or, where it is repeated in every step, for nothing: such a function takes `**wrong`, gives it to
-`refuse`, and is marked `refusing`.
+Names and kinds of arguments are only checked after a call has failed. A correct call costs one extra function call.
+Functions that run in every step avoid even that: they take `**wrong`, pass it to `refuse`, and are marked `refusing`.
 
-`checked` also compares all arguments with the annotations before each call. It is for what is called rarely: what makes
-models, optimizers and servers, and what reads and writes files.
+`checked` also compares all arguments with the annotations before each call. Use it for rare calls: constructors of
+models, optimizers and servers, and functions that read or write files.
 """
 
 from __future__ import annotations
@@ -71,12 +70,11 @@ def suggesting(*takers: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def checked(*takers: Callable[..., Any], **errors: type[AutobatchError] | None) -> Callable[[F], F]:
-    """Do what `suggesting` does, and refuse arguments that are not of the kinds of their annotations before each call.
+    """Do what `suggesting` does, and check arguments against their annotations before each call.
 
     Args:
         takers: the functions that take its `**options`, if it has any.
-        errors: for some parameters the class of the error, or None where the function checks the argument itself;
-            DataError for all others.
+        errors: error class per parameter, or None if the function checks the argument itself; DataError by default.
     """
 
     def wrap(function: F) -> F:
@@ -108,16 +106,16 @@ def refuse_arguments(
     kwargs: dict[str, Any],
     errors: Mapping[str, type[AutobatchError] | None] = MappingProxyType({}),
 ) -> None:
-    """Raise the error of the first argument that is not of the kind of its annotation; see `check_arguments`."""
+    """Raise an error for the first argument that does not match its annotation; see `check_arguments`."""
     try:
         bound = signature(function).bind(*args, **kwargs)
     except TypeError:
-        return  # a missing or unexpected argument, of which the call itself tells
+        return  # the call itself reports missing or unexpected arguments
     check_arguments(function, bound.arguments, name_of(function, args), errors)
 
 
 def name_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """How messages name a function: by the class that it makes, where it is a constructor."""
+    """Return the name of a function in messages; for a constructor, that of its class."""
     name: str = getattr(function, "__name__", repr(function))
     return type(args[0]).__name__ if name == "__init__" and args else name
 

@@ -1,7 +1,7 @@
 """The first moments of the command `autobatch`, before its packages are imported, which may take seconds.
 
-Ctrl-C ends it with a sentence from its first moment on. A process that another one has started, such as a worker of a
-server, ends with that one, however it ends and whatever this one does.
+From its first moment, Ctrl-C ends it with a one-sentence message. A child process, such as a server's worker, ends with
+its parent, however the parent ends and whatever the child is doing.
 """
 
 import os
@@ -13,14 +13,14 @@ from types import FrameType
 from typing import NoReturn
 
 FIRST = "AUTOBATCH_FIRST"
-"""The environment of a started process has the number of a pipe whose other end only the process that started it holds,
-and the seconds that it has to end after SIGTERM."""
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+"""Environment variable of a child process: the number of a pipe whose other end only its parent holds, and the seconds
+that it has to end after SIGTERM."""
+INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 SAID = b"autobatch: interrupted.\n"
 
 
 def _is_command() -> bool:
-    """Whether this process runs the command, and not a user's program."""
+    """Whether this process runs the command rather than a user's program."""
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     return name in ("autobatch", "autobatch.exe") or (name == "-m" and "autobatch" in sys.orig_argv)
 
@@ -32,7 +32,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end_with(pipe: int, seconds: float) -> None:
-    """End this process when the one that holds the other end of a pipe has ended."""
+    """End this process when the holder of the pipe's other end has ended."""
     os.read(pipe, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(seconds)

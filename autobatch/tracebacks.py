@@ -1,9 +1,8 @@
-"""Tracebacks of errors that users cause: their own lines stay, and those of autobatch go.
+"""Tracebacks of user errors: keep the user's own lines, and hide those of autobatch.
 
-What raises an error on purpose, or a user's function that does, is told by the user's lines and the message. The
-frames of autobatch in between, and those of the code that it generates, are taken out at the public functions, whose
-own frame stays. An error from inside that is not on purpose keeps all frames, and so do all errors where the
-environment has `AUTOBATCH_TRACEBACK=full`.
+A deliberate error, or one raised by a user's function, is explained by the user's lines and the message. Public
+functions remove the frames of autobatch and of generated code in between, and keep their own. Unexpected internal
+errors keep all frames, as do all errors if `AUTOBATCH_TRACEBACK=full` is set.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ VARIABLE, FULL = "AUTOBATCH_TRACEBACK", "full"
 OWN = os.path.dirname(__file__) + os.sep
 GENERATED = ("<recording of ", "<generated kernel>", "<kernel ")
 BETWEEN = ("contextlib.py", "functools.py", "dataclasses.py")
-"""Files of Python's library whose frames stand between those of autobatch."""
+"""Standard library files whose frames occur between those of autobatch."""
 LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy"))
 IN_CELL = "in cell "
 MOST_SHOWN = 100  # characters of a source line
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take the frames of autobatch out of the traceback of an error, and of those that it comes from."""
+    """Remove the frames of autobatch from the traceback of an error and of its causes."""
     if os.environ.get(VARIABLE) == FULL:
         return
     seen = set[int]()
@@ -73,9 +72,9 @@ def _is_library(code: CodeType) -> bool:
 
 
 def users_line(error: BaseException) -> str:
-    """Where in the user's code an error was raised: "/home/me/model.py:12, `return x + y`"; "" if no line is known.
+    """Return the user's line that raised an error, as "/home/me/model.py:12, `return x + y`"; "" if unknown.
 
-    It is the innermost line of the traceback so far; if there is none, that of the nearest caller.
+    This is the innermost user line of the traceback so far, or else the nearest caller's.
     """
     at = _innermost(error)
     cause = error.__cause__
@@ -93,7 +92,7 @@ def users_line(error: BaseException) -> str:
 
 
 def _innermost(error: BaseException) -> tuple[str, int] | None:
-    """File and line of the last frame of the user's code that an error passed through."""
+    """Return file and line of the innermost user frame in an error's traceback."""
     at = None
     for one in _each(error.__traceback__):
         code = one.tb_frame.f_code
@@ -103,7 +102,7 @@ def _innermost(error: BaseException) -> tuple[str, int] | None:
 
 
 def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
-    """The error that was raised in the body of a cell, with the call and the line of the user's code.
+    """Make the error for a failure in the body of a cell, with the call and the user's line.
 
     Args:
         arguments: of the call, with their shapes.
@@ -116,7 +115,7 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
 
 
 def note_call(error: Exception, cell: str, arguments: str) -> None:
-    """Note on an error of a cell that runs eagerly the call and the line of the user's code, for the innermost cell."""
+    """Add a note with the call and the user's line to an error of an eager cell, for the innermost cell only."""
     if not any(note.startswith(IN_CELL) for note in getattr(error, "__notes__", ())):
         line = users_line(error)
         error.add_note(f"{IN_CELL}{cell!r} ({arguments}){line and ' at '}{line}")
@@ -124,5 +123,5 @@ def note_call(error: Exception, cell: str, arguments: str) -> None:
 
 
 def _public_class(kind: type[AutobatchError]) -> type[AutobatchError]:
-    """Find the class that users know: the first in `autobatch.errors` that a class is or is derived from."""
+    """Find the public error class: the first in `autobatch.errors` in a class's bases, itself included."""
     return next(base for base in kind.__mro__ if base.__module__ == AutobatchError.__module__)

@@ -13,8 +13,8 @@ from autobatch.devices.store import Store
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import Stack, Targets
 
-RUNS = 8  # after so many in a row, memory is freed that was too large for each of them
-SPARE, SMALL = 4, 2**20  # memory is too large beyond SPARE times the bytes that a run needs, and SMALL bytes more
+RUNS = 8  # after this many runs in a row, free memory that was too large for each of them
+SPARE, SMALL = 4, 2**20  # memory is too large above SPARE times the bytes that a run needs, plus SMALL
 
 
 class Memory:
@@ -97,7 +97,7 @@ M = TypeVar("M", bound=Memory)
 class MemoryPool(Generic[M]):
     """Keeps the memory that no run uses, for later runs.
 
-    What is far larger than the last runs needed, several in a row, is freed.
+    Frees memory that is far larger than several runs in a row have needed.
 
     Args:
         make: makes memory when none is left.
@@ -110,7 +110,7 @@ class MemoryPool(Generic[M]):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the memory that no run uses."""
+        """Return the bytes of unused memory."""
         return sum(memory.n_bytes for memory in self._free)
 
     def take(self) -> M:
@@ -118,7 +118,7 @@ class MemoryPool(Generic[M]):
         return self._free.pop() if self._free else self._make()
 
     def give_back(self, memory: M, needed: int) -> None:
-        """Return memory to the pool, of which a run needed so many bytes."""
+        """Return memory to the pool; the run used `needed` bytes of it."""
         self._free.append(memory)
         limit = SPARE * needed + SMALL
         self._n_small = self._n_small + 1 if memory.buffer.nbytes > limit else 0

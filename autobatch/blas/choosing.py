@@ -123,7 +123,7 @@ class Chooser:
                 measured = {PACKED: measure_bf16(m, n, k, a_flipped)}
             else:
                 measured = measure(list_providers(), m, n, k, dtype, a_flipped, *others)
-            table = {**(find_entry("matmul", signature, _parse) or {}), size: measured}  # others may have written it
+            table = {**(find_entry("matmul", signature, _parse) or {}), size: measured}  # others may have written
             if not n_waiting():
                 keep_entry("matmul", signature, _described(table))
         return table
@@ -249,7 +249,7 @@ def _described(table: Table) -> dict[str, Any]:
 
 
 def _parse(content: Mapping[str, Any]) -> Table:
-    """Make a table of what `_described` made."""
+    """Make a table from the result of `_described`."""
     table: Table = {
         size: {name: float(speed) for name, speed in speeds.items()} for size, speeds in content["gflops"].items()
     }

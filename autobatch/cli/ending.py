@@ -26,7 +26,7 @@ from autobatch.system.files import remove_unfinished
 
 USER_ERROR = 2
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
-"""Errors of a file that has no room left, which any write may meet."""
+"""Errors of a full disk, which any write may raise."""
 _SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide it; the new line ends the one that shows ^C
 
 
@@ -75,18 +75,18 @@ def _warn(
 
 
 def _complain(message: str) -> int:
-    with contextlib.suppress(OSError):  # on a full disk, the status has to say it
+    with contextlib.suppress(OSError):  # on a full disk, only the status can say so
         click.echo(f"autobatch: {' '.join(message.split())}", err=True)
     return USER_ERROR
 
 
 def _print_no_more() -> None:
-    """Let standard output, which cannot be written, take what is yet to be printed."""
+    """Redirect standard output, which cannot be written, to discard the rest."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """Say that the process was interrupted, and end it; what it was writing is removed."""
+    """Report the interrupt, remove partial files and end the process."""
     remove_unfinished()
     with contextlib.suppress(RuntimeError, OSError):  # a write to standard output may be what was interrupted
         sys.stdout.flush()

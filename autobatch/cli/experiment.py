@@ -29,7 +29,7 @@ _MAIN = 'if __name__ == "__main__":'
 
 
 def is_checkout() -> bool:
-    """Whether the folder of experiments is there."""
+    """Whether the experiments folder exists."""
     return (FOLDER / "harness.py").is_file()
 
 

@@ -43,7 +43,7 @@ class JsonLines:
     """Writes one object per result; without a file, writes nothing.
 
     Args:
-        file: its buffer, if it has one, is passed by.
+        file: its buffer, if any, is bypassed.
         path: of the file, for messages.
     """
 
@@ -57,7 +57,7 @@ class JsonLines:
             self._file = FileIO(file.fileno(), "w", closefd=False)
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write one result, readable at once; whole or not at all.
+        """Write one result atomically; it is readable at once.
 
         Raises:
             DataError: it cannot be written.
@@ -71,7 +71,7 @@ class JsonLines:
         except BrokenPipeError:
             raise
         except OSError as error:
-            with suppress(OSError):  # what is no file on a disk has no end
+            with suppress(OSError):  # only regular files can be truncated
                 self._file.truncate(self._file.seek(0, SEEK_END) - written)
             raise _cannot_write(self._path, error, "make room for it, or give another file") from error
 
@@ -88,8 +88,8 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
         path: None for no file.
         append: write behind what is there, or in its place, line by line. None: what is there stays until the work is
             done, and if it fails.
-        n_epochs: with `append`, how many epochs are done; lines of later ones, which a run that was killed before its
-            next checkpoint has written, are taken away.
+        n_epochs: with `append`, the number of completed epochs; lines of later epochs, left by a run killed before its
+            next checkpoint, are removed.
 
     Raises:
         DataError: it cannot be written.
@@ -112,7 +112,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
 
 
 def _take_away_later(path: Path, n_epochs: int) -> None:
-    """Take the last lines away that are cut short, or of epochs after so many."""
+    """Remove trailing lines that are cut short or belong to later epochs."""
     if not path.is_file():
         return
     lines = path.read_bytes().splitlines(keepends=True)
@@ -127,7 +127,7 @@ def _is_later(line: bytes, n_epochs: int) -> bool:
     try:
         return not line.endswith(b"\n") or json.loads(line)["epoch"] > n_epochs
     except (ValueError, LookupError, TypeError):
-        return False  # what somebody else wrote stays
+        return False  # keep lines written by others
 
 
 def describe_run(workload: Workload, batch_size: int, policy: str, backend: str, mode: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Names on the command line that are checked before any work begins, and groups of commands that explain themselves.
+"""Names on the command line, checked before any work begins, and command groups with help.
 
-A wrong name ends in the nearest right one. What names data is checked when it is loaded, which needs the model.
+The error for an unknown name suggests the nearest valid one. Names of data are checked on loading, which needs the
+model.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from autobatch.keywords import nearest
 from autobatch.models.registry import MODELS, check_name
 
 SOME = ("tree-lstm", "bilstm-tagger", "seq2seq", "graph-network")
-"""Models that are named to users who name none."""
+"""Models suggested if the user names none."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Commands(click.Group):
-    """A group that lists its commands in the order in which they were added, and without one shows its help."""
+    """A group that lists its commands in the order of addition, and shows its help if called without a command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands."""
+        """List the commands."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -34,7 +35,7 @@ class Commands(click.Group):
 
 
 class Word(click.Choice):  # type: ignore[type-arg]
-    """One of several words; a wrong one is answered with the nearest."""
+    """One of several words; the error for a wrong one suggests the nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Read it."""
@@ -46,7 +47,7 @@ class Word(click.Choice):  # type: ignore[type-arg]
 
 
 class ModelArgument(click.Argument):
-    """The name of a model; where it is missing, the message names some."""
+    """The name of a model; if it is missing, the message lists some."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """Read it."""
@@ -72,14 +73,14 @@ def model_argument(name: str = "model", metavar: str = "MODEL", also: Sequence[s
 
 
 def check_policy(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse an unknown policy and a file without one; a run that goes on has its policy in its checkpoint."""
+    """Refuse an unknown policy and a file that holds no policy; a resumed run has its policy in its checkpoint."""
     if not ctx.params.get("resume"):
         policies.get(value)
     return value
 
 
 def split_policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    """Split the names of different policies, separated by commas, and check each."""
+    """Split a comma-separated list of distinct policies, and check each."""
     names = tuple(name.strip() for name in value.split(","))
     if "" in names or len(set(names)) < len(names):
         raise click.BadParameter(f"{value!r} should be different names separated by commas, such as depth,agenda.")

@@ -119,8 +119,8 @@ def load_workload(
     """Find the model, load its data and build it; the same seed gives the same workload.
 
     Args:
-        encoding: of a stored model; without it, vocabularies and sizes are those of the data.
-        answered: whether the instances need answers: the tags, labels or numbers that the model predicts.
+        encoding: of a stored model; without it, vocabularies and sizes come from the data.
+        answered: whether the instances must have answers: the tags, labels or numbers that the model predicts.
 
     Raises:
         DataError: there is no such model or data, or it is malformed.

@@ -1,7 +1,7 @@
-"""Checks of what a file holds, before a cell is made of it: names, sizes, options of ops, and every program.
+"""Check the content of a file before making cells from it: names, sizes, op options and every program.
 
-A file holds no code, but its content goes where code relies on it: into classes as names, into shapes as sizes, into
-kernels as options. A program is checked as those of traces are, and each of its ops runs once on zeros.
+A file holds no code, but code relies on its content: names in classes, sizes in shapes, options in kernels. Programs
+get the same checks as traced ones, and each op is run once on zeros.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
 
-MOST_NUMBERS = 2**31  # of a value of one node
-MOST_TRIED = 2**20  # numbers of the values of an op that runs once on zeros
+MOST_NUMBERS = 2**31  # in the value of one node
+MOST_TRIED = 2**20  # total size of the values of an op that is tried on zeros
 CALL = "__call__"
 
 
 def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
-    """Refuse a name that Python or a module gives a meaning of its own, such as `__del__`.
+    """Refuse a name that has a meaning to Python or to modules, such as `__del__`.
 
     Args:
-        what: has the name: "a cell".
+        what: the thing named, such as "a cell".
         taken: names that modules have.
     """
     if not isinstance(name, str):
@@ -40,10 +40,10 @@ def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
 
 
 def check_program(program: CellProgram) -> None:
-    """Refuse a program that is not one of a traced cell.
+    """Refuse a program that tracing a cell cannot produce.
 
     Raises:
-        CheckpointError: a size, a name or an option is not of its kind, or an op refuses its options.
+        CheckpointError: a size, name or option is invalid, or an op refuses its options.
         GraphError: as `check_cell`.
     """
     for index, var in enumerate(program.vars):
@@ -70,7 +70,7 @@ def _refused(program: CellProgram, index: int, what: str) -> CheckpointError:
 
 
 def _try(program: CellProgram, index: int, source: Instruction) -> None:
-    """Run an op once on zeros: its kernel relies on options that no rule of shapes has looked at."""
+    """Run an op once on zeros, because its kernel relies on options that shape rules do not check."""
     op, static = source.op, dict(source.static)
     vars = [program.vars[arg] for arg in (*source.args, index)]
     if sum(math.prod(var.shape) for var in vars) > MOST_TRIED or op.segments == "move" or op.sums_rows:
@@ -96,7 +96,7 @@ def _try(program: CellProgram, index: int, source: Instruction) -> None:
 
 
 def check_outputs(structure: Any, n_outputs: int) -> None:
-    """Refuse a structure of results over outputs that a program does not have."""
+    """Refuse a result structure that refers to missing outputs of a program."""
     if isinstance(structure, bool) or (isinstance(structure, int) and not 0 <= structure < n_outputs):
         raise CheckpointError(f"a result must be one of {n_outputs} outputs, got {structure}.")
     for part in structure if isinstance(structure, tuple) else getattr(structure, "children", ()):

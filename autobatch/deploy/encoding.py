@@ -113,7 +113,7 @@ class Encoder:
         }
 
     def default(self, x: Any) -> Any:
-        """The default of an argument; enums, which are only compared, by their names."""
+        """Encode the default of an argument; enums, which are only compared, by name."""
         if isinstance(x, enum.Enum) and not isinstance(x, str):
             return [ENUM, type(x).__name__, x.name]
         return self.value(x)
@@ -205,7 +205,7 @@ class Decoder:
         return CellProgram(name, vars, tuple(x["outputs"]), ties)
 
     def default(self, x: Any) -> Any:
-        """The default of an argument; an enum as one of the same names."""
+        """Decode the default of an argument; an enum becomes one with the same names."""
         if isinstance(x, list) and x[0] == ENUM:
             _, kind, name = x
             make: Any = enum.Enum

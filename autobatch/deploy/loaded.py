@@ -227,7 +227,7 @@ def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
 
 
 def _shapes(key: Any) -> Any:
-    """The shape of an element, or of each part of it; the key of data."""
+    """Return the shape of an element, or of each of its parts; for data, the key."""
     kind, detail, children = key[:3]
     if kind in ("int", "float"):
         return Key(kind, tuple(detail), dtype="".join(key[4:]))

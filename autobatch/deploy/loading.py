@@ -63,7 +63,7 @@ class Loaded(Module):
 
 
 TAKEN = frozenset(dir(Loaded)) - {CALL}
-"""The names that a cell of a file cannot have."""
+"""Names that a cell in a file cannot have."""
 
 
 @checked(path=CheckpointError)
@@ -147,7 +147,7 @@ def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]
 
 
 def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant:
-    """What a cell computes for one key, checked."""
+    """Load and check the program of a cell for one key."""
     if not isinstance(json.loads(content["key"]), dict):
         raise CheckpointError(f"a key of cell {name!r} must be a dict, got {show(content['key'])}.")
     program, structure = decoder.program(name, content["program"]), decoder.structure(content["structure"])

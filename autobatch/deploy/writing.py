@@ -106,7 +106,7 @@ def export(
         raise CheckpointError(f"{doing}: its about is not JSON ({error}).") from error
     try:
         text = json.dumps(content, allow_nan=False)
-    except ValueError as error:  # of ints with too many digits
+    except ValueError as error:  # ints with too many digits
         raise CheckpointError(f"{doing}: a static argument is no JSON ({error}).") from error
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
 

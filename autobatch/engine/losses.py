@@ -42,7 +42,7 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
 
 
 def loss_slot(graph: Graph, has_aux: bool) -> int:
-    """The slot of the loss.
+    """Return the slot of the loss.
 
     Raises:
         DataError: there are no instances.

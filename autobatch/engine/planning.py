@@ -107,7 +107,7 @@ class Planning:
         return known
 
     def _drop(self, state: Any) -> None:
-        """Drop the layouts of traces that are out of force, and those of traces that no type will have again."""
+        """Drop the layouts of traces that are no longer current or were forgotten."""
         self._cells = {purpose: known for purpose, known in self._cells.items() if _n_same(known[0], state)}
         if forgotten := self._recorder.types.forgotten:
             self._planned = {key: cell for key, cell in self._planned.items() if key[1] not in forgotten}
@@ -189,5 +189,5 @@ class Planning:
 
 
 def _n_same(before: tuple[Any, int], now: tuple[Any, int]) -> int:
-    """The number of types if the types of one state are the first ones of another, in the same traces; else 0."""
+    """Return the number of types if those of one state are a prefix of another's, with the same traces; else 0."""
     return len(before[0]) if before[0] == now[0][: len(before[0])] else 0

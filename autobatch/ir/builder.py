@@ -252,7 +252,8 @@ class Builder:
         return ids
 
     def positions(self, op: Op, ids: Traced) -> tuple[Traced, bool]:
-        """Check ids among rows of any number; whether their range is checked where instances are merged, as data is."""
+        """Check ids into any number of rows; return whether their range is checked when instances are merged, as for
+        data."""
         source = self.check_ints(op, ids)
         if isinstance(source, Constant) and not int_limit(self.vars, ids.index):
             numbers = check_index(op.name, np.asarray(source.data), MOST_INTS)
@@ -260,7 +261,7 @@ class Builder:
         return ids, isinstance(source, Attribute)
 
     def check_ints(self, op: Op, ids: Traced) -> Source:
-        """What ids come from: they must be int data, or ints that a cell computed, or constants."""
+        """Find the source of ids: int data, computed ints, or constants."""
         source = origin(self.vars, ids.index).source
         if int_limit(self.vars, ids.index) or isinstance(source, Constant):
             return source

@@ -43,7 +43,7 @@ def make_flows(programs: Sequence[CellProgram]) -> FlowArrays:
 
 
 def join_flows(matrices: Sequence[Array]) -> FlowArrays:
-    """The flows of types, of a matrix (outputs, ports) for each."""
+    """The gradient flows of types: a matrix (outputs, ports) for each."""
     shapes = np.array([matrix.shape for matrix in matrices], np.int32).reshape(-1, 2)
     sizes = np.concatenate(([0], np.cumsum(shapes.prod(1)))).astype(np.int32)
     flow = np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
@@ -90,10 +90,10 @@ def keep_products(program: CellProgram, numbers: Iterable[int]) -> CellProgram:
 def reach(
     program: CellProgram, values: Sequence[int], arguments: Callable[[Sequence[Var], int], Sequence[int]]
 ) -> Array:
-    """Whether gradients flow from each output of a program to each of some values, (outputs, values).
+    """Find whether gradients flow from each output of a program to each of some values: (outputs, values).
 
     Args:
-        arguments: to which of the values before it gradients of an instruction flow.
+        arguments: maps an instruction to the earlier values that its gradients flow to.
     """
     reached = np.zeros((len(program.vars), len(values)), bool)
     reached[list(values), np.arange(len(values))] = True
@@ -103,6 +103,6 @@ def reach(
 
 
 def arguments_of(vars: Sequence[Var], index: int) -> Sequence[int]:
-    """The arguments of an instruction, if it has a gradient."""
+    """Return the arguments of an instruction, if it has a gradient."""
     source = vars[index].source
     return source.args if isinstance(source, Instruction) and source.op.pullback is not None else ()

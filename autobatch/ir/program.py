@@ -178,7 +178,7 @@ class CellProgram:
 
     @functools.cached_property
     def least(self) -> dict[int, tuple[int, str]]:
-        """How many rows groups must have at least, with the name of the op that needs them, where an op needs any."""
+        """Return the minimum number of rows per group, with the name of the op that requires it."""
         found: dict[int, tuple[int, str]] = {}
         for index in self.instructions:
             source = self.vars[index].source
@@ -195,11 +195,10 @@ class CellProgram:
 
     @functools.cached_property
     def derived(self) -> dict[int, tuple[RowSlice, ...]]:
-        """The groups whose rows are slices of those of others, joined, or pairs of rows of others.
+        """Return the groups whose rows are slices, joins or pairs of rows of other groups.
 
-        They are in an order in which lengths can be computed: a group has a larger number than those that its rows come
-        from. All ops that move its rows say what it is: those of gradients may be read where the rows themselves are
-        not.
+        They are ordered so that lengths can be computed: a group has a larger number than its sources. Any op that
+        moves the rows defines the group, because gradients may be read where the rows themselves are not.
         """
         found: dict[int, tuple[RowSlice, ...]] = {}
         for index in self.instructions:
@@ -253,7 +252,7 @@ class CellProgram:
 class RowSlice(NamedTuple):
     """A slice of the rows of a group, or (`group` is -1) of `n` rows; the cut is that of `autobatch.ops.rows`.
 
-    Each of them counts as often as the group `times` has rows, if that is not -1: the rows are pairs.
+    If `times` is not -1, the rows are pairs: each row counts once per row of the group `times`.
     """
 
     group: int

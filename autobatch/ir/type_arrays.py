@@ -44,12 +44,12 @@ Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
 
 
 def extended(before: Arrays, more: Arrays) -> Arrays:
-    """Append properties of further types to those of some types.
+    """Append the properties of more types.
 
     Args:
-        before, more: named tuples of arrays. Those whose names end in `_ptr` say where the parts of types begin.
+        before, more: named tuples of arrays; those named `*_ptr` hold the offsets of each type's parts.
 
-    Cost: a copy; nothing is computed again for a type.
+    Cost: a copy; nothing is recomputed per type.
     """
     names: tuple[str, ...] = before._fields  # type: ignore[attr-defined]
     kind: Any = type(before)

@@ -77,7 +77,7 @@ class TypeTable:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
         of_one_length: by name of a cell that has a type for each length of an argument: which, why, and what to do.
-        forgotten: the traces that no type will have again, for those who keep something for each trace; they empty it.
+        forgotten: traces that no type will use again. Owners of per-trace caches read and clear it.
         growing: a lock, held while a type gets a number and is put into the table.
     """
 
@@ -145,7 +145,7 @@ class TypeTable:
         return made
 
     def retire(self, number: int, why: str) -> None:
-        """Refuse graphs with this type until it is put back; meanwhile the table has nothing of its program."""
+        """Refuse graphs with this type until it is restored; meanwhile the table holds nothing of its program."""
         with self.growing:
             self.outdated[number] = why
             for n in (number, *self._stopped.get(number, {}).values()):
@@ -160,7 +160,7 @@ class TypeTable:
                     raise GraphError(f"running recorded graphs: {why}; record the instances anew.")
 
     def _append(self, node_type: NodeType) -> None:
-        """Add a type; what is known of the others stays."""
+        """Add a type; keep cached properties of the others."""
         self.types.append(node_type)
         self.state = (*self.state, node_type.trace)
 
@@ -199,7 +199,7 @@ class TypeTable:
 
 
 _RETIRED = CellProgram("retired", (Var(Port("x", 0, 0), (), NODE),), (0,))
-"""Stands in the table for a program that nothing may run."""
+"""A placeholder for a program that must not run."""
 
 
 def _itself(x: Any) -> Any:

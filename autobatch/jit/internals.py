@@ -194,7 +194,7 @@ class _Files:
         write_whole(self._path(key), sha256(content).digest() + content, PUBLIC[1])
 
     def load(self, key: Any) -> Any:
-        """Read the compiled code for a key; None if there is none, or none that is own and matches."""
+        """Read the compiled code for a key; None if it is missing, does not match or is not trusted."""
         try:
             content = read_own(self._path(key))
         except OSError:

@@ -323,7 +323,9 @@ def of_values(function: F) -> F:
 def refused_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Exception:
-    """Convert a Python or NumPy error raised by an op call. Ops call no user code, so the arguments are to blame.
+    """Convert a Python or NumPy error raised by an op call.
+
+    Ops call no user code, so the arguments are to blame.
 
     Raises:
         TypeError: an argument is missing or unexpected.

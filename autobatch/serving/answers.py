@@ -1,6 +1,6 @@
-"""Answers to requests over HTTP: instances are read and results written in threads, a few at a time.
+"""Answer HTTP requests: instances are read and results written in threads, a few at a time.
 
-So neither the event loop, which says that the process lives, nor a small request waits for a large one.
+A large request therefore delays neither small requests nor the event loop, which answers health checks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ AT_A_TIME = 16  # instances of one request that a thread reads or writes before 
 
 
 class Instance(NamedTuple):
-    """An instance: as `write` takes it, and as the function does."""
+    """An instance: the form for `write`, and the form for the function."""
 
     read: Any
     given: Any
 
 
 class Asked(NamedTuple):
-    """An instance, or why it cannot be read; the future of its result, or why there is none; when the request began."""
+    """An instance or its read error; the future of its result or the reason it has none; the start time of the
+    request."""
 
     instance: Instance | Refusal
     result: Future[Any] | Refusal
@@ -44,11 +45,11 @@ class Asked(NamedTuple):
 
 
 class Answers:
-    """Reads instances, has them computed, and writes results.
+    """Reads instances, submits them and writes results.
 
     Args:
         server, read, given, write, deadline: see `autobatch.serving.app`.
-        count: is called with the status of every answer, and the seconds that it took.
+        count: called with the status and the seconds of every answer.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class Answers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, given: Sequence[Any]) -> list[Instance | Refusal]:
-        """Read instances; each is one, or how the error of reading it is answered."""
+        """Read instances; each becomes an instance or a refusal."""
         return await self._in_threads(self._read_one, given)
 
     async def one(self, instance: Instance | Refusal) -> str:
-        """The result of an instance, as JSON.
+        """Return the result of an instance as JSON.
 
         Raises:
-            Refusal: there is none.
+            Refusal: it failed.
         """
         (found,) = await self.several([instance])
         if isinstance(found, Refusal):
@@ -79,26 +80,26 @@ class Answers:
         return found
 
     async def several(self, instances: Sequence[Instance | Refusal]) -> list[str | Refusal]:
-        """The results of instances, as JSON, or how their errors are answered."""
+        """Return the results of instances as JSON, or their refusals."""
         began = perf_counter()
         results = await self._in_threads(self._submit, instances)
         futures = [result for result in results if isinstance(result, Future)]
         try:
             await _all_done(futures)
         finally:
-            for future in futures:  # of a client that has gone
+            for future in futures:  # the client has disconnected
                 future.cancel()
         asked = [Asked(*both, began) for both in zip(instances, results, strict=True)]
         return await self._in_threads(self._write_one, asked)
 
     async def items(self, instance: Instance) -> AsyncIterator[Any]:
-        """The items that an async generator yields, as JSON holds them; the last one may be a Refusal."""
+        """Yield the items of an async generator as JSON values; the last one may be a Refusal."""
         began, status = perf_counter(), 200
         try:
             async with aclosing(self._server.stream(instance.given, self._deadline)) as items:
                 async for item in items:
                     yield to_json(item)
-        except Exception as error:  # the head of the answer is sent already
+        except Exception as error:  # the response head has already been sent
             refusal = refusal_of(error)
             status = refusal.status
             yield refusal
@@ -150,7 +151,7 @@ class Answers:
 
 
 async def _all_done(futures: Sequence[Future[Any]]) -> None:
-    """Wait until all are done, which wakes the event loop once."""
+    """Wait until all are done; wakes the event loop once."""
     loop, lock, left = asyncio.get_running_loop(), Lock(), len(futures)
     done = loop.create_future()
 
@@ -178,14 +179,15 @@ def _each(function: Callable[[T], U], given: Iterable[T]) -> list[U]:
 
 
 def outcome(found: str | Refusal) -> str:
-    """One of several results, or its error, as JSON."""
+    """Return one of several results, or its error, as JSON."""
     if isinstance(found, Refusal):
         return json.dumps({"error": str(found), "status": found.status})
     return f'{{"result": {found}}}'
 
 
 def to_json(x: Any) -> Any:
-    """What JSON can hold of a result: arrays and tensors as lists, dataclasses as objects, NaN and infinity as null."""
+    """Convert a result to JSON values: arrays and tensors to lists, dataclasses to objects, NaN and infinity to
+    null."""
     if is_dataclass(x) and not isinstance(x, type):
         return {field.name: to_json(getattr(x, field.name)) for field in fields(x)}
     if isinstance(x, Mapping):

@@ -1,7 +1,7 @@
-"""Numbers of the workers behind one port, in memory that they share: each writes a row, and all may read it.
+"""Counters of the workers behind one port, in shared memory: each writes its row, and all read every row.
 
-The first process makes the memory, and its pages exist from then on: a full disk, at which a process that writes to a
-mapped file is ended by SIGBUS, does not matter. A worker that takes the place of one that died goes on with its row.
+The first process allocates the memory with all its pages. A full disk is therefore harmless, although writing to a
+mapped file there would raise SIGBUS. A worker that replaces a dead one continues its row.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 
 VARIABLE = "AUTOBATCH_BOARD"
-"""The environment of a worker has the file descriptor of the memory, and the number of its row."""
+"""Environment variable of a worker: the file descriptor of the memory and the number of its row."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 GAUGES = ("waiting", "running", "rows", "round_s")
 FIRST_STATUS, N_STATUSES = 100, 500
-SUM = len(GAUGES)  # where the seconds of all answers are, in a row
-BUCKETS = SUM + 1  # where the numbers of answers within so many seconds are; the last is for all that took longer
-STATUSES = BUCKETS + len(SECONDS) + 1  # where the numbers of answers of each status are
-ROW = STATUSES + N_STATUSES  # numbers of a row
+SUM = len(GAUGES)  # column of the total seconds of all answers
+BUCKETS = SUM + 1  # first column of the latency histogram; its last bucket is for longer times
+STATUSES = BUCKETS + len(SECONDS) + 1  # first column of the number of answers per status
+ROW = STATUSES + N_STATUSES  # columns of a row
 BYTES = 8 * ROW
 
 
 class Board:
-    """Rows of numbers, of which this process writes one.
+    """Rows of counters; this process writes one of them.
 
     Args:
-        memory: of all rows; own: the number of the row.
+        memory: all rows; own: the row of this process.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray, own: int) -> None:
@@ -39,7 +39,7 @@ class Board:
 
     @classmethod
     def here(cls) -> Board:
-        """The board of the workers to which this process belongs; one of its own if there are none."""
+        """Return the board shared by this process's workers, or a private one."""
         if VARIABLE not in os.environ:
             return cls(bytearray(BYTES), 0)
         number, own = map(int, os.environ[VARIABLE].split())
@@ -56,25 +56,25 @@ class Board:
             numbers[first + SUM] += seconds
 
     def show(self, gauges: Mapping[str, float]) -> None:
-        """Write what this process has now."""
+        """Write the present gauges of this process."""
         for k, name in enumerate(GAUGES):
             self._numbers[self._first + k] = gauges[name]
 
     def clear(self, row: int) -> None:
-        """Forget what the process of a row had when it ended; its counts stay."""
+        """Clear the gauges of a row whose process has ended; its counts stay."""
         for k in range(len(GAUGES)):
             self._numbers[row * ROW + k] = 0.0
 
     def gauges(self, name: str) -> list[float]:
-        """What each process has now."""
+        """Return the present gauges of each process."""
         return [self._numbers[row * ROW + GAUGES.index(name)] for row in range(self.n_rows)]
 
     def total(self, place: int) -> float:
-        """The sum of the numbers at a place of all rows."""
+        """Return the sum of a column."""
         return sum(self._numbers[row * ROW + place] for row in range(self.n_rows))
 
     def statuses(self) -> Iterator[tuple[int, float]]:
-        """The statuses of answers, and how many there were of each."""
+        """Return the number of answers by status."""
         for k in range(N_STATUSES):
             n = self.total(STATUSES + k)
             if n:
@@ -82,10 +82,10 @@ class Board:
 
 
 def make_memory(n_rows: int) -> int:
-    """Make memory for so many rows of zeros, which child processes may inherit; give its file descriptor.
+    """Allocate rows of zeros that child processes may inherit; return the file descriptor.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: not enough memory.
     """
     if hasattr(os, "memfd_create"):
         number = os.memfd_create("autobatch board")

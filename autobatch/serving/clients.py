@@ -1,4 +1,4 @@
-"""Clients of a server over HTTP: each has to show the token, and none is waited for without a limit."""
+"""HTTP clients of a server: each must send the token, and every wait for one has a limit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from autobatch.errors import DataError
 from autobatch.serving.refusals import Refusal, refused
 
-PART_WITHIN = 10.0  # seconds in which the next part of a body has to arrive
-BODY_WITHIN = 60.0  # seconds in which a whole body has to arrive
-SEND_WITHIN = 60.0  # seconds in which a client has to take the next part of an answer
+PART_WITHIN = 10.0  # seconds for the next part of a body to arrive
+BODY_WITHIN = 60.0  # seconds for a whole body to arrive
+SEND_WITHIN = 60.0  # seconds for a client to accept the next part of an answer
 
 
 async def read_body(request: Request, max_body: int) -> bytes:
@@ -38,7 +38,7 @@ async def read_body(request: Request, max_body: int) -> bytes:
 
 
 class Patience:
-    """Gives up clients that take no part of an answer for too long; the end of one that has left is no error."""
+    """Drops clients that accept no part of an answer for too long; disconnected clients raise no error."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -80,7 +80,7 @@ class Guard:
 
 
 def check_token(token: str) -> None:
-    """Refuse a token that no client can show; DataError."""
+    """Raise DataError for a token that cannot be sent in a header."""
     if not isinstance(token, str) or not token or not all("!" <= character <= "~" for character in token):
         raise DataError(
             "the token must be one or more visible ASCII characters without blanks; give another one, or none."

@@ -147,7 +147,7 @@ class Counts:
         }  # fmt: skip
 
     def gauges(self) -> dict[str, float]:
-        """What metrics show of this moment: requests, and means of the last rounds."""
+        """Return the gauges of the metrics: requests, and means of the last rounds."""
         n_batches = sum(one.rows.size for one in self.rounds)
         return {
             "waiting": self.waiting, "running": self.running,

@@ -14,7 +14,7 @@ from autobatch.serving.counts import Counts
 
 
 class Metrics(Collector):
-    """Counts instances by status, and how long they took; beside them are the gauges of all workers that live."""
+    """Counts instances by status and latency, and has the gauges of all live workers."""
 
     def __init__(self) -> None:
         self._board, self._registry = Board.here(), CollectorRegistry()
@@ -22,16 +22,16 @@ class Metrics(Collector):
         self.count = self._board.count
 
     def show(self, counts: Counts) -> None:
-        """Let all workers know what this one has now."""
+        """Publish the present gauges of this worker."""
         self._board.show(counts.gauges())
 
     def write(self, counts: Counts) -> tuple[bytes, int, None, str]:
-        """The text, of all workers together, and of its answer the status, headers and type."""
+        """Return the text for all workers, with the status, headers and type of the response."""
         self.show(counts)
         return generate_latest(self._registry), 200, None, CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics."""
+        """Yield the metrics."""
         board = self._board
         instances = CounterMetricFamily("autobatch_instances", "Instances answered", labels=["status"])
         for status, n in board.statuses():

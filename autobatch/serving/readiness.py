@@ -8,8 +8,8 @@ from time import monotonic
 
 from autobatch.serving.server import Server
 
-MOST_FAILED = 3  # answers in a row that fail by a fault of the server before it counts as not ready
-TRY_AFTER = 5.0  # seconds without an answer after which others are let through, to see whether they still fail
+MOST_FAILED = 3  # consecutive server errors before the server counts as not ready
+TRY_AFTER = 5.0  # seconds without an answer before requests are let through again as a test
 WARMING = "warming up"
 
 
@@ -17,8 +17,8 @@ class Readiness:
     """Says whether a server is ready, and why not.
 
     Args:
-        server: that is asked.
-        warm_up: computes instances that are known to be good; see `autobatch.serving.app`.
+        server: to report on.
+        warm_up: computes known-good instances; see `autobatch.serving.app`.
     """
 
     def __init__(self, server: Server, warm_up: Callable[[], object]) -> None:
@@ -27,7 +27,7 @@ class Readiness:
         self._trying: asyncio.Task[None] | None = None
 
     async def warm(self) -> None:
-        """Warm up, in a thread; until that has ended well, the server is not ready."""
+        """Warm up in a thread; the server is not ready until that succeeds."""
         try:
             await asyncio.to_thread(self._warm_up)
         except BaseException as error:
@@ -39,12 +39,12 @@ class Readiness:
             self._fault = ""
 
     def count(self, status: int) -> None:
-        """Count an answer; those of status 500 and above are faults of the server."""
+        """Count an answer; statuses of 500 and above are server errors."""
         self._n_failed = self._n_failed + 1 if status >= 500 else 0
         self._last = monotonic()
 
     async def why_not(self) -> str:
-        """Why the server is not ready; empty if it is."""
+        """Return why the server is not ready; empty if it is."""
         if self._server.is_closed:
             return "closing"
         if self._fault == WARMING or self._n_failed < MOST_FAILED:
@@ -55,7 +55,7 @@ class Readiness:
         return self._fault or f"predictions fail, the last {self._n_failed} in a row"
 
     async def _try(self) -> None:
-        """Compute what is known to be good; if that goes well, requests may come again."""
+        """Compute the known-good instances; on success, requests may come again."""
         await self.warm()
         if not self._fault:
-            self._n_failed = MOST_FAILED - 1  # the next one that fails is one too many
+            self._n_failed = MOST_FAILED - 1  # one more failure makes it not ready

@@ -1,4 +1,4 @@
-"""Requests that are answered with an error: its status, and a sentence."""
+"""Errors that answer requests: a status and a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refusal(Exception):
     """A request that is answered with an error.
 
     Args:
-        status: of HTTP; sentence: what is wrong; headers: of the answer.
+        status: HTTP status; sentence: the reason; headers: of the answer.
     """
 
     def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
@@ -28,7 +28,7 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """How an error of an instance is answered; errors other than those of autobatch are logged, and not shown."""
+    """Convert an error of an instance to a refusal; errors from outside autobatch are logged and not shown."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, DeadlineError):
@@ -43,14 +43,14 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def refused(refusal: Refusal) -> Response:
-    """The answer to a request that is refused."""
+    """Return the response to a refused request."""
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": str(refusal)}, refusal.status, refusal.headers)
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Answer a request that was refused, as an exception handler of Starlette."""
+    """Answer a refused request, as an exception handler of Starlette."""
     assert isinstance(error, Refusal)
     return refused(error)
 

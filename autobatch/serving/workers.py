@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SEVERAL = "AUTOBATCH_WORKERS"
-"""Of the environment: a folder that workers share."""
+"""Environment variable: a folder shared by workers."""
 EVERY = 0.5  # seconds between two looks at whether figures are wanted
 FRESH = 3.0  # seconds for which figures, or the wish for them, count
 

@@ -3,7 +3,7 @@
 An entry is a file of JSON, named by a digest of what it depends on, with a checksum of its content. Files are written
 whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries may be
 deleted at any time: one that is damaged counts as absent, and one that cannot be written is computed again by the next
-process; a warning says so. A folder or an entry that others may have written is not used (`autobatch.system.owners`).
+process; a warning says so. Folders and entries that others can write are not used (`autobatch.system.owners`).
 
     AUTOBATCH_CACHE=path     keeps entries in this folder
     AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
@@ -30,7 +30,7 @@ Entry = TypeVar("Entry")
 VARIABLE = "AUTOBATCH_CACHE"
 IS_WINDOWS = os.name == "nt"
 OFF = ("", "0", "off")
-CHECKSUM = "checksum"  # the field of an entry
+CHECKSUM = "checksum"  # field of an entry
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Errors of reading JSON of any content."""
 
@@ -39,7 +39,7 @@ def cache_folder() -> Path | None:
     """Return the folder of entries.
 
     Returns:
-        None if `AUTOBATCH_CACHE` is off, the user has no home folder, or others may write what would be the folder.
+        None if `AUTOBATCH_CACHE` is off, the user has no home folder, or others can write the folder.
     """
     folder = _chosen()
     return folder if folder is not None and _is_trusted(str(folder)) else None
@@ -63,7 +63,7 @@ def _chosen() -> Path | None:
 
 @cache
 def _is_trusted(folder: str) -> bool:
-    """Whether only this user may write a folder, or make it; looked up once, for each file is looked at as well."""
+    """Whether only this user can write or make a folder. Cached, because each file is checked as well."""
     try:
         trusted = is_own(os.stat(folder))
     except OSError:
@@ -79,10 +79,10 @@ def find_entry(kind: str, signature: str, parse: Callable[[Mapping[str, Any]], E
     Args:
         kind: of entry.
         signature: names the entry within its kind.
-        parse: makes what is returned of the content; one of `UNREADABLE`, or AutobatchError, if it cannot.
+        parse: converts the content to the result; raises one of `UNREADABLE`, or AutobatchError, if it cannot.
 
     Returns:
-        What it made; None if there is no entry, or a damaged one, of which a warning is given.
+        Result of `parse`; None if the entry is missing, or damaged, which gives a warning.
     """
     path = _place(kind, signature)
     if path is None:
@@ -103,7 +103,7 @@ def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | 
 
     Args:
         kind, signature: see `find_entry`.
-        content: what JSON can hold.
+        content: JSON values.
 
     Returns:
         Where it is; None if nothing is to be kept, or if it cannot be, of which a warning is given.
@@ -125,7 +125,7 @@ def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | 
 
 
 def _check(text: bytes) -> Mapping[str, Any]:
-    """The content of an entry; DataError, or one of `UNREADABLE`, if it is damaged."""
+    """Return the content of an entry; DataError, or one of `UNREADABLE`, if it is damaged."""
     content = json.loads(text)
     if content.pop(CHECKSUM) != _checksum(content):
         raise DataError("its checksum is another")

@@ -1,4 +1,4 @@
-"""Files: atomic writes, of which readers find the old content or the new; reads that never wait; texts as files."""
+"""Files: atomic writes, reads that never block, and texts as files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _unfinished: set[str] = set()  # files that are being written
 
 @contextmanager
 def unfinished_beside(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Within the context, there is a name beside a file for what takes its place later; the file is removed if left."""
+    """Context manager for a temporary name beside a file, which will replace it; a leftover is removed."""
     folder, name = os.path.split(path)
     unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     _unfinished.add(unfinished)
@@ -30,17 +30,17 @@ def unfinished_beside(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def remove_unfinished() -> None:
-    """Remove what is being written, in a process that ends at once."""
+    """Remove unfinished files before the process ends at once."""
     for path in tuple(_unfinished):
         with suppress(OSError):
             os.remove(path)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file to read its bytes; a pipe, a socket or a device, which might never end, is refused at once.
+    """Open a regular file to read its bytes; refuse pipes, sockets and devices, which might never end.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     never_wait = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
     opened = os.open(path, os.O_RDONLY | never_wait)
@@ -58,14 +58,14 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
 
 @contextmanager
 def text_as_file(text: str) -> Iterator[Path]:
-    """Within the context, there is a file with this text: in memory where the system can, so that no disk fills up."""
+    """Context manager for a file with this text, in memory where possible, so that a full disk is harmless."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("text"), "wb") as file:
             file.write(text.encode("utf-8", "surrogatepass"))
             file.flush()
             yield Path(f"/proc/self/fd/{file.fileno()}")
         return
-    import tempfile  # loads what compresses files
+    import tempfile  # loads compression modules
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text"
@@ -77,10 +77,10 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None =
     """Write a file so that a reader, or a crash, finds the old content or the new, never a part.
 
     Args:
-        mode: of the file, from which the umask takes away; None for that of any new file.
+        mode: mode of the file before the umask; None for the default.
 
     Raises:
-        OSError: it cannot be written, or something that is no regular file is there.
+        OSError: it cannot be written, or the path is not a regular file.
     """
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):

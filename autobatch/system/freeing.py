@@ -1,4 +1,4 @@
-"""Give memory that was freed back to the system."""
+"""Return freed memory to the system."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def give_back_freed() -> None:
-    """Ask the C library to return freed memory to the system; it keeps much of it otherwise.
+    """Ask the C library to return freed memory to the system; otherwise it keeps much of it.
 
-    Only glibc is asked, as others return it by themselves. Cost: milliseconds, so call it after much has been freed.
+    Only glibc needs this. Cost: milliseconds, so call it only after freeing much.
     """
     if sys.platform != "linux":
         return

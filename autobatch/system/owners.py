@@ -1,4 +1,4 @@
-"""Whose files are trusted: those that nobody but this user, or the administrator, may have written."""
+"""Trusted files: only this user or the administrator can have written them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import warnings
 
 from autobatch.system.files import open_regular
 
-_TOLD: list[str] = []  # the folder that was warned of
+_TOLD: list[str] = []  # folders already warned about
 PUBLIC = 0o755, 0o644
-"""The modes of folders and files that all may read and only their owner may write, whatever the umask is."""
+"""Modes of folders and files that all can read and only the owner can write, whatever the umask."""
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether only this user, or the administrator, may write the folder or file that has this status."""
-    if not hasattr(os, "geteuid"):  # Windows: folders of a user belong to this user
+    """Whether only this user or the administrator can write the folder or file with this status."""
+    if not hasattr(os, "geteuid"):  # Windows: a user's folders belong to that user
         return True
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def read_own(path: str | os.PathLike[str]) -> bytes:
-    """Read a regular file that `is_own`; the file is opened first, so that it cannot be exchanged after the look.
+    """Read a regular file that `is_own`; it is opened before the check, so that it cannot be swapped in between.
 
     Raises:
-        FileNotFoundError: there is none; or others may have written it, of which one warning is given per folder.
+        FileNotFoundError: it does not exist; or others can have written it, with one warning per folder.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
@@ -36,7 +36,7 @@ def read_own(path: str | os.PathLike[str]) -> bytes:
 
 
 def warn_of_others(folder: str) -> None:
-    """Warn, once in a process, that what is in a folder is not used."""
+    """Warn, once per process, that the files in a folder are ignored."""
     if not _TOLD:
         _TOLD.append(folder)
         warnings.warn(
@@ -48,7 +48,7 @@ def warn_of_others(folder: str) -> None:
 
 
 def make_own(folder: str | os.PathLike[str]) -> None:
-    """Make a folder, and the one that it is in, if they are not there, which others may read and not write."""
+    """Make a folder and its parent, if missing, readable by others but not writable."""
     parent = os.path.dirname(os.path.abspath(folder))
     os.makedirs(os.path.dirname(parent), exist_ok=True)
     for path in (parent, folder):

@@ -22,9 +22,9 @@ from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
 from autobatch.starting import INTERRUPTED, SAID
 
-GARBAGE = 20_000, 50, 100  # thresholds of the collector: a large request has a million objects, which live on
+GARBAGE = 20_000, 50, 100  # collector thresholds: a large request makes a million long-lived objects
 LOOK_EVERY = 1.0  # seconds between two looks at the checkpoint
-END_WITHIN = 15.0  # seconds after SIGTERM in which requests that were taken have to be answered
+END_WITHIN = 15.0  # seconds after SIGTERM to answer accepted requests
 
 
 class Reloading:
@@ -50,7 +50,7 @@ class Reloading:
     def __exit__(self, *error: object) -> None:
         self._is_over = True
         self._wake.set()
-        self._thread.join(LOOK_EVERY)  # it may read a file, for however long
+        self._thread.join(LOOK_EVERY)  # it may be reading a slow file
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
@@ -88,10 +88,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class _Running(uvicorn.Server):
-    """A server of uvicorn that ends at SIGINT and SIGTERM.
+    """A uvicorn server that ends on SIGINT and SIGTERM.
 
     Attributes:
-        ended_by: the signals that it was sent.
+        ended_by: the signals received.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -99,7 +99,8 @@ class _Running(uvicorn.Server):
         self.ended_by: list[int] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Answer what was taken, and end; at a second Ctrl-C at once. Workers wait for what the first process says."""
+        """Answer accepted requests, then end; at a second Ctrl-C, end at once. Workers wait for the first process to
+        signal them."""
         if sig == signal.SIGINT and HELD in os.environ:
             return
         if sig == signal.SIGINT and sig in self.ended_by:
@@ -143,7 +144,7 @@ def run_process(
     )
     running = _Running(config)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, running.handle_exit)  # until uvicorn takes signals itself
+        signal.signal(number, running.handle_exit)  # until uvicorn handles signals itself
     with Reloading(trained, predictor):
         running.run(sockets=[listening])
     return status_after(running.ended_by)

@@ -23,7 +23,7 @@ HELD = "AUTOBATCH_SOCKET"
 LEAST_LIFE = 5.0  # seconds; a worker that fails earlier would fail again
 MOST_KILLED = 5  # workers in a row that a signal ends as early
 CHECK_EVERY = 0.2  # seconds
-KILL_AFTER = 25  # seconds after SIGTERM; a worker that is in order ends before
+KILL_AFTER = 25  # seconds after SIGTERM; a healthy worker ends sooner
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -106,10 +106,10 @@ def run_workers(n: int, listening: socket.socket) -> int:
 
 
 def status_after(signals: Sequence[int]) -> int:
-    """The exit status after these signals: that of an interrupt, which is told in a sentence, or 0."""
+    """Return the exit status after these signals: that of an interrupt, which is reported, or 0."""
     if signal.SIGINT not in signals:
         return 0
-    if HELD not in os.environ:  # of all processes, the first one tells it
+    if HELD not in os.environ:  # only the first process reports it
         LOG.info("interrupted.")
     return INTERRUPTED
 

@@ -1,7 +1,7 @@
 """Training by several processes of this machine: this one is the first, and starts the others with its own command.
 
-The others print nothing, and end with the first. Where one of them ends before, the first says so in a sentence; if it
-is at something that takes long, such as to compile or to wait for all to join, it ends all the same.
+The others print nothing, and end with the first. If one of them ends early, the first reports it in one sentence and
+ends, even during a long operation such as compiling or waiting for all to join.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PROCESS = "AUTOBATCH_PROCESS"
 """The environment of another process has its number, how many there are, and the port where the first one listens."""
 JOIN_WITHIN = 300.0  # seconds, in which a process imports its packages
 END_WITHIN = 5.0
-GIVE_UP_AFTER = 7.0  # seconds after another process has ended, in which the first one has to notice
+GIVE_UP_AFTER = 7.0  # seconds for the first process to notice that another has ended
 CHECK_EVERY = 0.02
-STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # statuses of a process that was asked to end, as all are
+STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # statuses of processes that were asked to end
 
 
 @contextmanager
@@ -77,16 +77,16 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
 
 
 class _Others:
-    """The other processes of n, which end with the context; they find the first at a port.
+    """The other n - 1 processes, which end with the context; they connect to the first at a port.
 
     Args:
-        to_go_on: what to do after one of them has ended, for the message.
+        to_go_on: advice in the message if one of them has ended.
     """
 
     def __init__(self, n: int, port: int, to_go_on: str) -> None:
         self._n, self._port, self._to_go_on = n, port, to_go_on
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        self._is_over, self._pipe = threading.Event(), os.pipe()  # which the others end with
+        self._is_over, self._pipe = threading.Event(), os.pipe()  # the others end when it closes
 
     def __enter__(self) -> _Others:
         theirs, passes = self._pipe[0], os.name == "posix"
@@ -119,7 +119,7 @@ class _Others:
             os.close(end)
 
     def _watch(self) -> None:
-        """End all, if this process does not notice by itself that another one has ended."""
+        """End all processes if this one does not notice in time that another has ended."""
         while not self._is_over.wait(CHECK_EVERY):
             statuses = [process.poll() for process, _ in self._started]
             if any(status and status not in STOPPED for status in statuses):

@@ -85,7 +85,7 @@ class Scorer:
 
 
 def say_missing_metrics(workload: Workload) -> None:
-    """Say on standard error which metrics are left out, because a package is not installed or the data lacks names."""
+    """Report on standard error which metrics are left out, because a package is missing or the data lacks names."""
     for package, extra in workload.spec.missing_packages().items():
         click.echo(
             f"autobatch: the package {package} is not installed, so what it measures is left out; "

@@ -43,7 +43,7 @@ class Settings:
     max_bytes: int | None = None
     precision: str = "float32"
     split: str = "drawn"
-    """How the development data of a single file was chosen: drawn by the seed, or `LAST_TENTH`."""
+    """Return how the development data of a single file was chosen: by seed, or `LAST_TENTH`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StoredModel:
             )
 
     def load_workload(self, data: str | None = None, answered: bool = True) -> Workload:
-        """Load the stored model, with the data that it was trained on or with other data, which may lack answers.
+        """Load the stored model with its training data, or with other data, which may lack answers.
 
         Raises:
             DataError: there is no such data, or it is malformed.
@@ -213,10 +213,10 @@ def read_run(path: Path) -> StoredRun:
 
 
 def _made_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What `describe` described, in this version or an earlier one."""
+    """Read the result of `describe`, from this version or an earlier one."""
     closed, sizes = described.get("closed", ()), dict(described["sizes"])
     vocabularies = {name: Vocabulary(words, name in closed) for name, words in described["vocabularies"].items()}
-    if "n_classes" in sizes and "classes" not in vocabularies:  # version 0.2: labels of trees were numbers
+    if "n_classes" in sizes and "classes" not in vocabularies:  # version 0.2: tree labels were numbers
         vocabularies["classes"] = Vocabulary.of_labels(map(str, range(sizes["n_classes"])))
     return {
         "settings": Settings(**{"split": LAST_TENTH, **described["settings"]}),

@@ -28,20 +28,20 @@ class Writer:
     """Writes events to the files of a run.
 
     Args:
-        writer: of the package; folder: of the files, for messages.
+        writer: the package's writer; folder: for messages.
     """
 
     def __init__(self, writer: Any, folder: Path) -> None:
         self._writer, self._folder = writer, folder
 
     def write(self, event: Any) -> None:
-        """Write an event, readable at once; DataError if it cannot be written."""
+        """Write an event and flush it; DataError if that fails."""
         with _naming(self._folder):
             self._writer.add_event(event)
             self._writer.flush()
 
     def close(self) -> None:
-        """Close the files; DataError if what is left cannot be written."""
+        """Flush and close the files; DataError if that fails."""
         with _naming(self._folder):
             self._writer.close()
 
@@ -59,7 +59,7 @@ def _naming(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Let the package's threads not print the errors of files, which `flush` raises again."""
+    """Keep the package's threads from printing file errors, which `flush` raises again."""
     show = threading.excepthook
 
     def show_others(args: threading.ExceptHookArgs) -> None:

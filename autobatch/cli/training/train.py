@@ -56,7 +56,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
 @click.option(
     "--resume", is_flag=True, is_eager=True, help="Go on from the last checkpoint in the folder, if there is one."
-)  # eager, for `check_policy` depends on it
+)  # eager, because `check_policy` depends on it
 @options.count_option(
     "--checkpoint-steps", 100, "Mini-batches between checkpoints; there is also one after each epoch."
 )
