@@ -22,7 +22,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.vocabulary import UNKNOWN
 
-BARRED = -1e9  # what is added to the score of a tag that is not to be chosen
+BARRED = -1e9  # added to the score of a tag that must not be chosen
 
 
 class CRF(ab.Module):
@@ -47,7 +47,7 @@ class CRF(ab.Module):
 
     @ab.cell
     def begin_best(self, scores: Any) -> Any:
-        """Score the paths of one word that may be chosen, by its tag: (C,)."""
+        """Score the allowed one-word paths by tag: (C,)."""
         return self.start + scores + self.barred
 
     @ab.cell
@@ -57,7 +57,7 @@ class CRF(ab.Module):
 
     @ab.cell
     def pick_paths(self, paths: Any, scores: Any) -> Any:
-        """Make the best paths that may be chosen longer by a word: by its tag, the score of the best (C,)."""
+        """Extend the best allowed paths by one word; return the best score by its tag (C,)."""
         return scores + self.barred + ab.max(self.transitions + paths, axis=1)
 
     @ab.cell
@@ -96,7 +96,7 @@ class CRF(ab.Module):
         return self.compare(paths, tags[-1], right)
 
     def best(self, scores: Sequence[Any]) -> list[Any]:
-        """Find the likeliest tags of a sentence (Viterbi), `UNKNOWN` left out: a list of ints."""
+        """Find the most likely tags of a sentence (Viterbi), excluding `UNKNOWN`: a list of ints."""
         best: list[Any] = []
         for word in scores:
             best.append(self.pick_paths(best[-1], word) if best else self.begin_best(word))

@@ -50,9 +50,9 @@ class DoublyRecurrent(NodeStates):
 
     @ab.cell
     def decide(self, above: Any, before: Any) -> Any:
-        """Decide on a node: its label, and whether it has children and a next sibling, 1 or 0.
+        """Decide the label of a node, and whether it has children and a next sibling, 1 or 0.
 
-        The label is an int counted from the first that has a name; the one before, of unknown labels, is never grown.
+        The label is an int counted from the first named label; the unknown label before it is never generated.
         """
         hidden = self.hidden(above, before)
         topology = self.topology(hidden)

@@ -73,10 +73,10 @@ class LatticeLSTMNER(ab.Module):
 
 
 def check_characters(dataset: Dataset, rng: np.random.Generator) -> Dataset:
-    """Refuse lattices that are not those of texts, which have one character to each position.
+    """Refuse lattices without exactly one character per position, as text has.
 
     Raises:
-        DataError: a position has no character, or several.
+        DataError: a position has none or several characters.
     """
     for number, lattice in enumerate(dataset.items, start=1):
         for end, arcs in enumerate(lattice.arcs[1:], start=1):
@@ -93,7 +93,7 @@ load_character_lattices = replace(load_lattices, finish=check_characters)
 
 
 def say_missing_names(vocabularies: Mapping[str, Vocabulary]) -> str:
-    """Say that entity F1 is left out because tags are numbers; nothing if they are not."""
+    """Say that entity F1 is left out if tags are numbers; "" if they are names."""
     if not all(map(str.isdecimal, vocabularies["tags"].words)):
         return ""
     return (
@@ -103,7 +103,7 @@ def say_missing_names(vocabularies: Mapping[str, Vocabulary]) -> str:
 
 
 def count_correct(found: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right tags, and entities where tags name them, from what batched `LatticeLSTMNER.tags` found."""
+    """Count correct tags, and entities if tags name them, from the results of batched `LatticeLSTMNER.tags`."""
     return count_tagged(found, [lattice.tags[1:] for lattice in lattices], vocabularies["tags"])
 
 

@@ -69,7 +69,7 @@ class LatticeTagger(ab.Module):
 
 
 def count_correct(outputs: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags and entities, the first position of each lattice left out.
+    """Count correct and all tags and entities, without the first position of each lattice.
 
     Args:
         outputs: of batched `LatticeTagger.scores`: per lattice the logits of its positions.

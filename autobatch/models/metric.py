@@ -120,7 +120,7 @@ def predict_numbers(
 def pick_best(outputs: Sequence[Sequence[Any]], names: Vocabulary) -> list[list[int]]:
     """Pick the name with the highest score, per instance and position, from lists of logits (C,).
 
-    The id that stands for unknown names is never picked.
+    The id of unknown names is never picked.
     """
     return [_best(scores, names).tolist() if len(scores) else [] for scores in outputs]
 
@@ -140,7 +140,7 @@ def count_tagged(
 ) -> dict[str, tuple[int, int]]:
     """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
 
-    Entities are left out where no name is that of an entity, as among parts of speech.
+    Entities are left out if no name marks one, as with parts of speech.
 
     Args:
         found: the tags that were predicted, per sentence.

@@ -61,7 +61,7 @@ def find_model(name: str) -> ModelSpec:
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a model that there is not; a model of the user's own is not looked for.
+    """Refuse an unknown model name; does not look up user-defined models.
 
     Raises:
         DataError: there is no such model.

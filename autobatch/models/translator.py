@@ -17,7 +17,7 @@ from autobatch.models.metric import count_ngrams
 from autobatch.models.spec import Counts
 
 FIRST = UNKNOWN + 1
-"""The first word that has a spelling; the word before it, which stands for all unknown ones, is never written."""
+"""The first real word; the id before it, which stands for all unknown words, is never written."""
 
 
 class Translator(ab.Module):
@@ -47,12 +47,12 @@ class Translator(ab.Module):
 
     @ab.cell
     def best_word(self, state: Any, memory: Sequence[Any]) -> Any:
-        """Choose the next word, an int, counted from the first that has a spelling."""
+        """Choose the next word, an int counted from the first real word."""
         return ab.argmax(self.scores(state, memory)[FIRST:])
 
     @ab.cell(static=("width",))
     def best_words(self, state: Any, memory: Sequence[Any], width: int) -> Any:
-        """Choose the `width` most likely next words, counted from the first that has a spelling.
+        """Choose the `width` most likely next words, counted from the first real word.
 
         Returns:
             Logarithms of their probabilities (width,), and the words (width,).
@@ -139,7 +139,7 @@ def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], name
 def predict(
     outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Spell the translations, {"translation": "..."} for each pair; that of a blank line is blank."""
+    """Spell the translations as {"translation": "..."} for each pair; a blank line gives a blank one."""
     texts = zip(_spell(outputs, names), pairs, strict=True)
     return [{"translation": text if pair.source else ""} for text, pair in texts]
 

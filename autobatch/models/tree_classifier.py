@@ -67,7 +67,7 @@ class LabelledTreeClassifier(NodeClassifier):
         return [self.node_scores(state) for _, state in self.states(tree)]
 
     def states(self, tree: LabelledTree[int]) -> Iterator[tuple[LabelledTree[int], Any]]:
-        """Compute the state of every node; give both, in postorder."""
+        """Compute the state of every node; return nodes and states in postorder."""
         return tree.fold(lambda node, children: self.node(node.word, children))
 
 
@@ -76,7 +76,7 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 
     Args:
         outputs: of batched `TreeClassifier.scores`: root logits (B, C), and per tree the logits of its nodes.
-        trees: the B trees, whose labels are ids; one that training did not have is never right.
+        trees: the B trees, with ids as labels; labels unseen in training are never correct.
         vocabularies: not used.
     """
     root_logits, node_logits = outputs

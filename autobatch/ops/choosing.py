@@ -1,8 +1,8 @@
-"""Ops that choose among rows of any number: rows by their positions, the position of the largest, the k largest.
+"""Ops that select among any number of rows: rows by position, the position of the largest, the k largest.
 
-In a batch the rows of a node are a range of the rows of a variadic group (`autobatch.ops.variadic.Segments`); positions
-count from the first row of the node. Those that are int data are checked when instances are merged, those that a cell
-computed, or constants, by the kernel.
+In a batch, the rows of a node are a range of the rows of a variadic group (`autobatch.ops.variadic.Segments`).
+Positions count from the node's first row. Positions in the data are checked when instances are merged; the kernel
+checks computed and constant ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from autobatch.ops.variadic import Segments, segment_max
 
 
 def flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checked: bool) -> Array:
-    """The positions as row numbers of the whole batch.
+    """Convert positions to row numbers of the whole batch.
 
     Args:
-        segments: of the values to choose from; then of the positions, None if those are of the node.
+        segments: of the values to choose from, then of the positions, or None for per-node positions.
         is_checked: whether the positions are known to be in range.
     """
     own, of = segments
@@ -55,7 +55,7 @@ def _put(xp: Any, g: Array, ids: Array, like: Array, out: Array, segments: Any, 
 
 
 choose_rows: Op = define_op(
-    "choose_rows",  # of each node the rows at its positions
+    "choose_rows",  # per node, the rows at its positions
     shape=lambda x, ids, is_checked: ids + x, kernel=_choose, segments="choose",
     domain=lambda domains, is_checked: max(domains[1], -1),
     pullback=lambda g, out, x, ids, is_checked: (put_chosen(g, ids, x, is_checked=is_checked), None),
@@ -69,7 +69,7 @@ put_chosen: Op = define_op(
 
 
 def first_largest(xp: Any, x: Array, segments: Segments) -> Array:
-    """The place of the largest edge of each row, of equal ones the first; NaN counts as larger than any number."""
+    """Find the largest edge of each row, the first of equal ones; NaN counts as larger than any number."""
     is_nan = xp.isnan(x)
     has_nan, peak = (xp.empty((len(segments.counts), *x.shape[1:]), x.dtype) for _ in range(2))
     segment_max(xp, is_nan.astype(x.dtype), has_nan, segments)
@@ -103,7 +103,7 @@ argmax_n: Op = define_op(
 
 def _top_k_n(xp: Any, x: Array, out: Array, segments: Segments, k: int) -> None:
     is_nan = xp.isnan(x)
-    keys = (segments.places, -xp.where(is_nan, 0, x), ~is_nan, segments.rows)  # the last one counts most
+    keys = (segments.places, -xp.where(is_nan, 0, x), ~is_nan, segments.rows)  # the last key is the primary one
     order = xp.lexsort(xp.stack([key.astype(xp.float64) for key in keys]))
     starts = segments.put(segments.ptr[:-1])
     out[...] = segments.places[order[starts[:, None] + xp.arange(k)]]

@@ -1,7 +1,7 @@
-"""Int and bool data of a cell in eager mode: they compute as they do in a batch, with floats.
+"""Int and bool data of a cell in eager mode, which compute with floats as in a batch.
 
-NumPy computes with small ints in their own type, where 200 + 100 is 44, and `+` of bools is a logical `or`. In a batch
-ints and bools are numbers like any other, so eager mode sends the same operators through the same ops.
+NumPy computes with small ints in their own type, where 200 + 100 can be 44, and `+` of bools is a logical `or`. In a
+batch, ints and bools are ordinary numbers, so eager mode routes the same operators through the same ops.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EagerData(EagerArray):
         name = UFUNCS.get(ufunc)
         plain = [np.asarray(x) if isinstance(x, EagerArray) else x for x in inputs]
         if name is not None and name not in COMPARISONS and method == "__call__" and not kwargs:
-            numbers = [float(x) if isinstance(x, np.floating) else x for x in plain]  # which give no float type
+            numbers = [float(x) if isinstance(x, np.floating) else x for x in plain]  # no say in the float type
             return (FUNCTIONS if name == "matmul" else OPS)[name](*numbers)
         if any(isinstance(x, Operators) for x in inputs):
             return NotImplemented
@@ -38,7 +38,7 @@ class EagerData(EagerArray):
         return freeze(result)
 
     def __pow__(self, other: Any) -> Any:
-        return OPS["pow"](np.asarray(self), other)  # NumPy makes a square of x ** 2
+        return OPS["pow"](np.asarray(self), other)  # NumPy turns x ** 2 into a square
 
     __ipow__ = __pow__
 
@@ -50,6 +50,6 @@ class EagerData(EagerArray):
 
 
 def as_data(array: Any) -> Any:
-    """An array, which is made read-only, as `EagerData` if it holds ints or bools."""
+    """Make an array read-only, and an `EagerData` if it holds ints or bools."""
     frozen = freeze(array)
     return frozen.view(EagerData) if frozen.dtype.kind in "iub" else frozen

@@ -23,7 +23,7 @@ def _matmul_shape(x: Shape, y: Shape) -> Shape:
 
 
 def _floats(x: Array, out: Array) -> Array:
-    """Ints of the data in the float type of the result: products of ints would be computed in their own type."""
+    """Convert int data to the float type of the result; NumPy would compute int products in the int type."""
     return x if x.dtype.kind == "f" else x.astype(out.dtype)
 
 

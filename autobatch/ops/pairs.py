@@ -1,9 +1,9 @@
 """Ops of values with an element for each pair of rows, such as `x @ y.T` of n and m rows: the scores of self-attention.
 
-In a batch, the pairs of a node are rows of a derived group of n * m rows per node, those of the first row of x first:
-there is no padding. Each op has the static arguments `group`, the number of that group, and `of`, the groups of the
-rows that are paired; its kernel receives the segments of both. Along `axis` 1 are the pairs of each row of the first,
-along `axis` 0 those of each row of the second.
+In a batch, the pairs of a node are the n * m rows of a derived group, ordered by the row of x, without
+padding. Each op has the static arguments `group`, the number of that group, and `of`, the two paired groups; its kernel
+receives the segments of both. `axis` 1 runs over the pairs of each row of the first group, `axis` 0 over those of each
+row of the second.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Both = tuple[Segments, Segments]
 
 
 def _along(first: Segments, second: Segments) -> Segments:
-    """The pairs of each row of the first."""
+    """Return the segments of the pairs of each row of the first group."""
     lengths = np.repeat(second.lengths, first.lengths)
     return Segments(np.concatenate(([0], np.cumsum(lengths))), first.put)
 
 
 def _numbers(first: Segments, second: Segments) -> tuple[Array, Array]:
-    """The row of the first, and that of the second, of each pair."""
+    """Return the rows of the first and the second group for each pair."""
     along = _along(first, second)
     rows = np.repeat(np.arange(along.lengths.size), along.lengths)
     nodes = np.repeat(np.arange(first.lengths.size), first.lengths)[rows]
@@ -37,7 +37,7 @@ def _numbers(first: Segments, second: Segments) -> tuple[Array, Array]:
 
 
 def _turned(first: Segments, second: Segments) -> Array:
-    """Where each pair of the second and the first stands among the pairs of the first and the second."""
+    """Return the permutation from (second, first) pairs to (first, second) pairs."""
     rows, columns = _numbers(second, first)
     along = _along(first, second)
     nodes = np.repeat(np.arange(second.lengths.size), second.lengths)[rows]
@@ -45,12 +45,12 @@ def _turned(first: Segments, second: Segments) -> Array:
 
 
 def _reduced(xp: Any, pairs: Array, segments: Both, axis: int) -> tuple[Array, Segments]:
-    """Pairs in an order in which those along an axis stand together, and the pairs of each row that stays."""
+    """Reorder pairs so that those along an axis are contiguous; return them with the segments of each remaining row."""
     return (pairs, _along(*segments)) if axis == 1 else (pairs[_turned(*segments)], _along(*segments[::-1]))
 
 
 def _blocks(segments: Both) -> Iterator[tuple[slice, slice, slice, tuple[int, int]]]:
-    """For each node its rows of the first, of the second, its pairs, and the numbers of rows."""
+    """Yield for each node its rows of both groups, its pairs, and the numbers of rows."""
     first, second, at = *segments, 0
     for node in range(first.lengths.size):
         shape = int(first.lengths[node]), int(second.lengths[node])
@@ -60,7 +60,7 @@ def _blocks(segments: Both) -> Iterator[tuple[slice, slice, slice, tuple[int, in
 
 
 def _flat(rows: Array) -> Array:
-    """Rows with one axis each."""
+    """Flatten each row to one axis."""
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
@@ -174,7 +174,7 @@ softmax_pairs: Op = define_op(
     pullback=lambda g, out, x, **how: (out * (g - spread_pairs(sum_pairs(g * out, **how), **how)),),
 )  # fmt: skip
 pick_pairs: Op = define_op(
-    "pick_pairs",  # of each row of the first the pair at its position
+    "pick_pairs",  # for each row of the first group, the pair at its position
     shape=lambda x, ids, **how: x, kernel=_pick, segments="pairs", domain=_at_rows,
     pullback=lambda g, out, x, ids, **how: (put_pairs(g, ids, **how), None),
 )  # fmt: skip

@@ -35,7 +35,7 @@ def matmul(x: Any, y: Any) -> Any:
     try:
         left, right = shape_of(x), shape_of(y)
         if len(right) <= 2 and (len(left) <= 2 or not all(isinstance(size, (int, np.integer)) for size in left)):
-            return linear.matmul(x, y)  # matrices; or rows, of which a cell knows the number only when it runs
+            return linear.matmul(x, y)  # matrices; or rows, whose number is known only at run time
         return _stacked(x, y)
     except RAW as error:
         raise refused_call(matmul, (x, y), {}, error) from error

@@ -135,7 +135,7 @@ def _argmax(xp: Any, x: Array, out: Array, axis: int | None) -> None:
 
 
 def _n_choices(x: Shape, axis: int | None) -> int:
-    return (math.prod(x) if axis is None else x[axis]) or 1  # of no elements there are no choices, but of ints too
+    return (math.prod(x) if axis is None else x[axis]) or 1  # an empty axis has no choices, but ints as its result
 
 
 _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_choices)

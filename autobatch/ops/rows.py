@@ -123,6 +123,6 @@ take_part: Op = define_op(
 put_rows: Op = define_op(
     "put_rows",  # the transpose of take_part: each row where it is from, zeros elsewhere
     shape=lambda g, *parts, number, **how: parts[number], kernel=_put, segments="move", like=1,
-    domain=lambda domains, number, **how: max(domains[1 + number], -1),  # a value of the node, if it is shared
+    domain=lambda domains, number, **how: max(domains[1 + number], -1),  # per node, if shared
     pullback=lambda g, out, x, *parts, **how: (take_part(g, *parts, **how), *(None for _ in parts)),
 )  # fmt: skip

@@ -157,7 +157,7 @@ class Plan:
 
     @cached_property
     def type_bases(self) -> dict[int, tuple[int, ...]]:
-        """Per type that has nodes, the offset of its first row in each of its blocks; for training plans only."""
+        """Map each type with nodes to the offsets of its first row in its blocks; for training plans only."""
         found: dict[int, tuple[int, ...]] = {}
         for batch, type_id in enumerate(self.schedule.batch_type.tolist()):
             if type_id not in found:
@@ -287,7 +287,7 @@ class PlannedTypes:
     training: bool
 
     def followed(self, more: PlannedTypes) -> PlannedTypes:
-        """The same types and more, which have all slots. What is known of these types is not made again."""
+        """Return the same types and more, with all slots; reuse the properties of the present types."""
         whole, known = PlannedTypes(self.cells + more.cells, more.slot_shapes, self.training), vars(self)
         own = vars(whole)
         for name in {"tables", "flows"} & known.keys():
@@ -345,7 +345,7 @@ class PlannedTypes:
 
     @cached_property
     def _gradients(self) -> tuple[frozenset[int], ...]:
-        """The `id`s of the parameters with gradients of rows, and of those with whole ones."""
+        """Return the `id`s of parameters with row gradients, and of those with dense ones."""
         derivatives = [cell.derivative for cell in self.cells if cell.derivative is not None]
         whole = {id(part) for d in derivatives for i, _ in d.parameters for part in parts_of(d.parameter(i))}
         return frozenset(id(d.parameter(i)) for d in derivatives for i, _ in d.tables), frozenset(whole)
@@ -362,7 +362,7 @@ class PlannedTypes:
 
 
 class Blocks(dict[int, NDArray[Any]]):
-    """The attributes of all types, by block: an array `[rows, width]` for each block, made when it is asked for."""
+    """The attributes of all types: an array `[rows, width]` per block, built on first use."""
 
     def __init__(self, flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]) -> None:
         self._flat, self._width, self._rows = flat, width, block_rows

@@ -24,7 +24,7 @@ def actions_of(tree: Tree[int]) -> list[int]:
 
 
 def brackets_in(tree: Tree[int]) -> set[tuple[int, int, int]]:
-    """Collect the inner nodes of a tree as `brackets_of` does; their labels may be ones that no action has.
+    """Collect the inner nodes of a tree as `brackets_of` does; labels without an action are allowed.
 
     >>> brackets_in(Tree.inner(3, Tree.leaf(0, 7), Tree.leaf(0, 8)))
     {(3, 0, 1)}
@@ -52,7 +52,7 @@ def brackets_of(actions: Sequence[int]) -> set[tuple[int, int, int]]:
 
 
 def write_tree(actions: Sequence[int], words: Sequence[str], labels: Sequence[str]) -> str:
-    """Write the tree that actions build of words, its leaves without labels.
+    """Write the tree that actions build from words; leaves have no labels.
 
     >>> write_tree([0, 0, 2], ["good", "film"], ["NP", "S"])
     '(S good film)'

@@ -1,8 +1,8 @@
 r"""Trees of any shape in brackets, as in the Penn Treebank: `(S (NP (DT The) (NN film)) (VP (VBZ ends)))`.
 
-A node is its label and below it nodes of any number, or a word. Labels may be left out; `(film)` is a word without one.
-The pair of brackets without a label in which the treebank wraps each tree is left out. Words and labels hold neither
-blanks nor brackets; `-LRB-` reads as `(` and `\/` as `/`. Nothing recurses, whatever the depth.
+A node is a label with any number of child nodes, or with a word. Labels are optional: `(film)` is a word without one.
+The unlabeled outer brackets that the treebank puts around each tree are dropped. Words and labels contain neither
+blanks nor brackets; `-LRB-` reads as `(` and `\/` as `/`. Parsing does not recurse, so any depth works.
 
 Source of the form: Marcus, Santorini and Marcinkiewicz 1993, Building a large annotated corpus of English.
 """
@@ -24,14 +24,14 @@ _EXAMPLE = "such as (NP (DT the) (NN film))"
 
 
 class _Open(Generic[T]):
-    """A node whose bracket is not closed yet: the words behind the bracket, and the nodes behind those."""
+    """A node whose bracket is still open: its words, then its child nodes."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
         self.children: list[T] = []
 
     def parts(self) -> tuple[str | None, str, list[T]]:
-        """Tell label, word and children: of two words the first is the label, and so is one before children."""
+        """Return label, word and children. The first of two words is the label, as is a single word before children."""
         *labels, last = [*self.words, ""] if self.children else self.words or [""]
         return labels[0] if labels else None, unescape(last), self.children
 
@@ -40,8 +40,8 @@ def parse_brackets(line: Line, make: Callable[[str | None, str, list[T]], T]) ->
     """Read one tree.
 
     Args:
-        line: holds the tree alone.
-        make: makes a node of its label or None, its word or "", and its children.
+        line: contains only the tree.
+        make: makes a node from its label or None, its word or "", and its children.
 
     Raises:
         DataError: malformed text; names the place, the column, what was expected and what was found.

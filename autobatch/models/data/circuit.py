@@ -3,7 +3,7 @@
     true()|1 false()|0 or(0,1)|1 not(2)|0 and(0,2,3)|0
 
 A token is the kind of a node, in brackets the nodes before it that it reads, `|` and a tag; nodes are numbered from 0.
-A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped. Where no answers are needed, the
+A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped. If answers are not required, the
 tags of a line may be left out: `true() not(0)`.
 """
 
@@ -32,7 +32,7 @@ class Circuit(Generic[W]):
     Attributes:
         kinds: what each node is.
         inputs: the nodes that each reads, of any number, all before it.
-        tags: what is to be said of each; empty where that was not given.
+        tags: the answer for each node; empty if not given.
     """
 
     kinds: list[W]
@@ -51,7 +51,7 @@ def read_circuits(path: Path, answered: bool = True) -> list[Circuit[str]]:
 
     Args:
         path: a UTF-8 text file, one graph a line.
-        answered: every node needs a tag.
+        answered: whether every node must have a tag.
 
     Raises:
         DataError: the file cannot be read, holds no graph, or a line is malformed; names file, line and column.
@@ -60,7 +60,7 @@ def read_circuits(path: Path, answered: bool = True) -> list[Circuit[str]]:
 
 
 def parse_circuit(line: Line, answered: bool = True) -> Circuit[str]:
-    """Read one graph, whose nodes need tags if it is `answered`; otherwise they have tags or none has.
+    """Read one graph. If `answered`, every node must have a tag; otherwise all or none have one.
 
     Raises:
         DataError: a token is no node, or reads one that is not before it; names the place and the column of the token.

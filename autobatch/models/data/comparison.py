@@ -2,7 +2,7 @@
 
     a cat sleeps<tab>an animal sleeps<tab>entailment
 
-Words are separated by plain spaces; each text has one or more. Blank lines are skipped. Where no answers are needed,
+Words are separated by plain spaces; each text has one or more. Blank lines are skipped. If answers are not required,
 the label may be left out, with or without its tab.
 """
 
@@ -24,7 +24,7 @@ _EXPECTED = "a word of the first text", "a tab and a word of the second text", "
 class Comparison(Generic[W]):
     """Two texts, of a word or more, and a label: strings as read, ints after encoding by vocabularies.
 
-    The label is None where it was not given.
+    The label is None if not given.
     """
 
     left: list[W]
@@ -41,7 +41,7 @@ def read_comparisons(path: Path, answered: bool = True) -> list[Comparison[str]]
 
     Args:
         path: a UTF-8 text file, two texts and a label in each line.
-        answered: every pair needs a label.
+        answered: whether every pair must have a label.
 
     Raises:
         DataError: the file cannot be read, holds no pair, or a line is malformed; names file, line and column.
@@ -51,7 +51,7 @@ def read_comparisons(path: Path, answered: bool = True) -> list[Comparison[str]]
 
 
 def parse_comparison(line: Line, answered: bool = True) -> Comparison[str]:
-    """Read two texts and a label, which may be missing unless it is `answered`.
+    """Read two texts and a label, which is optional unless `answered`.
 
     Raises:
         DataError: a part is missing or one is too many; names the place, the column and what was expected.

@@ -10,7 +10,7 @@ The first line has the number of atoms, the second one the energy, and each furt
 place and the force on it, in three numbers each. Other words of the second line are not read, except `Properties`,
 which must name these columns. Blank lines between molecules are skipped.
 
-Where no answers are needed, the energy and the columns of forces may be left out, `Properties=species:S:1:pos:R:3`.
+If answers are not required, the energy and the force columns may be left out: `Properties=species:S:1:pos:R:3`.
 
 Source of the form: ASE, the Atomic Simulation Environment, ase.io.extxyz.
 """
@@ -53,9 +53,9 @@ class Conformation(Generic[W]):
     Attributes:
         elements: of the atoms.
         positions: of the atoms (n, 3), in Å.
-        energy: of the molecule, in eV; NaN where it was not given.
-        forces: on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å; NaN
-            where they were not given.
+        energy: of the molecule, in eV; NaN if not given.
+        forces: on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å; NaN if
+            not given.
         pairs: of atoms that are nearer to each other than `CUTOFF`, each once, the smaller number first.
     """
 
@@ -115,7 +115,7 @@ def read_conformations(path: Path, answered: bool = True) -> list[Conformation[s
 
     Args:
         path: a UTF-8 text file in the extended XYZ format, with energies and forces.
-        answered: every molecule needs an energy, and all atoms forces.
+        answered: whether every molecule must have an energy and forces.
 
     Raises:
         DataError: the file cannot be read, holds no molecule, ends inside one, a line is malformed, or two atoms of a
@@ -167,7 +167,7 @@ def _follow(line: Line, lines: Iterator[Line], expected: str) -> Line:
 
 
 def _read_facts(line: Line, answered: bool) -> tuple[float, tuple[int, ...]]:
-    """Read the second line of a molecule: the energy, and how many columns the lines of its atoms may have."""
+    """Read the second line of a molecule: the energy, and the allowed numbers of columns in its atom lines."""
     known = {_NAMED: (7,)} if answered else {_NAMED: (7,), _PLACED: (4,)}
     n_columns = tuple(n for counts in known.values() for n in counts)
     columns = _COLUMNS.search(line.text)
@@ -182,7 +182,7 @@ def _read_facts(line: Line, answered: bool) -> tuple[float, tuple[int, ...]]:
 
 
 def _read_atom(line: Line, n_columns: tuple[int, ...]) -> tuple[str, list[float]]:
-    """Read the line of an atom: its element, its place and, of seven columns, the force on it."""
+    """Read an atom line: the element, the position and, with seven columns, the force."""
     words = list(_WORD.finditer(line.text))
     if len(words) not in n_columns:
         start = words[max(n_columns)].start() if len(words) > max(n_columns) else len(line.text)

@@ -45,7 +45,7 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary, Words
 
 N_DRAWN = 4500  # training and development instances of a generator
-HELD_OUT = 9, 10  # the last ninth of drawn instances, or a random tenth of a single file, is development data
+HELD_OUT = 9, 10  # development data: the last ninth of drawn instances, or a random tenth of a single file
 MIN_COUNT_READ_WHOLE = 6  # rarer words are spelled, by models that read characters
 
 
@@ -61,7 +61,7 @@ class Dataset:
     sizes: Mapping[str, int]
     """The sizes that a model of the data needs, by constructor argument: `n_words`, `n_tags`, `n_classes`."""
     dev_places: Sequence[int] | None = None
-    """Where the instances of `dev` are among all `items`, in ascending order; None for behind those of `train`."""
+    """Indices of the `dev` instances among all `items`, ascending; None if they follow those of `train`."""
 
     @property
     def items(self) -> list[Any]:
@@ -102,13 +102,13 @@ class Format:
 
     reads: str
     read: Callable[[Path, bool], list[Any]]
-    """Takes a file, and whether its instances need answers: the tags, labels or numbers that models predict."""
+    """Reader of a file; its second argument says whether answers (tags, labels or numbers to predict) are required."""
     generators: Mapping[str, Generator]
     parts: tuple[str, str] = ("train.txt", "dev.txt")
     """The files of a folder."""
 
     def find(self, data: str, rng: np.random.Generator, answered: bool) -> Found:
-        """Draw or read training and development instances; of a single file, a tenth is drawn for development.
+        """Draw or read training and development instances; a random tenth of a single file is development data.
 
         Raises:
             DataError: there is no such data, or it is malformed.
@@ -153,7 +153,7 @@ class Loader:
         encode: `encode(instance, *ids)` gives the instance with ids in place of words; `ids` are functions from a word
             to its id, one for each vocabulary.
         finish: changes or checks the data when it is encoded.
-        answered: whether instances in files need answers.
+        answered: whether instances in files must have answers.
     """
 
     form: Format
@@ -164,7 +164,7 @@ class Loader:
 
     @property
     def inputs(self) -> Loader:
-        """The same loader for instances that are to be predicted, whose files need no answers."""
+        """Return the same loader for prediction inputs, whose files need no answers."""
         return replace(self, answered=False)
 
     def __call__(
@@ -216,7 +216,7 @@ TREES = Format(
     },
 )
 TEXTS_OF_TREES = replace(TREES, read=sst.read_texts_of_trees)
-"""The same files, for models that read the words of a tree alone."""
+"""Return the same files, for models that read only the words of a tree."""
 LABELLED_TREES = Format(
     reads='trees of any shape, one a line, in JSON: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}, '
     "or in brackets: (NP (DT the) (JJ old) (NN film)); a file, or a folder with train.jsonl and dev.jsonl",

@@ -1,10 +1,10 @@
-"""Trees whose nodes have a word, any number of children and perhaps a label; a line of JSON or brackets each.
+"""Trees whose nodes have a word, any number of children and an optional label, one per line in JSON or brackets.
 
     {"word": "MAX", "label": 9, "children": [{"word": "2"}, {"word": "9"}]}
     (NP (DT the) (JJ old) (NN film))
 
-All three may be left out: a node without a word has the word "", one without a label is not asked for it. No function
-here recurses, so a tree may be as deep as memory allows.
+All three are optional. A node without a word has the word ""; a node without a label is not scored. No function here
+recurses, so a tree may be as deep as memory allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 W = TypeVar("W")
 
-MOST_STEPS = 6  # of a place, in a message
+MOST_STEPS = 6  # of a path, in a message
 MOST_SHOWN = 40  # characters of a value, in a message
 
 _WHAT = "a labelled tree"
@@ -69,9 +69,9 @@ class LabelledTree(Generic[W]):
         return copied
 
     def fold(self, make: Callable[[LabelledTree[W], list[T]], T]) -> Iterator[tuple[LabelledTree[W], T]]:
-        """Compute a value of every node from the node and the values of its children; give each node with its value.
+        """Compute a value for every node from the node and its children's values; yield each node with its value.
 
-        Nodes come in postorder, so that the root is the last. Nothing recurses, whatever the depth.
+        Nodes come in postorder, the root last. Does not recurse, so any depth works.
 
         >>> tree = LabelledTree("MAX", [LabelledTree("2"), LabelledTree("9")])
         >>> [n_nodes for _, n_nodes in tree.fold(lambda node, below: 1 + sum(below))]
@@ -112,7 +112,7 @@ def parse_labelled_tree(line: Line) -> LabelledTree[str]:
     """Read one tree: in brackets if the line begins with one, else in JSON.
 
     Raises:
-        DataError: the text is neither JSON nor brackets, or no tree; the message says where.
+        DataError: the text is neither JSON nor brackets, or not a tree; the message says where.
 
     >>> parse_labelled_tree(Line(Path("x.json"), 1, '{"children": [{"word": 2}]}')).children
     [{"word": "2"}]
@@ -142,7 +142,7 @@ def parse_labelled_tree(line: Line) -> LabelledTree[str]:
 
 
 class _Place(NamedTuple):
-    """Where a node is in a tree, by its number among the children of its parent; spelled out in messages alone."""
+    """Position of a node in a tree, as its index among its parent's children; formatted only for messages."""
 
     number: int
     parent: _Place | None
@@ -179,7 +179,7 @@ def _fault(line: Line, part: str, place: _Place, found: object, expected: str) -
 
 
 def _show(found: object) -> str:
-    """Write the beginning of a JSON value, of any depth."""
+    """Format the beginning of a JSON value of any depth."""
     try:
         text = json.dumps(found)
     except RecursionError:

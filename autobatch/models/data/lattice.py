@@ -2,7 +2,7 @@
 
 A file begins with the number of lattices; then, for each: the number of positions L; L tags; and L lines, the arcs
 that end at a position, as `n_arcs (start id)*`. All are plain decimal numbers separated by spaces. Blank lines are
-allowed before a lattice and at the end. Tabs separate as spaces do.
+allowed before a lattice and at the end. Tabs work like spaces.
 
     2
     3
@@ -14,10 +14,10 @@ allowed before a lattice and at the end. Tabs separate as spaces do.
 An arc from the position just before carries a character, any other a word; characters and words have separate ids. The
 first position is the beginning of the lattice and is not tagged: it has no arc, and tag 0.
 
-Other tags are names, such as B-PER, or numbers. A file tags.txt in the same folder may name the numbers, with a number
-and a name in each line, `4 B-PER`; then it has to name all of them.
+Other tags are names, such as B-PER, or numbers. A file tags.txt in the same folder may name the numbers, one number and
+name per line, `4 B-PER`. It must then name all of them.
 
-Where no answers are needed, the line of tags may be blank or missing.
+If answers are not required, the line of tags may be blank or missing.
 
 Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
 """
@@ -49,7 +49,7 @@ class Lattice(Generic[W]):
     """Positions 0 to L - 1, a tag each, and the arcs that end there.
 
     Attributes:
-        tags: of the L positions, of which the first has no meaning; empty where they were not given.
+        tags: of the L positions; the first is meaningless; empty if not given.
         arcs: for each position its arcs (start, word), start < position; none at position 0, one or more elsewhere.
             An arc from the position before carries a character, any other a word.
     """
@@ -81,11 +81,11 @@ class Lattice(Generic[W]):
 
 
 def read_lattices(path: Path, answered: bool = True) -> list[Lattice[str]]:
-    """Read every lattice of a file; ids are decimal numbers, as strings, and tags names or also such numbers.
+    """Read every lattice of a file; ids are decimal numbers, as strings, and tags are names or numbers.
 
     Args:
         path: a UTF-8 text file of lattices, with or without a file tags.txt beside it.
-        answered: every lattice needs tags.
+        answered: whether every lattice must have tags.
 
     Raises:
         DataError: a file cannot be read, holds no lattice, or a line is malformed; names file, line and column.
@@ -101,7 +101,7 @@ def read_lattices(path: Path, answered: bool = True) -> list[Lattice[str]]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Read the names of tags: a number and a name in each line.
+    """Read the names of tags, one number and name per line.
 
     Raises:
         DataError: the file cannot be read, holds no name, or a line is malformed or repeats a number or a name.
@@ -152,7 +152,7 @@ class _Lines:
         self._last = Line(path, 1, "")
 
     def put_back(self, line: Line) -> None:
-        """Have a line be the next one again."""
+        """Put a line back to be read next."""
         self.rest = chain([line], self.rest)
 
     def next(self, expected: str, skip_blank: bool) -> _Row:
@@ -167,7 +167,7 @@ class _Lines:
         )
 
     def goes_on_with(self, text: str) -> bool:
-        """Whether there is a next line, and it holds this text and blanks."""
+        """Whether there is a next line that contains only this text and blanks."""
         line = next(self.rest, None)
         if line is not None:
             self.put_back(line)
@@ -188,7 +188,7 @@ def _read_lattice(lines: _Lines, names: Mapping[str, str] | None, answered: bool
 
 
 def _read_tags(lines: _Lines, n_positions: int, names: Mapping[str, str] | None, answered: bool) -> list[str]:
-    """Read the line of tags; without it, the line that is there is that of the arcs that end at position 0."""
+    """Read the line of tags. If it is missing, the next line has the arcs that end at position 0."""
     row = lines.next(f"{n_positions} tags, one for each position", skip_blank=False)
     if not answered and not row.tokens:
         return []

@@ -75,10 +75,10 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
 
 
 def all_tagged(line: Line, what: str, tokens: Sequence[re.Match[str]], tagged: Sequence[bool], expected: str) -> bool:
-    """Whether all tokens of a line have tags, where tags may be left out of whole lines.
+    """Return whether the tokens of a line have tags, which may be left out of whole lines.
 
     Raises:
-        DataError: some have tags and some have none.
+        DataError: only some tokens have tags.
     """
     if not any(tagged):
         return False

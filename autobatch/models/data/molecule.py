@@ -3,10 +3,10 @@
 A letter is an atom, hydrogens are left out; `=`, `#` and `:` before an atom are its bond; brackets hold a branch; two
 atoms with one digit are bonded, which closes a ring. Lower-case atoms are aromatic. An atom in square brackets, such as
 `[NH3+]`, is a kind of its own; the side on which `/` and `\\` place atoms is not kept. Blanks, tabs or a comma separate
-the molecule from the number, which may be missing where no answers are needed. Blank lines are skipped.
+the molecule from the number, which is optional if answers are not required. Blank lines are skipped.
 
-A bond that is not written is aromatic if it is between two aromatic atoms and in a ring of such atoms, else single, as
-that between the rings of biphenyl, `c1ccccc1c1ccccc1`.
+An unwritten bond is aromatic if it joins two aromatic atoms within a ring of such atoms. Otherwise it is single, like
+the bond between the rings of biphenyl, `c1ccccc1c1ccccc1`.
 
 Source of the form: Weininger 1988, SMILES, a chemical language and information system.
 """
@@ -43,7 +43,7 @@ class Molecule(Generic[W]):
     Attributes:
         atoms: the kind of each atom.
         bonds: two atoms by number, the earlier one first, and the kind of bond; a pair has one at most.
-        target: the number to predict; NaN where it was not given.
+        target: the number to predict; NaN if not given.
     """
 
     atoms: list[W]
@@ -69,7 +69,7 @@ def read_molecules(path: Path, answered: bool = True) -> list[Molecule[str]]:
 
     Args:
         path: a UTF-8 text file, a molecule in SMILES and a number in each line.
-        answered: every molecule needs a number.
+        answered: whether every molecule must have a number.
 
     Raises:
         DataError: the file cannot be read, holds no molecule, or a line is malformed; names file, line and column.
@@ -79,7 +79,7 @@ def read_molecules(path: Path, answered: bool = True) -> list[Molecule[str]]:
 
 
 def parse_molecule(line: Line, answered: bool = True) -> Molecule[str]:
-    """Read a molecule and its number, which may be missing unless it is `answered`.
+    """Read a molecule and its number, which is optional unless `answered`.
 
     Raises:
         DataError: malformed text; names the place, the column, what was expected and what was found.
@@ -101,16 +101,16 @@ def parse_molecule(line: Line, answered: bool = True) -> Molecule[str]:
 
 
 def find_bridges(n_nodes: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Find the edges of an undirected graph that are in no cycle; two nodes have one edge at most.
+    """Find the bridges of an undirected graph, the edges outside all cycles; two nodes share at most one edge.
 
-    A forest is grown over the graph. Each edge outside of it closes a cycle with the ways from its ends up to where
-    they meet, so the nodes on these are joined; edges between nodes that are never joined are in no cycle.
+    Build a spanning forest. Each edge outside it closes a cycle with the paths from its ends up to their common
+    ancestor, so the nodes on these paths are merged. Edges between nodes that are never merged are bridges.
 
     >>> sorted(find_bridges(5, [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4)]))
     [(2, 3), (3, 4)]
     """
     parents, depths = _grow_forest(n_nodes, edges)
-    above = list(range(n_nodes))  # a node that each is joined with and that is not deeper; itself at the top
+    above = list(range(n_nodes))  # a node merged with each one and not deeper; itself at the top
 
     def top(node: int) -> int:
         while above[node] != node:
@@ -164,7 +164,7 @@ class _Reader:
     line: Line
     atoms: list[str] = field(default_factory=list)
     bonds: list[tuple[int, int, str]] = field(default_factory=list)
-    """Two atoms, and the kind of bond; "" for one that is not written between aromatic atoms."""
+    """Two atoms and the kind of bond; "" for an unwritten bond between aromatic atoms."""
     joined: set[tuple[int, int]] = field(default_factory=set)
     """The atoms of each bond, the earlier one first."""
     before: int | None = None
@@ -220,9 +220,9 @@ class _Reader:
         self.joined.add((one, other))
 
     def settle_bonds(self) -> list[tuple[int, int, str]]:
-        """Sort the bonds; those not written between aromatic atoms are aromatic in a ring of such atoms, else single.
+        """Sort the bonds; unwritten bonds between aromatic atoms are aromatic in a ring of such atoms, else single.
 
-        A written bond between aromatic atoms belongs to such a ring if it is aromatic.
+        A written bond between aromatic atoms counts for such a ring if it is aromatic.
         """
         candidates = [(one, other) for one, other, bond in self.bonds if bond in ("", AROMATIC)]
         outside = find_bridges(len(self.atoms), candidates)

@@ -1,7 +1,7 @@
-"""Parse JSON of any depth, which `json.loads` cannot: it recurses, and refuses what Python's stack does not hold.
+"""Parse JSON of any depth; `json.loads` recurses and fails at Python's stack limit.
 
-Scalars and strings are those of Python's `json`; objects and lists are kept on a stack. Of a key that occurs twice
-the last value is kept, as `json` does.
+Scalars and strings are parsed by Python's `json`; open objects and lists are kept on a stack. The last value of a
+repeated key wins, as in `json`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parse_json(text: str) -> Any:
     >>> parse_json(' {"word": "MAX", "children": [{}, [1.5, null]]} ')
     {'word': 'MAX', 'children': [{}, [1.5, None]]}
     """
-    open_values: list[tuple[Any, str]] = []  # a list or an object, and the key that the next value is of
+    open_values: list[tuple[Any, str]] = []  # a list or an object, and the key of the next value
     position = _skip(text, 0)
     while True:
         opening = text[position : position + 1]
@@ -64,7 +64,7 @@ _END = {"[": "]", "{": "}"}
 
 
 def _parse_key(text: str, position: int) -> tuple[str, int]:
-    """Parse a key with its colon; give it, and where its value begins."""
+    """Parse a key with its colon; return the key and the start of its value."""
     if text[position : position + 1] != '"':
         raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, position)
     key, position = _parse_scalar(text, position)

@@ -2,8 +2,8 @@ r"""Trees whose nodes have any number of children in an order, described by a te
 
     twice hop turn\t(do (twice (hop lift land)) (turn left))
 
-A node is its label, or in brackets its label and its children. Labels hold neither blanks nor brackets. No function
-here recurses, so a tree may be as deep as memory allows. Where no answers are needed, a line may be a text alone.
+A node is its label, or its label and children in brackets. Labels contain neither blanks nor brackets. No function here
+recurses, so a tree may be as deep as memory allows. If answers are not required, a line may contain only the text.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class OrderedTree(Generic[W]):
 
 @dataclass(frozen=True)
 class DescribedTree(Generic[W]):
-    """A text and the `OrderedTree` that it describes, None where that was not given."""
+    """A text and the `OrderedTree` that it describes; None if not given."""
 
     words: list[W]
     tree: Any
@@ -106,7 +106,7 @@ def read_described_trees(path: Path, answered: bool = True) -> list[DescribedTre
 
     Args:
         path: a UTF-8 text file, a text, a tab and a tree in each line; blank lines are skipped.
-        answered: every text needs a tree.
+        answered: whether every text must have a tree.
 
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
@@ -116,7 +116,7 @@ def read_described_trees(path: Path, answered: bool = True) -> list[DescribedTre
 
 
 def parse_described_tree(line: Line, answered: bool = True) -> DescribedTree[str]:
-    """Read a text and its tree, which may be missing unless it is `answered`.
+    """Read a text and its tree, which is optional unless `answered`.
 
     Raises:
         DataError: malformed text; names the place, the column, what was expected and what was found.

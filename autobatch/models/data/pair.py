@@ -1,8 +1,8 @@
 """Sentences with their translations, in two files of aligned lines as in IWSLT: `train.en` beside `train.vi`.
 
-Words are separated by plain spaces or tabs. Lines that are blank in both files are skipped; so are those that are blank
-in one of them, which a warning counts. Where no answers are needed, the other file is not read, and blank lines are
-sentences without words, so that predictions have the numbers of the lines.
+Words are separated by plain spaces or tabs. Lines that are blank in both files are skipped. Lines that are blank in
+only one are skipped with a warning. If answers are not required, the other file is not read, and blank lines are
+sentences without words, so that predictions match line numbers.
 
 Source of the data: Cettolo et al. 2015, The IWSLT 2015 evaluation campaign, in the form of Luong and Manning 2015.
 """
@@ -31,7 +31,7 @@ class Pair(Generic[W]):
     source: list[W]
     target: list[W]
     reference: str
-    """The translation as it was read, with words that no vocabulary knows; blank where it was not."""
+    """The translation as read, including unknown words; blank if not read."""
 
 
 def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
@@ -39,7 +39,7 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
 
     Args:
         path: a UTF-8 text file, one sentence a line, such as `train.en`; the other is then `train.vi`, or any one.
-        answered: every sentence needs a translation; otherwise none is read.
+        answered: whether every sentence must have a translation; otherwise none is read.
 
     Raises:
         DataError: there is not one such file, one cannot be read, they differ in length, or hold no sentence.

@@ -48,7 +48,7 @@ def read_pictures(path: Path, answered: bool = True) -> list[Picture[str]]:
 
     Args:
         path: a UTF-8 text file, one row a line; blank lines separate pictures.
-        answered: every pixel needs a tag; otherwise those of a row have tags or none has.
+        answered: whether every pixel must have a tag; otherwise all or none in a row have one.
 
     Raises:
         DataError: the file cannot be read, holds no picture, a line is malformed or of another length than the one

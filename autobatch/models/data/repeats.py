@@ -1,8 +1,8 @@
 """Words that are each to be done some times, with a tag after them: `right*3|F left*1|E`, one text a line.
 
 A token is a word, `*`, a count from 0 to 999, `|` and a tag; a word may hold any character but the plain space and the
-tab, also `*` and `|`: the count follows the last `*` before the last `|`. Blank lines are skipped. Where no answers are
-needed, the tags of a line may be left out: `right*3 left*1`.
+tab, also `*` and `|`: the count follows the last `*` before the last `|`. Blank lines are skipped. If answers are not
+required, the tags of a line may be left out: `right*3 left*1`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_repeats(path: Path, answered: bool = True) -> list[Repeats[str]]:
 
     Args:
         path: a UTF-8 text file, one text a line.
-        answered: every word needs a tag.
+        answered: whether every word must have a tag.
 
     Raises:
         DataError: the file cannot be read, holds no text, or a line is malformed; names file, line and column.
@@ -53,7 +53,7 @@ def read_repeats(path: Path, answered: bool = True) -> list[Repeats[str]]:
 
 
 def parse_repeats(line: Line, answered: bool = True) -> Repeats[str]:
-    """Read one text, whose words need tags if it is `answered`; otherwise they have tags or none has.
+    """Read one text. If `answered`, every word must have a tag; otherwise all or none have one.
 
     Raises:
         DataError: a token has not its four parts; names the place and the column of the token.

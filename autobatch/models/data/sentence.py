@@ -2,9 +2,9 @@
 
 Sentences without tags are lines of words, as in the Penn Treebank of language models.
 
-A word may hold any character but the plain space and the tab, also `|`: the tag follows the last `|`. Blank lines are
-skipped. Where no answers are needed, the tags of a line may be left out; of a word that holds `|`, the tag alone:
-`either|or|`.
+A word may contain any character except the plain space and the tab, even `|`: the tag follows the last `|`. Blank lines
+are skipped. If answers are not required, the tags of a line may be left out; a word that contains `|` then keeps its
+last one: `either|or|`.
 
 Source of the format: Nothman et al. 2013, Learning multilingual named entity recognition from Wikipedia.
 """
@@ -42,7 +42,7 @@ class Sentence(Generic[W]):
     def spell(
         self: Sentence[str], word: Callable[[str], int], character: Callable[[str], int], tag: Callable[[str], int]
     ) -> SpelledSentence:
-        """Encode the sentence, a word outside of the vocabulary by its characters."""
+        """Encode the sentence; words outside the vocabulary by their characters."""
         words = [[character(c) for c in text] if word(text) == UNKNOWN else word(text) for text in self.words]
         return SpelledSentence(words, list(map(tag, self.tags)))
 
@@ -65,7 +65,7 @@ def read_sentences(path: Path, answered: bool = True) -> list[Sentence[str]]:
 
     Args:
         path: a UTF-8 text file, one sentence a line.
-        answered: every word needs a tag.
+        answered: whether every word must have a tag.
 
     Raises:
         DataError: the file cannot be read, holds no sentence, or a line is malformed; names file, line and column.
@@ -89,7 +89,7 @@ def parse_sentence(
     """Read one sentence, or what else has words with tags: messages call it `what`, with an `example`.
 
     Args:
-        answered: every word needs a tag; otherwise the words of a line have tags or none has.
+        answered: whether every word must have a tag; otherwise all or none in a line have one.
 
     Raises:
         DataError: a token is not a word, `|` and a tag; names the place and the column of the token.

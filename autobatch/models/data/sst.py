@@ -6,7 +6,7 @@ A label is a number or any other text, such as `NP`. Words and labels may hold a
 brackets (three lines of the treebank hold no-break spaces). `-LRB-` reads as `(` and `\/` as `/`. Blank lines are
 skipped. Reading is one pass over each line, with a stack of open nodes instead of recursion.
 
-Where no answers are needed, labels may be left out, of all nodes or of some: `((An) ((imaginative) (comedy)))`.
+If answers are not required, any or all labels may be left out: `((An) ((imaginative) (comedy)))`.
 
 Source of the data: Socher et al. 2013, Recursive deep models for semantic compositionality over a sentiment treebank.
 """
@@ -39,7 +39,7 @@ def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
 
     Args:
         path: a UTF-8 text file, one tree a line.
-        answered: every node needs a label.
+        answered: whether every node must have a label.
 
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
@@ -48,10 +48,10 @@ def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
 
 
 def read_texts_of_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
-    """Read every tree of a file, for models that read its words alone.
+    """Read every tree of a file, for models that read only the words.
 
-    Where no answers are needed, a line that does not begin with a bracket is a text: its words, as a tree without
-    labels that branches to the left.
+    If answers are not required, a line without a leading bracket is plain text, read as an unlabeled left-branching
+    tree.
 
     Raises:
         DataError: as `read_trees`.
@@ -76,7 +76,7 @@ def parse_tree(text: str, place: str = "text", answered: bool = True) -> Tree[st
     Args:
         text: one s-expression.
         place: where the text is from, for messages.
-        answered: every node needs a label.
+        answered: whether every node must have a label.
 
     Raises:
         DataError: malformed text; names the place, the column (from 1), what was expected and what was found.

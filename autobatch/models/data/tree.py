@@ -21,8 +21,8 @@ _ESCAPES = {bracket: escape for escape, bracket in BRACKETS.items()}
 class Tree(Generic[W]):
     """A leaf with a `word`, or an inner node with `left` and `right`; each has a `label`.
 
-    A word is a string as read, an int after a `Vocabulary` has encoded it. A label is a number or a text, see
-    `to_label`, its id after encoding, and None where it was not given. A leaf has no `left` and `right`, and an inner
+    A word is a string as read, an int after a `Vocabulary` has encoded it. A label is a number or text (see
+    `to_label`), an id after encoding, and None if not given. A leaf has no `left` and `right`, and an inner
     node no `word`: reading them is an `AttributeError`.
 
     >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
@@ -65,9 +65,9 @@ class Tree(Generic[W]):
         return reversed(parents_first)
 
     def fold(self, leaf: Callable[[W], V], merge: Callable[[V, V], V]) -> Iterator[tuple[Tree[W], V]]:
-        """Compute a value of every node from its word or from those of its children; give each node with its value.
+        """Compute a value for every node from its word or its children's values; yield each node with its value.
 
-        Nodes come in postorder, so that the root is the last. Nothing recurses, whatever the depth.
+        Nodes come in postorder, the root last. Does not recurse, so any depth works.
 
         >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
         >>> [length for _, length in tree.fold(len, lambda left, right: left + right)]
@@ -88,11 +88,11 @@ class Tree(Generic[W]):
         return [tree.word for tree in self.postorder() if tree.is_leaf]
 
     def labels(self) -> Iterator[str]:
-        """The labels of all nodes that have one, as text."""
+        """Return the labels of all labeled nodes, as text."""
         return (str(node.label) for node in self.postorder() if node.label is not None)
 
     def map(self, replace: Callable[[W], V], replace_label: Callable[[Any], Any] = lambda label: label) -> Tree[V]:
-        """Copy the tree with other words, and with other labels where there are any."""
+        """Copy the tree with other words and labels; missing labels stay missing."""
         done: list[Tree[V]] = []
         for node in self.postorder():
             label = None if node.label is None else replace_label(node.label)
@@ -126,7 +126,7 @@ class Tree(Generic[W]):
 
 
 def to_label(text: str) -> int | str:
-    """Read a label: as a number if it is written as one, without a sign and leading zeros, else as it is.
+    """Read a label: a number if it is one without a sign or leading zeros, else the text.
 
     >>> to_label("3"), to_label("NP"), to_label("03")
     (3, 'NP', '03')

@@ -12,14 +12,14 @@ from autobatch.models.data.tree import Tree, to_label
 
 MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
 UNKNOWN = 0
-OUTSIDE = -1  # what a closed vocabulary gives for words that it lacks; not an id
+OUTSIDE = -1  # returned by a closed vocabulary for unknown words; not an id
 
 
 class Vocabulary:
     """Gives every word an id from 0 to len - 1; id 0 is shared by all words outside of it.
 
-    In a `closed` vocabulary, such as that of the labels of trees, ids are those of words alone, and `id` gives
-    `OUTSIDE` for any other word.
+    In a `closed` vocabulary, such as that of tree labels, every id is a word, and `id` returns `OUTSIDE` for any other
+    word.
 
     >>> vocabulary = Vocabulary.count("a rose is a rose".split(), min_count=2)
     >>> len(vocabulary), vocabulary.id("rose"), vocabulary.id("tulip"), vocabulary.word(1)
@@ -27,7 +27,7 @@ class Vocabulary:
     """
 
     def __init__(self, words: Iterable[str], closed: bool = False) -> None:
-        """Number the words in their order, from 1, or from 0 if it is closed; no word may come twice."""
+        """Number the words in order, from 1, or from 0 if closed; words must be unique."""
         self.closed = closed
         self.first = 0 if closed else 1
         """The smallest id of a word."""
@@ -46,7 +46,7 @@ class Vocabulary:
 
     @classmethod
     def of_labels(cls, labels: Iterable[str]) -> Vocabulary:
-        """Collect labels in a closed vocabulary, numbers first and in their order, other text in order of spelling.
+        """Collect labels in a closed vocabulary: numbers first, in numeric order, then text, in alphabetical order.
 
         >>> Vocabulary.of_labels(["S", "10", "NP", "2", "S"]).words
         ['2', '10', 'NP', 'S']
@@ -67,7 +67,7 @@ class Vocabulary:
         return self._words[self.first :]
 
     def id(self, word: str) -> int:
-        """The id of a word; `UNKNOWN`, or `OUTSIDE` of a closed vocabulary, if it is not there."""
+        """Return the id of a word; if unknown, `UNKNOWN`, or `OUTSIDE` if closed."""
         return self._ids.get(word, OUTSIDE if self.closed else UNKNOWN)
 
     def word(self, number: int) -> str:
@@ -85,9 +85,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Words:
-    """What a vocabulary is made of: the words `of` each training instance that occur `min_count` times or more.
+    """The source of a vocabulary: the words `of` each training instance that occur at least `min_count` times.
 
-    With `closed`, the vocabulary is closed, and where the data has a size for it, its words are the numbers below that.
+    With `closed`, the vocabulary is closed. If the data gives a size for it, its words are the numbers below that.
     """
 
     of: Callable[[Any], Iterable[str]]
