@@ -60,7 +60,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
                 return _run_by_torch(function, given, tracing, f"tracing it fails: {error}")
             except GraphError as refusal:
                 if type(error) is RuntimeError:
-                    raise refusal from error  # which has the user's line
+                    raise refusal from error  # the refusal has the user's line
                 raise error from None
 
     return body

@@ -40,7 +40,7 @@ NORMS = SpectralNorm, nn.utils.parametrizations._SpectralNorm
 DROPOUT = nn.modules.dropout._DropoutNd
 LOOKUPS[nn.Module.__getattr__.__code__] = ("_parameters", "_buffers", "_modules")
 CALLED = "_compiled_call_impl"
-"""The attribute of a module that its calls run, if it is set: a cell's, while instances are recorded."""
+"""Module attribute that overrides what its calls run; set for cells while instances are recorded."""
 REPLACED.add(CALLED)
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,7 +106,7 @@ class MethodCell(TorchCell):
 
 
 class Cut:
-    """A slice in an index, as a static argument: slices have no hash before Python 3.12."""
+    """A slice in an index as a static argument; slices are not hashable before Python 3.12."""
 
     __slots__ = ("parts",)
 
@@ -134,7 +134,7 @@ class FunctionCell(TorchCell):
         self.eager = function
 
     def is_static(self, name: str, x: Any) -> bool:
-        """Whether a part of the arguments is a parameter, or neither a value nor an array."""
+        """Whether part of the arguments is a parameter, or neither a value nor an array."""
         return isinstance(x, Parameter) or (not isinstance(x, (np.ndarray, Operators)) and not is_structure(x))
 
     def __reduce__(self) -> Any:

@@ -1,8 +1,8 @@
 """In-place operations on recorded values: `h += x`, `h.mul_(2)`, `F.relu_(h)`, `h[0] = x`.
 
-A recorded value is computed once, so a changed one is another value; the handle stands for that from then on, under all
-names that it has in the program, as a tensor would be changed under all of them. Views are the exception: torch changes
-the tensor behind a view as well. Where a value is a view, or has views, an in-place operation is refused.
+A recorded value is immutable, so changing it records a new value. The handle stands for the new value from then on,
+under every name it has in the program, as with a changed tensor. Views are the exception, because torch also changes
+the tensor behind a view: in-place operations on a value that is a view or has views are refused.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ OPERATORS = {
     "__ior__": "bitwise_or_", "__ixor__": "bitwise_xor_", "__ilshift__": "bitwise_left_shift_",
     "__irshift__": "bitwise_right_shift_",
 }  # fmt: skip
-"""Python's in-place operators, and the methods of tensors that they call."""
+"""Python's in-place operators and the tensor methods that they call."""
 FILLING: dict[str, Callable[..., Any]] = {
     "zero_": torch.zeros_like,
     "fill_": lambda x, value: torch.zeros_like(x) + value,
     "copy_": lambda x, other, non_blocking=False: torch.zeros_like(x) + other,
 }
-"""In-place functions that read nothing of the tensor."""
+"""In-place functions that do not read the tensor."""
 INSTEAD = "make a new tensor: x = x + y for x += y, torch.cat or torch.where for x[i] = y; or call .clone() before."
 
 
 def is_in_place(name: str) -> bool:
-    """Whether a function of torch of this name changes its first argument."""
+    """Whether the torch function of this name changes its first argument."""
     return name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record an in-place function of this name, and let its first argument stand for the result.
+    """Record an in-place function of this name, and bind its first argument to the result.
 
     Raises:
         GraphError: the first argument is a tensor with numbers, a view, or has views; or torch refuses it.
@@ -54,7 +54,7 @@ def change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def replace(target: Any, method: str, make: Callable[[], Any]) -> Any:
-    """Let a value stand for what `make` records; `method` is the function of torch that changes it in place."""
+    """Bind a value to the result of `make`; `method` is the in-place torch function."""
     if not isinstance(target, Value):
         raise GraphError(
             f"{method} changes a tensor in place by a recorded value, which is only computed when the mini-batch runs; "
@@ -77,7 +77,7 @@ def replace(target: Any, method: str, make: Callable[[], Any]) -> Any:
 
 
 def _result(name: str, target: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an in-place function computes, as a value of its own."""
+    """Record the result of an in-place function as a separate value."""
     if name == "__setitem__":
         return STAGE.current.call_cell(cell_of_function(with_item), None, (target, *map(to_arrays, rest)), {})
     spaces: tuple[Any, ...] = target, torch, torch.nn.functional
@@ -90,14 +90,14 @@ def _result(name: str, target: Any, rest: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
-    """A copy of a tensor with other numbers at an index."""
+    """Copy a tensor with other numbers at an index."""
     x = x.clone()
     x[index] = value
     return x
 
 
 def _check_own(target: Value, method: str) -> None:
-    """Raise a GraphError if other values may share memory with one, in torch."""
+    """Raise a GraphError if, in torch, other values may share memory with this one."""
     calls, number = STAGE.current, target.ref >> OUTPUT_BITS
     is_row = isinstance(target, Rows) or isinstance(getattr(target, "kept", None), Rows)
     if is_row or Flow.of(calls).is_shared(target):

@@ -23,7 +23,7 @@ class Precision(Protocol):
         """The dtype."""
 
     def has_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the memory of a buffer of it."""
+        """Whether a tensor lies in the memory of one of the module's buffers."""
 
 
 class _Current(threading.local):
@@ -75,7 +75,7 @@ class TensorInputs(Inputs):
         return self._leaves[id(tensor)]
 
     def split(self, gradients: Any, is_reached: Any) -> list[torch.Tensor | None]:
-        """The gradient of each tensor, of those of all numbers; None for a tensor of which no number is reached.
+        """Split the gradients of all numbers by tensor; None for a tensor with no reached number.
 
         Args:
             is_reached: whether a result depends on each number.

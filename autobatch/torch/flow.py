@@ -1,7 +1,6 @@
-"""What the recorded values of an instance depend on, and which of them torch would keep in the same memory.
+"""Dependencies of an instance's recorded values, and which of them would share memory in torch.
 
-The log of the calls is read from where it was read last, so a program that asks often reads each call once. Nothing is
-read unless a program asks.
+The call log is read incrementally and on demand, so each call is read at most once.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from autobatch.trace.handles import Value
 from autobatch.trace.tape import Tape
 
 COPIES = (torch.clone, torch.Tensor.clone)
-"""Functions whose results are values as they were, in other memory."""
+"""Functions that copy a value to other memory."""
 
 
 class Reach(NamedTuple):
-    """What an output of a program is computed from.
+    """The sources of a program's output.
 
     Attributes:
-        parameters: with gradients, if they are trained.
-        leaves: those that pass gradients on; shared: those whose memory the output may have.
-        is_shared: whether it may have the memory of something else, such as data or a parameter.
+        parameters: those that get gradients, if trained.
+        leaves: those that gradients flow to; shared: those whose memory the output may share.
+        is_shared: whether it may share other memory, such as that of data or a parameter.
     """
 
     parameters: tuple[Any, ...]
@@ -44,7 +43,7 @@ class Reach(NamedTuple):
 
 
 class Flow:
-    """The calls of an instance that is recorded, as far as they have been read.
+    """The calls of the instance being recorded, as far as they have been read.
 
     Args:
         calls: of the recording.
@@ -60,17 +59,18 @@ class Flow:
 
     @classmethod
     def of(cls, calls: Any) -> Flow:
-        """That of the instance that is recorded now, or of all instances of an async function, since they waited."""
+        """Return the flow of the instance being recorded; for an async function, of all instances since they last
+        waited."""
         if calls.noted is None:
             calls.noted = cls(calls)
         found: Self = calls.noted
         return found
 
     def has_gradient(self, value: Value) -> bool:
-        """Whether a value depends on a parameter that is trained, or on a tensor that asks for a gradient.
+        """Whether a value depends on a trained parameter, or on a tensor that requires a gradient.
 
         Raises:
-            GraphError: an async function is recorded, whose calls are forgotten when it waits.
+            GraphError: in an async function, whose calls are discarded when it waits.
         """
         if self._is_async:
             raise GraphError(
@@ -81,29 +81,29 @@ class Flow:
         return any(ref in self._with_gradient for ref in getattr(value, "refs", (value.ref,)))
 
     def is_shared(self, value: Value) -> bool:
-        """Whether torch may keep something else in the memory of a value: the value is a view, or has views."""
+        """Whether other tensors may share the memory of a value in torch: it is a view, or has views."""
         self._read()
         return self._has_views or value.ref in self._shared
 
     def replace(self, value: Value, new: Value) -> None:
-        """Let a handle, under all names that it has, stand for another value until the instance ends."""
+        """Rebind a handle, under all its names, to another value until the instance ends."""
         self._replaced.append((value, value.ref, getattr(value, "kept", None)))
         value.ref, value.kept = new.ref, new
 
     def forget(self) -> None:
-        """Read what was logged, which the recording is about to forget."""
+        """Read the log before the recording clears it."""
         if self._is_async:
             self._read()
             self._read_up_to = 0, 0
 
     def end(self) -> None:
-        """Give handles, which are used again, their own values back."""
+        """Restore the original values of handles, which are reused."""
         for value, ref, kept in reversed(self._replaced):
             value.ref, value.kept = ref, kept
         self._replaced.clear()
 
     def _is_view_in_use(self, form: int) -> bool:
-        """Whether there are values that calls of a form made, which may share memory with others."""
+        """Whether values made by calls of a form may share memory with others."""
         shares = any(reach.shared for reach in reaches(self._calls.families[form].node_type.program))
         return shares and self._calls.handles.pool(form).is_in_use()
 
@@ -135,7 +135,7 @@ class Flow:
 
 
 def _refs_of(form: Form, at: list[int], log: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """The leaves of a call, each with the values that it is."""
+    """Return the leaves of a call, each with its values."""
     for item, begin, end in zip(form.ints, at, at[1:], strict=False):
         if item.kind == VALUE:
             yield from ((leaf, [log[begin] + k]) for k, leaf in enumerate(item.leaves[0]))
@@ -146,7 +146,7 @@ def _refs_of(form: Form, at: list[int], log: list[int]) -> Iterator[tuple[int, l
 
 
 def reaches(program: CellProgram) -> tuple[Reach, ...]:
-    """What each result of a program is computed from."""
+    """Find the sources of each result of a program."""
     found = REACHES.get(program)
     if found is None:
         found = REACHES[program] = tuple(_reach(program, output) for output in program.results)
@@ -183,6 +183,6 @@ def _reach(program: CellProgram, output: int) -> Reach:
 
 
 def _is_float(program: CellProgram, at: int) -> bool:
-    """Whether a value of a program stands for numbers that have gradients."""
+    """Whether a value of a program is differentiable."""
     name = dtype_of(program.vars, at)
     return not int_limit(program.vars, at) and (not name or is_float(dtype_of_name(name)))

@@ -19,16 +19,16 @@ from autobatch.params.known import Snapshot
 WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 DICTS = ("_parameters", "_buffers", "_modules")
 Place: TypeAlias = tuple[object, str]
-"""Where a tensor is: the `id` of the module that holds it, and its name there."""
+"""The place of a tensor: the `id` of its module, and its name there."""
 
 
 class Walk(NamedTuple):
-    """What a walk over a module has found.
+    """The result of a walk over a module.
 
     Attributes:
         named: the parameters, then the buffers, each once.
-        modules: the module and all under it; alive as long as this is, so that places differ.
-        places: all tensors, those that are in several places too.
+        modules: the module and all its submodules, kept alive so that `id`s stay unique.
+        places: all places; a tensor may be in several.
     """
 
     named: list[tuple[str, Tensor]]
@@ -36,16 +36,16 @@ class Walk(NamedTuple):
     places: dict[Place, Tensor]
 
     def has_modules_of(self, other: Walk) -> bool:
-        """Whether another walk has found the same modules."""
+        """Whether another walk found the same modules."""
         return len(self.modules) == len(other.modules) and all(map(is_, self.modules, other.modules))
 
     def is_same(self, other: Walk) -> bool:
-        """Whether another walk has found the same modules, and the same tensors in the same places."""
+        """Whether another walk found the same modules, and the same tensors in the same places."""
         tensors = self.places.values(), other.places.values()
         return self.has_modules_of(other) and [*self.places] == [*other.places] and all(map(is_, *tensors))
 
     def by_tensor(self) -> dict[int, set[Place]]:
-        """The places of each tensor, by its `id`."""
+        """Return the places of each tensor, by `id`."""
         found: dict[int, set[Place]] = {}
         for place, tensor in self.places.items():
             found.setdefault(id(tensor), set()).add(place)
@@ -62,7 +62,7 @@ class KnownTensors:
         self._snapshot: Snapshot | None = None
 
     def look(self) -> Walk:
-        """The parameters and buffers of now; the same object until something has changed."""
+        """Return the present parameters and buffers; the same object until something changes."""
         snapshot = self._snapshot
         if snapshot is None or not snapshot.holds() or not all(map(is_, map(type, self._walk.modules), self._kinds)):
             self._find()
@@ -82,7 +82,7 @@ class KnownTensors:
 
 
 def _places(modules: list[nn.Module]) -> Iterator[tuple[Place, Tensor]]:
-    """The tensors of modules, with the place of each."""
+    """Yield the tensors of modules, each with its place."""
     for module in modules:
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():

@@ -1,6 +1,6 @@
-"""What torch's functions tell of a recorded value without its numbers, and tensors made in its likeness.
+"""Torch functions that need only a value's shape and dtype, and tensors made in its likeness.
 
-They are applied to a tensor of the value's shape and dtype, whose numbers mean nothing.
+They are applied to an uninitialized tensor of the value's shape and dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TELLING = {
     "is_complex", "is_same_size", "result_type", "is_shared", "is_pinned", "is_inference", "is_conj", "is_neg",
     "has_names",
 }  # fmt: skip
-"""Functions that read nothing of a tensor but its kind."""
+"""Functions that read only metadata of a tensor."""
 MAKING = {
     "zeros_like", "ones_like", "full_like", "empty_like", "new", "new_zeros", "new_ones", "new_full", "new_empty",
     "new_tensor", "new_empty_strided",
@@ -29,16 +29,16 @@ CONVERTING = {
     "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "short", "byte", "char", "bool",
     "cpu", "cuda", "contiguous",
 }  # fmt: skip
-"""Functions that give the tensor itself where it is of that kind."""
+"""Functions that return the tensor itself if it already has that form."""
 MEMORY = {
     "data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "set_", "resize_", "share_memory_",
     "pin_memory", "apply_", "map_",
 }  # fmt: skip
-"""Functions of the memory of a tensor, which a recorded value does not have."""
+"""Functions of a tensor's memory, which a recorded value lacks."""
 NUMBERS = {"item", "tolist", "numpy", "is_nonzero", "equal", "allclose", "__array__"}
-"""Functions that give numbers to Python."""
+"""Functions that return numbers to Python."""
 CONSTRUCTORS: Mapping[Any, bool] = {torch.as_tensor: True, torch.asarray: True, torch.tensor: False}
-"""Functions that make tensors of anything, and whether the result has the gradient of a tensor that is given."""
+"""Functions that make a tensor from anything, and whether gradients flow to a given tensor."""
 
 AWAIT = (
     "they are computed when the mini-batch runs. An async function waits for them: `await ab.value(x)`; torch.where "
@@ -47,7 +47,7 @@ AWAIT = (
 
 
 def probe(x: Any) -> Any:
-    """A tensor of the shape and dtype of a value; anything else as it is."""
+    """Make a tensor of the shape and dtype of a value; return anything else unchanged."""
     return torch.empty(tuple(x.shape), dtype=x.dtype) if isinstance(x, Value) else x  # type: ignore[attr-defined]
 
 
@@ -55,7 +55,7 @@ def tell(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: M
     """Apply a function that needs no numbers of values; NotImplemented if it needs them.
 
     Raises:
-        GraphError: it needs the memory or the numbers of a value outside of torch, or moves it to another device.
+        GraphError: it needs a value's memory, or its numbers outside torch, or moves it to another device.
     """
     if name in MEMORY:
         raise GraphError(f"{named(name)} needs the memory of a recorded value, which it has not; {AWAIT}")
@@ -84,12 +84,12 @@ def _make(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def named(name: str) -> str:
-    """A function of torch as users write it."""
+    """Return the name of a torch function as users write it."""
     return f"torch.Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"
 
 
 def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    """What `torch.tensor` makes of numbers and values: a value."""
+    """Record `torch.tensor` of numbers and values as a value."""
     if isinstance(data, (list, tuple)):
         parts = [construct(part) for part in data]
         kind = parts[0].dtype

@@ -72,7 +72,7 @@ class TorchModule(Module):
         return type(self), (self.module,)
 
     def _outline(self) -> list[tuple[str, int]]:
-        """The names of the modules that are not within cells, and their `id`s."""
+        """Return the names and `id`s of the modules outside cells."""
         found, left = list[tuple[str, int]](), [("", self.module)]
         while left:
             name, module = left.pop()
@@ -126,7 +126,7 @@ class TorchModule(Module):
         return OfParameters(self)
 
     def has_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the memory of a buffer of the module."""
+        """Whether a tensor lies in the memory of one of the module's buffers."""
         memory = tensor.untyped_storage()._cdata
         return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
 
@@ -139,30 +139,30 @@ class TorchModule(Module):
 
     @property
     def _kind(self) -> type:
-        """That of the module of torch."""
+        """Return the class of the torch module."""
         return type(self.module)
 
     def _owners(self) -> Sequence[Any]:
-        """The modules of torch."""
+        """Return the torch modules."""
         return self._walk.modules
 
     def parameters(self) -> dict[str, Parameter]:
-        """The parameters and float buffers, by name; the same dict until the module has others, or other modules.
+        """Return the parameters and float buffers, by name; the same dict until they or the modules change.
 
-        Where another tensor was put in the place of one, the parameter is the same as before, and stands for that.
+        If a tensor was replaced, the parameter stays the same and stands for the new tensor.
         """
         walk = self._known.look()
         dtypes = [tensor.dtype for _, tensor in walk.named]
         if walk is not self._walk or dtypes != self._dtypes or self._n_left != TensorParameter.n_left:
             self._take(walk, dtypes)
         for parameter, tensor in zip(self._found.values(), self._tensors, strict=True):
-            if parameter.refresh(tensor):  # another module has had it meanwhile
+            if parameter.refresh(tensor):  # another module held it meanwhile
                 self._found = {**self._found}
         return self._found  # type: ignore[return-value]
 
     @contextmanager
     def holding(self, tensors: Sequence[tuple[TensorParameter, torch.Tensor]]) -> Iterator[None]:
-        """Within the context, the module has these tensors in the places of parameters."""
+        """Context manager that puts these tensors in the places of parameters."""
         holders: dict[object, torch.nn.Module] = {id(module): module for module in self._walk.modules}
         places, before = self._walk.by_tensor(), list[tuple[dict[str, Any], str, torch.Tensor]]()
         try:
@@ -178,7 +178,7 @@ class TorchModule(Module):
                 held[name] = tensor
 
     def _take(self, walk: Walk, dtypes: list[torch.dtype]) -> None:
-        """Find what stands for the tensors of floats; parameters whose places were split or dropped leave."""
+        """Update the parameters for the float tensors; drop those whose places were split or removed."""
         before = self._walk
         if not walk.is_same(before) or dtypes != self._dtypes or self._n_left != TensorParameter.n_left:
             is_bound = self._follow(walk)
@@ -192,10 +192,10 @@ class TorchModule(Module):
         self._walk, self._dtypes = walk, dtypes
 
     def _follow(self, walk: Walk) -> bool:
-        """Let parameters stand for the tensors that are now where theirs were; those whose places differ now leave.
+        """Rebind parameters to the tensors now in their places; drop those whose places no longer agree.
 
         Returns:
-            Whether a parameter stands for another tensor now.
+            Whether any parameter was rebound.
         """
         is_bound = False
         tensors, places = dict(zip(self._found.values(), self._tensors, strict=True)), walk.by_tensor()
@@ -217,12 +217,12 @@ class TorchModule(Module):
 
 
 def are_same(found: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether two dicts have the same objects under the same names, in the same order."""
+    """Whether two dicts hold the same objects under the same names, in the same order."""
     return [*found] == [*others] and all(map(is_, found.values(), others.values()))
 
 
 def _can_follow(parameter: TensorParameter, tensor: torch.Tensor) -> bool:
-    """Whether a parameter may stand for a tensor, which nothing else does."""
+    """Whether a parameter may stand for a tensor that has no other parameter."""
     is_free = PARAMETERS.get(id(tensor), parameter) is parameter
     return is_free and tensor.shape == parameter.shape and tensor.is_floating_point()
 

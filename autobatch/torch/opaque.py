@@ -100,10 +100,10 @@ class Body:
         return self.outline.draws
 
     def needed_by(self, part: slice) -> list[int]:
-        """The places of the arguments, parameters among them, to which gradients of an output flow.
+        """Return the positions of the arguments, including parameters, to which gradients of an output flow.
 
         Args:
-            part: of the vector of all outputs; if it is none of these, there are no such arguments.
+            part: of the vector of all outputs; for any other part the result is empty.
         """
         numbers = {id(parameter): len(self.shapes) + n for n, parameter in enumerate(self.parameters)}
         ends = accumulate(map(math.prod, self.outputs), initial=0)
@@ -266,8 +266,8 @@ class Reads(NamedTuple):
 
     Attributes:
         parameters: the `id`s of all parameters that it reads.
-        by_others: those whose gradients our programs compute: something else than a body of torch reads them, or they
-            are an argument of one.
+        by_others: those whose gradients autobatch computes: code other than a torch body reads them, or they are an
+            argument of one.
         draws: whether an op of it draws random numbers.
     """
 
@@ -291,7 +291,7 @@ def reads_of(program: CellProgram) -> Reads:
 
 
 def _read_by_others(program: CellProgram) -> Iterator[Parameter]:
-    """The parameters of a program that something else than a body of torch reads, or that are an argument of one."""
+    """Return the parameters of a program that code other than a torch body reads, or that are an argument of one."""
     for var in program.vars:
         if isinstance(var.source, Instruction):
             is_torch = var.source.op in (FORWARD, DRAWING)

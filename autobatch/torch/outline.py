@@ -77,7 +77,7 @@ class Way(StrEnum):
 
 
 class Needs(NamedTuple):
-    """What a result has gradients for.
+    """The arguments and parameters that gradients of a result flow to.
 
     Attributes:
         arguments: their places; parameters: their `id`s.
@@ -95,11 +95,11 @@ class Outline:
         result: what it returns, with tensors that have no numbers.
         only_checks: whether what runs asks for numbers to check them, and for nothing else.
         reads: the parameters that it reads, by `id`.
-        needs: what each tensor of the result has gradients for.
+        needs: where the gradients of each result tensor flow.
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
-        may_share: whether a result may lie in memory that the function was given.
+        may_share: whether a result may share memory with an argument.
         way: how it computes many rows.
     """
 
@@ -127,7 +127,7 @@ class Outline:
             self.way = Way.WHOLE
         else:
             self.way = Way.MAPPED if self._can_be_mapped(function, kinds) else Way.ONE_BY_ONE
-        for noted in (self._made, self._varying, self._twins):  # tensors, which outlive the module otherwise
+        for noted in (self._made, self._varying, self._twins):  # tensors, which would outlive the module
             noted.clear()
 
     def _run(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> tuple[_Functions, Sequence[Kind]]:
@@ -203,7 +203,7 @@ class Outline:
                 check_constant(x)
 
     def _leaves(self, behind: set[Any]) -> list[Tensor]:
-        """The tensors that gradients flow to through nodes of torch's graph, also where twins are in between."""
+        """Find the tensors that gradients flow to through nodes of torch's graph, including through twins."""
         origin = {id(twin): x for x, twin in self._twins.values()}
         read = [origin.get(id(leaf), leaf) for leaf in leaves_behind(behind)]
         ends = [x.is_leaf or find_parameter(x) is not None for x in read]
@@ -211,7 +211,7 @@ class Outline:
         return [*(x for x, is_end in zip(read, ends, strict=True) if is_end), *leaves_behind(within)]
 
     def _needs_of(self, result: Tensor, given: Sequence[Tensor]) -> Needs:
-        """What a result has gradients for; it may have some for parameters that are frozen or computed now."""
+        """Find where a result's gradients flow, including parameters that are frozen or computed now."""
         behind = functions_behind([result])
         read = map(find_parameter, self._leaves(behind))
         parameters = {id(parameter) for parameter in read if parameter is not None}
@@ -225,7 +225,7 @@ class Outline:
             return x
         if id(x) not in self._twins:
             twin = torch.empty_like(x, device="meta")
-            self._made.pop(twin.untyped_storage()._cdata, None)  # as what was there before it may not be changed
+            self._made.pop(twin.untyped_storage()._cdata, None)  # the earlier tensor in that memory must not be changed
             self._twins[id(x)] = x, twin.requires_grad_() if x.requires_grad else twin
         return self._twins[id(x)][1]
 
@@ -415,7 +415,7 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
         _check_batch_norm(*args, **kwargs)
     if function is functional.instance_norm:
         _check_instance_norm(*args, **kwargs)
-    if function in (torch.batch_norm, torch.instance_norm):  # what those call, with the weights first
+    if function in (torch.batch_norm, torch.instance_norm):  # their inner functions take the weights first
         check = _check_batch_norm if function is torch.batch_norm else _check_instance_norm
         check(args[0], args[3], args[4], args[1], args[2], *args[5:])
     if function == ASSIGN_DATA:
@@ -455,7 +455,7 @@ def _check_instance_norm(
     *rest: Any,
     **others: Any,
 ) -> None:
-    """Refuse instance norm that changes the statistics of a module; the arguments are torch's."""
+    """Refuse instance norm that updates a module's statistics; arguments as in torch."""
     if use_input_stats and isinstance(running_mean, Tensor) and find_parameter(running_mean) is not None:
         raise Refused(
             "instance norm that tracks statistics changes them in training at every call, and calls in a batch have no "
@@ -470,7 +470,7 @@ def leaves_behind(functions: Iterable[Any]) -> list[Tensor]:
 
 
 def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors are computed from values and parameters by an `autograd.Function`, with a backward of its own."""
+    """Whether tensors are computed from values and parameters by an `autograd.Function` with a custom backward."""
     return any(map(_is_of_users, functions_behind(tensors, computed_parameters())))
 
 
@@ -480,7 +480,7 @@ def _is_of_users(node: Any) -> bool:
 
 
 def functions_behind(tensors: Sequence[Tensor], until: Set[Any] = frozenset()) -> set[Any]:
-    """The nodes of the graph of torch that tensors are computed by, without some of them and what is behind these."""
+    """Return the torch graph nodes that compute tensors, stopping at some of them."""
     stack, seen = [x.grad_fn for x in tensors], set[Any]()
     while stack:
         node: Any = stack.pop()

@@ -50,7 +50,7 @@ class OwnModule(nn.Module, Generic[M]):
         vars(model)[HELD] = self
 
     def places(self) -> list[tuple[tuple[int, str], TensorParameter]]:
-        """The parameters, and where their tensors are: the `id` of a module, and the name there."""
+        """Return the parameters and the places of their tensors: the `id` of a module and the name there."""
         return self._places
 
     def train(self, mode: bool = True) -> Self:

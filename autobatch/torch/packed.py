@@ -1,4 +1,4 @@
-"""Packed sequences of recorded values: torch packs the places of rows, by which rows are taken."""
+"""Packed sequences of recorded values: torch packs row indices, which then select the rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autobatch.trace.handles import Value
 
 VF: Any = torch._VF
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Functions that take a packed sequence as its data and the sizes of its batches."""
+"""Functions that take a packed sequence as data and batch sizes."""
 
 
 def pack_padded(input: Any, lengths: torch.Tensor, batch_first: bool) -> tuple[Any, torch.Tensor]:
-    """Pack a padded batch of sequences: the data, a value, and the sizes of the batches."""
+    """Pack a padded batch of sequences; return the data (a value) and the batch sizes."""
     places = torch.arange(input.shape[0] * input.shape[1]).reshape(tuple(input.shape[:2]))
     packed, sizes = VF._pack_padded_sequence(places, lengths, batch_first)
     return input.reshape(-1, *input.shape[2:])[packed], sizes
@@ -27,7 +27,7 @@ def pack_padded(input: Any, lengths: torch.Tensor, batch_first: bool) -> tuple[A
 def pad_packed(
     data: Any, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Any, torch.Tensor]:
-    """Undo `pack_padded`: the padded batch, a value, and the lengths."""
+    """Undo `pack_padded`; return the padded batch (a value) and the lengths."""
     numbered = torch.arange(1.0, 1 + len(data), dtype=torch.float64)
     places, lengths = VF._pad_packed_sequence(numbered, batch_sizes, batch_first, 0.0, total_length)
     padding = torch.full((1, *data.shape[1:]), padding_value, dtype=data.dtype)
@@ -36,7 +36,7 @@ def pad_packed(
 
 @dataclass(frozen=True)
 class OverPacked:
-    """A recurrent function of packed data, for which the sizes of batches are part of its type.
+    """A recurrent function of packed data; the batch sizes are part of its type.
 
     Attributes:
         __name__: of the function.
@@ -45,10 +45,10 @@ class OverPacked:
     __name__: str
 
     def __call__(self, data: Any, sizes: bytes, *rest: Any) -> Any:
-        """Apply the function; the sizes are the memory of a tensor of ints."""
+        """Apply the function; the sizes are the bytes of an int tensor."""
         batch_sizes = torch.frombuffer(bytearray(sizes), dtype=torch.int64)
         before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)  # whose op cannot be taken apart
+        torch._C._set_mkldnn_enabled(False)  # its fused op cannot be decomposed
         try:
             return getattr(torch, self.__name__)(data, batch_sizes, *rest)
         finally:

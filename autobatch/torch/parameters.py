@@ -22,8 +22,8 @@ FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 class TensorParameter(Parameter):
     """A tensor of a module of torch, a parameter or a buffer, read where it lies.
 
-    It stands for a place in the module: where another tensor of the same shape is put there, `bind` makes it stand for
-    that one, and programs that read it follow. Where a plan moves the numbers, the tensor moves along.
+    It stands for a place in the module. If a tensor of the same shape replaces the one there, `bind` switches to it,
+    and so do programs that read it. If a plan moves the numbers, the tensor moves with them.
 
     Args:
         tensor: float32 or float64, on the processor.
@@ -61,7 +61,7 @@ class TensorParameter(Parameter):
 
     @property
     def trainable(self) -> bool:  # type: ignore[override]
-        """Whether the tensor asks for gradients; False once it is gone."""
+        """Whether the tensor requires gradients; False once it is gone."""
         tensor = self._tensor()
         return tensor is not None and tensor.requires_grad
 
@@ -75,10 +75,10 @@ class TensorParameter(Parameter):
         return super().version
 
     def refresh(self, tensor: torch.Tensor) -> bool:
-        """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`.
+        """Find the numbers again if the tensor got new ones, by `module.to` or by assigning its `data`.
 
         Args:
-            tensor: what this stands for.
+            tensor: the tensor that this stands for.
 
         Returns:
             Whether it stood for another tensor before.
@@ -92,7 +92,7 @@ class TensorParameter(Parameter):
         return False
 
     def bind(self, tensor: torch.Tensor) -> None:
-        """Stand for another tensor from now on, of the same shape."""
+        """Switch to another tensor of the same shape."""
         array = _array_of(tensor, self.name)
         PARAMETERS.pop(self._key, None)
         self._renew(tensor, array)
@@ -101,14 +101,14 @@ class TensorParameter(Parameter):
         PARAMETERS[self._key] = self
 
     def leave(self) -> None:
-        """Let go of the tensor and its memory: the module has no such place any more."""
+        """Release the tensor and its memory, because its place in the module is gone."""
         PARAMETERS.pop(self._key, None)
         self._tensor, self.is_gone = _nothing, True
         self.array, self._lent = np.broadcast_to(np.zeros((), self.dtype), self.shape), None
         TensorParameter.n_left += 1
 
     def _follow(self, tensor: torch.Tensor) -> None:
-        """Note the tensor, as long as it lives."""
+        """Keep a weak reference to the tensor."""
         self._key = key = id(tensor)
         self._tensor = weakref.ref(tensor, lambda _: PARAMETERS.pop(key, None))
         self._noted = -1
@@ -155,7 +155,7 @@ def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
 
 
 def computed_parameters() -> set[Any]:
-    """The nodes in torch's graph of the tensors of modules that are computed, as those of `functional_call` may be."""
+    """Return the torch graph nodes of computed module tensors, such as those of `functional_call`."""
     tensors = [parameter._tensor() for parameter in [*PARAMETERS.values()]]
     return {tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None}
 
@@ -184,13 +184,13 @@ def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
 
 @copy_of.register
 def _(x: torch.Tensor) -> torch.Tensor:
-    """What an instance from an iterator has of a tensor: a copy, which gradients pass; a parameter stays itself."""
+    """Copy a tensor of an instance from an iterator; gradients flow through, and parameters are not copied."""
     return x if type(x) is torch.nn.Parameter or id(x) in PARAMETERS else x.clone()
 
 
 @copy_of.register
 def _(x: torch.nn.Module) -> torch.nn.Module:
-    """What an instance from an iterator has of a module: the module itself."""
+    """Return the module itself: modules in instances from an iterator are not copied."""
     return x
 
 

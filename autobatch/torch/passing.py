@@ -128,15 +128,15 @@ class Passing:
         self._bound = [Bound(p) for p in of_module.values() if id(p) in parameters and not isinstance(p, Tangent)]
 
     def backward(self, gradients: Mapping[int, NDArray[Any]]) -> list[Any]:
-        """Differentiate: the gradient of each of `tensors`, None for those that no result with a gradient depends on.
+        """Return the gradient of each of `tensors`, or None if no result with a gradient depends on it.
 
-        The second time, the mini-batch runs forward again.
+        A second call reruns the forward pass of the mini-batch.
 
         Args:
             gradients: of outputs, by slot.
 
         Raises:
-            GraphError: a parameter has changed since it ran forward.
+            GraphError: a parameter has changed since the forward pass.
         """
         executor, step = self._executor, self._step
         with run_lock(), self._as_it_ran():
@@ -163,10 +163,10 @@ class Passing:
 
     @contextmanager
     def _as_it_ran(self) -> Iterator[None]:
-        """Within the context, parameters stand for the tensors of this mini-batch, whatever the module has by now.
+        """Context manager in which parameters stand for the tensors of this mini-batch, even if the module has changed.
 
         Raises:
-            GraphError: the tensors have changed since it ran forward, or the module has no place for them any more.
+            GraphError: the tensors have changed since the forward pass, or their places in the module are gone.
         """
         self._executor.refresh()
         for of_run in self._bound:
@@ -233,10 +233,10 @@ class Passing:
 
 
 class Bound:
-    """A parameter, and the tensor that it stands for while a mini-batch runs.
+    """A parameter, and its tensor while a mini-batch runs.
 
     Args:
-        parameter: at the end of forward.
+        parameter: at the end of the forward pass.
     """
 
     def __init__(self, parameter: TensorParameter) -> None:
@@ -245,7 +245,7 @@ class Bound:
         self._address = self.tensor.data_ptr()
 
     def is_same(self) -> bool:
-        """Whether the tensor has the same numbers as then; plans may have moved them."""
+        """Whether the tensor still has the same numbers, even if plans have moved them."""
         is_there = self.tensor.data_ptr() == self._address or self.parameter.n_assigned == self._n_assigned
         return is_there and self.tensor._version == self._version
 
@@ -264,7 +264,7 @@ class Passed(torch.autograd.Function):
     def forward(ctx: Any, passing: Passing, *tensors: torch.Tensor) -> Any:
         ctx.passing = passing
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(torch.empty(0))  # which torch frees with its graph, and then refuses to give
+        ctx.save_for_backward(torch.empty(0))  # torch frees it with the graph, and then raises on access
         return tuple(map(torch.from_numpy, passing.columns))
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Which parameters and tensors get gradients: those that a result depends on. All others have none, as in torch.
+"""Find the parameters and tensors that results depend on. Only these get gradients, as in torch.
 
-A gradient of zeros is not the same: optimizers with weight decay or momentum move what has one. So the answer follows
-from what each op is defined to do, never from numbers. Gradients flow node by node, from the results that have some, by
-the flows of each type (`autobatch.graph.marks`). What torch runs is looked at more closely than `autobatch.ir.flows`
-does: each of its outputs depends on some of its arguments and parameters alone (`autobatch.torch.opaque.Body`).
+A zero gradient is different from None: optimizers with weight decay or momentum then update the parameter. So the
+answer follows from the definitions of the ops, never from numbers. Gradients flow node by node, from the results that
+have them, by the flows of each type (`autobatch.graph.marks`). Torch bodies are analyzed in more detail than in
+`autobatch.ir.flows`: each output depends on only some arguments and parameters (`autobatch.torch.opaque.Body`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Array = NDArray[Any]
 
 
 class Flow(NamedTuple):
-    """How gradients flow through a program.
+    """The gradient flow of a program.
 
     Attributes:
         ports: whether an output depends on a port, (outputs, ports).
         weights: whether an output depends on a parameter, (outputs, parameters).
-        parameters: the `id`s of these.
+        parameters: their `id`s.
     """
 
     ports: Array
@@ -46,14 +46,14 @@ _FLOWS: WeakKeyDictionary[CellProgram, Flow] = WeakKeyDictionary()
 
 
 class Reaching:
-    """Finds what results depend on; for one batched function, whose marks it reuses."""
+    """Finds the dependencies of results, for one batched function, whose marks it reuses."""
 
     def __init__(self) -> None:
         self._marks = Marks()
         self._known: tuple[Any, Any] = None, None
 
     def parameters(self, graph: Graph, cells: PlannedTypes, slots: Collection[int]) -> set[int]:
-        """Find the parameters, by `id`, that results depend on, and mark the nodes that `numbers` then reads.
+        """Find the parameters, by `id`, that results depend on; mark the nodes for `numbers`.
 
         Args:
             graph: as recorded or merged.
@@ -76,7 +76,7 @@ class Reaching:
         return found
 
     def numbers(self, graph: Graph, inputs: TensorInputs) -> Array:
-        """Whether results depend on each number of the tensors among the instances; after `parameters`."""
+        """Return whether results depend on each number of the instance tensors. Call `parameters` first."""
         is_reached = np.zeros(inputs.size, bool)
         of_source = np.isin(graph.type_id, [*inputs.source_types])
         if not of_source.any():
@@ -88,7 +88,7 @@ class Reaching:
 
 
 def flow_of(program: CellProgram) -> Flow:
-    """How gradients flow through a program, found once."""
+    """Return the gradient flow of a program, cached."""
     found = _FLOWS.get(program)
     if found is None:
         weights = {k: var.source.parameter for k, var in enumerate(program.vars) if isinstance(var.source, Weight)}
@@ -99,7 +99,8 @@ def flow_of(program: CellProgram) -> Flow:
 
 
 def _arguments(vars: Sequence[Var], index: int) -> Sequence[int]:
-    """Those to which gradients of an instruction flow; of an output of what torch runs, those that it depends on."""
+    """Return the values to which an instruction's gradients flow; for an output of a torch body, only its
+    dependencies."""
     source = vars[index].source
     if isinstance(source, Instruction) and source.op is slice_:
         of = vars[source.args[0]].source

@@ -1,7 +1,7 @@
 """Results of batched functions as tensors, whatever the instances of a mini-batch return at a place.
 
-That is a computed value, a value of any number of rows, or a tensor that nothing was recorded of, such as a constant.
-Where all are equal in shape and dtype they are stacked; else there is a list with a tensor for each instance.
+An instance may return a computed value, a value with any number of rows, or an unrecorded tensor such as a constant. If
+all have the same shape and dtype they are stacked; otherwise the result is a list with one tensor per instance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def to_tensors(x: Any) -> Any:
 
 
 def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
-    """Stack what the instances have at one place; `rest` holds, by slot, the rows that are left."""
+    """Stack the results of the instances at one place; `rest` holds the remaining rows by slot."""
     first = structures[0]
     if are_same and type(first) is Slot:
         return columns[first.number]
@@ -69,7 +69,7 @@ def _is_number(structure: Any) -> bool:
 
 
 def _join(found: list[Any]) -> Any:
-    """Stack tensors if they are alike; a number beside them, such as the 0 of an empty sum, has their dtype."""
+    """Stack tensors of the same form; a number among them, such as the 0 of an empty sum, takes their dtype."""
     like: Tensor = next(x for x in found if isinstance(x, Tensor))
     tensors = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype) for x in found]
     kinds = {(x.shape, x.dtype) for x in tensors}

@@ -1,9 +1,9 @@
-"""Whether Python's `isinstance` asks a recorded value for its class, or the C++ code of torch does.
+"""Tell whether Python's `isinstance` or torch's C++ code reads the class of a recorded value.
 
-To Python a recorded value is a `torch.Tensor`: `value.__class__` says so, which `isinstance` and patterns of `match`
-read. The C++ code of torch reads `__class__` in the same way, takes what claims to be a tensor for one, and reads its
-memory: `torch.arange(value)` would end the process. The two differ in nothing but the calling instruction of Python,
-so that is looked at: the class is given to `isinstance(...)`, to `match` and to `x.__class__`, and to nothing else.
+Python sees a recorded value as a `torch.Tensor`: `isinstance` and `match` patterns read `value.__class__`. Torch's C++
+code reads `__class__` in the same way, believes it and reads the tensor's memory, so `torch.arange(value)` would crash
+the process. Only the calling Python instruction tells the two apart. The tensor class is therefore reported to
+`isinstance(...)`, `match` and `x.__class__`, and to nothing else.
 
 The position of a call in the source is where the name of the function begins, so the instruction that loads the
 function is the one that begins at the same position.
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from autobatch.errors import GraphError
 
 ASKING = (isinstance, getattr, dir)
-"""Builtins that read the class for Python."""
+"""Builtins that read the class on Python's behalf."""
 BETWEEN = ("PRECALL", "PUSH_NULL", "KW_NAMES", "EXTENDED_ARG", "CACHE")
-"""Instructions that belong to a call and stand between its parts."""
+"""Instructions that belong to a call and occur between its parts."""
 ITERATING = ("FOR_ITER", "LIST_EXTEND", "SET_UPDATE", "UNPACK_SEQUENCE", "UNPACK_EX", "CALL_INTRINSIC_1")
 """Instructions that run an iterator, which may be a `map` of anything."""
 
@@ -30,9 +30,9 @@ class Place(NamedTuple):
     """An instruction.
 
     Attributes:
-        code: has it; kept alive, since its `id` identifies it.
-        asks: whether it reads the class whatever is called; None if that is unknown.
-        load, name: how the function is loaded that it calls, "" if it calls none of a plain name.
+        code: its code object; kept alive, because its `id` identifies it.
+        asks: whether it reads the class regardless of the callee; None if unknown.
+        load, name: how the called function is loaded, and its name; "" unless it is called by a plain name.
     """
 
     code: CodeType
@@ -45,10 +45,10 @@ PLACES: dict[tuple[int, int], Place] = {}
 
 
 def asks_for_class(frame: FrameType) -> bool:
-    """Whether the present instruction of a frame, which has led to a read of `__class__`, is one of Python's own.
+    """Whether the current instruction of a frame, which led to a read of `__class__`, reads it for Python.
 
     Raises:
-        GraphError: a builtin such as `map` calls something that asks, which may be either.
+        GraphError: undecidable, because the read comes from a builtin such as `map`.
     """
     key = id(frame.f_code), frame.f_lasti
     place = PLACES.get(key)
@@ -67,7 +67,7 @@ def asks_for_class(frame: FrameType) -> bool:
 
 
 def _called(frame: FrameType, place: Place) -> Any:
-    """The function of a plain name that an instruction calls."""
+    """Return the function that an instruction calls by a plain name."""
     if place.load != "LOAD_GLOBAL" and place.name in (found := frame.f_locals):
         return found[place.name]
     if place.name in frame.f_globals:
@@ -94,6 +94,6 @@ def _place_of(code: CodeType, at: int) -> Place:
 
 
 def _begin(instruction: dis.Instruction) -> tuple[int, int] | None:
-    """The line and the column at which the source of an instruction begins; None if that is unknown."""
+    """Return the source line and column where an instruction begins; None if unknown."""
     at = instruction.positions
     return None if at is None or at.lineno is None or at.col_offset is None else (at.lineno, at.col_offset)

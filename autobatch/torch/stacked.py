@@ -1,4 +1,4 @@
-"""Results of `torch.stack`: values whose rows are recorded values, so that stacking needs no node.
+"""Results of `torch.stack`: values whose rows are recorded values, so stacking takes no node.
 
 Reductions over the rows, single rows, slices, results of the program and awaited values read the rows themselves. For
 anything else the rows are joined first, by one node of `torch.stack`.
@@ -18,7 +18,7 @@ from autobatch.torch import aten
 from autobatch.torch.cells import cell_of_function
 from autobatch.trace.handles import Rows, Value
 
-STACK = "stack"  # the detail of the key, which tells stacks from the rows that cells of autobatch return
+STACK = "stack"  # part of the key that distinguishes stacks from rows returned by autobatch cells
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
 
 
@@ -33,7 +33,7 @@ def stack_values(values: Sequence[Any]) -> Rows | None:
 
 
 def join_rows(rows: Rows) -> Any:
-    """Record the rows as one value, which those of a stack are from then on."""
+    """Record the rows as one value, which represents the stack from then on."""
     is_stack = rows.key.detail is STACK
     if is_stack and (whole := getattr(rows, "whole", None)) is not None:
         return whole

@@ -249,5 +249,5 @@ def _tolerances(x: NDArray[Any]) -> tuple[float, float]:
 
 
 def _numbers(slots: SlotTable) -> dict[tuple[Any, ...], int]:
-    """The numbers of slots, by their paths, shapes and dtypes."""
+    """Return slot numbers by path, shape and dtype."""
     return {key: number for number, key in enumerate(slots.rows())}

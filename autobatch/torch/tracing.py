@@ -120,7 +120,7 @@ class Tracing:
 
     Attributes:
         lists: of any length, that the body is given.
-        changed: the op that would change a buffer of the module in place, if the body calls one.
+        changed: the op, if any, that would change a module buffer in place.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -317,7 +317,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
             if any(map(is_changed, op._schema.arguments)) and any(map(_is_buffer, tensors)):
-                tracing.changed = name  # refused at the end, as other things have better reasons
+                tracing.changed = name  # refused at the end, because other errors explain more
                 return args[0]
             return op(*args, **kwargs)
         check_numbers(op, args, tracing)
@@ -413,7 +413,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_buffer(x: torch.Tensor) -> bool:
-    """Whether a tensor is a buffer of the module whose functions are recorded, or a part of one."""
+    """Whether a tensor is a buffer, or part of one, of the module being recorded."""
     return CURRENT.module is not None and x.layout is torch.strided and CURRENT.module.has_buffer(x)
 
 

@@ -1,7 +1,7 @@
 """Functions and methods of torch applied to recorded values, outside of cells.
 
-Each becomes a node: a cell of its own, whose body is the function. `torch.stack(values)` makes no node: it is a value
-whose rows are the values (`autobatch.torch.stacked`). Reductions of it read all values at once, however many there are.
+Each becomes a node: a separate cell whose body is the function. `torch.stack(values)` adds no node; it is a value whose
+rows are the values (`autobatch.torch.stacked`). Reductions over it read all values at once, however many there are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SPELLED = {
     "__truediv__": "div", "__neg__": "neg",
 }  # fmt: skip
 PLAIN_INDEX = (int, slice, type(None), type(Ellipsis))
-"""Of these an index is made that cuts a value; others take elements, as tensors and lists do."""
+"""Index parts that slice a value; others, such as tensors and lists, select elements."""
 DROPPING = {
     functional.dropout,
     functional.dropout1d,
@@ -59,15 +59,15 @@ DROPPING = {
     functional.alpha_dropout,
     functional.feature_alpha_dropout,
 }
-"""Functions that give the tensor itself in eval()."""
+"""Functions that return the tensor itself in eval()."""
 NORMS = functional.batch_norm, functional.instance_norm
-"""Functions that may change statistics of a module, which they are given by keyword."""
+"""Functions that may update module statistics, passed by keyword."""
 REPLACED: dict[Any, Callable[..., Any]] = {
     packed.VF._pack_padded_sequence: packed.pack_padded,
     packed.VF._pad_packed_sequence: packed.pad_packed,
     **{getattr(torch, name): partial(packed.run_recurrent, name) for name in packed.RECURRENT},
 }
-"""Functions of torch that need memory, and what computes the same of recorded values; it may be NotImplemented."""
+"""Torch functions that need memory, and their replacements for recorded values, which may return NotImplemented."""
 INFERENCE_MODE: Any = torch._C._InferenceMode
 
 
@@ -190,7 +190,7 @@ def _refuse_change(method: str, tensor: torch.Tensor) -> Never:
 
 
 def _refuse_buffer(module: torch.nn.Module, name: str, buffer: Any) -> None:
-    """Refuse a recorded value as a buffer of a module, and any in a cell; torch calls it where a buffer is assigned."""
+    """Refuse a recorded value as a module buffer, and any buffer in a cell; torch calls this on assignment."""
     if isinstance(STAGE.current, Builder):
         raise GraphError(
             f"the buffer {name!r} of {type(module).__name__} is assigned in a cell, which is traced once for all "
@@ -222,7 +222,7 @@ def _reads_parameter(args: Any) -> bool:
 
 
 class TensorMethods:
-    """What a recorded value has of a tensor: its methods, its attributes, and torch's functions of it."""
+    """The tensor interface of a recorded value: methods, attributes and torch functions."""
 
     __slots__ = ()
     shape: tuple[int, ...]
@@ -252,13 +252,13 @@ class TensorMethods:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the value depends on a parameter that is trained, or on a tensor that asks for a gradient."""
+        """Whether the value depends on a trained parameter, or on a tensor that requires a gradient."""
         is_float = self.dtype.is_floating_point or self.dtype.is_complex
         return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)  # type: ignore[arg-type]
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it does not."""
+        """Whether the value does not require a gradient."""
         return not self.requires_grad
 
     @property
@@ -273,7 +273,7 @@ class TensorMethods:
 
     @property
     def real(self) -> Any:
-        """The real part; of what is not complex, the value itself."""
+        """The real part; the value itself if it is not complex."""
         return apply(torch.real, (self,), {}) if self.dtype.is_complex else self
 
     @property
@@ -310,7 +310,7 @@ class TensorMethods:
             parts = _from_the_start([torch.tensor(x) if _is_plain_list(x) else x for x in parts], self.shape)
             return apply(torch.Tensor.__getitem__, (self, parts if type(index) is tuple else parts[0]), {})
         found: Any = super().__getitem__(index)  # type: ignore[misc]
-        if isinstance(found, Rows) and not len(found) and self.shape[0]:  # a node: in torch, it depends on all rows
+        if isinstance(found, Rows) and not len(found) and self.shape[0]:  # in torch, it depends on all rows
             return apply(torch.Tensor.__getitem__, (self, index), {})
         return found
 
@@ -330,7 +330,7 @@ class TensorMethods:
         return GraphError(f"{what} needs the numbers of a recorded value now; {AWAIT}")
 
     def lacks(self, name: str) -> str:
-        """The message for a program that reads an attribute that does not exist."""
+        """Return the message for a missing attribute."""
         return f"a recorded value, which stands for a tensor while its instance is recorded, has no attribute {name!r}."
 
 
@@ -342,7 +342,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """The parts of an index, with tensors of ints that count from the start of their axes."""
+    """Return the parts of an index, with int tensors counted from the start of their axes."""
     for axis, x in enumerate(parts):
         if x is None or x is Ellipsis or isinstance(x, Value):
             break
