@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
 A_LIST = "a list may have any length in one type"
-MOST_COMPARED = 8  # former calls with which one is compared that has a form of its own, to explain why
+MOST_COMPARED = 8  # earlier calls to compare with a call of a new form, to explain why it is new
 ONE_TYPE_OF_TENSORS = "write a map, [f(h) for h in children], and a sum over torch.stack of it or the like for one type"
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
@@ -61,13 +61,13 @@ ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_
 
 
 class Noted(Protocol):
-    """What a library knows of the instance that is recorded."""
+    """A library's notes on the instance being recorded."""
 
     def forget(self) -> None:
-        """Read what was logged, which the recording is about to forget."""
+        """Read the log before the recording clears it."""
 
     def end(self) -> None:
-        """End it, before the next instance begins, or after all instances of an async function."""
+        """End the notes: before the next instance begins, or after all instances of an async function."""
 
 
 class Calls:
@@ -80,7 +80,7 @@ class Calls:
         steps: the derivatives of calls met so far.
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         begun: how long the log and the floats were when the instance began; None while an async function is recorded.
-        noted: what is known of the instance that is recorded, beside its calls; None for nothing.
+        noted: notes on the instance being recorded, besides its calls; None if there are none.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -428,7 +428,7 @@ class Calls:
                     f"ops to all rows at once, or to the rows between cells."
                 ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
-            if reader.lengths[needs.group]:  # the reason of other lists, read next, is often that this one is fixed
+            if reader.lengths[needs.group]:  # other lists, read next, are often fixed because this one is
                 advice = ONE_TYPE if self.adopt is None else ONE_TYPE_OF_TENSORS
                 why = _why_one_length(text, needs.why, reader.of_one_length, advice)
                 self.types.of_one_length.setdefault(entry.name, why)
@@ -455,7 +455,7 @@ class Calls:
         return lifted
 
     def _note_lengths(self, entry: Entry, keys: Mapping[str, Key], reader: FormReader) -> None:
-        """Note an argument if calls before differ from these in nothing but the lengths of such arrays or lists."""
+        """Note an argument if earlier calls differ from this one only in the lengths of such arrays or lists."""
         if entry.name in self.types.of_one_length:
             return
         for other in self.traces.keys_of(entry, MOST_COMPARED):
@@ -530,10 +530,10 @@ class Calls:
     # Types: their forms change when cells are traced again.
 
     def forget(self, gone: set[int], bound: set[int]) -> None:
-        """Forget all calls of objects with some `id`s, parameters or modules that the model has no longer.
+        """Forget all calls of removed parameters or modules.
 
         Args:
-            gone: these `id`s; bound: those of parameters that stand for other tensors now.
+            gone: `id`s of the removed objects; bound: `id`s of parameters that were rebound.
         """
         retired = self.traces.forget(gone, bound)
         if not gone:
@@ -570,7 +570,8 @@ def cell_at(owner: Any, path: str) -> Any:
 
 
 def _why_one_length(text: str, why: str, others: Mapping[str, str], advice: str) -> str:
-    """Say which list has a type for each length, why, and what to do; `others` are lists of separate elements."""
+    """Say which list has a type for each length, why, and what to do; `others` are lists whose elements are separate
+    arguments."""
     if not others:
         return f"of {text}, because the body {why}; {advice}"
     separate = " and ".join(f"the elements of {other} {reason}" for other, reason in others.items())
@@ -586,7 +587,7 @@ def _is_longer(key: Key, other: Key) -> bool:
 
 
 def _is_other_list(key: Key, other: Key) -> bool:
-    """Whether two lists of separate elements, or two plain tuples, differ in their lengths."""
+    """Whether two lists of separate elements, or two plain tuples, differ in length."""
     is_list = key.kind == other.kind and key.kind in ("list", "tuple") and key.detail is None
     return is_list and len(key.children) != len(other.children)
 

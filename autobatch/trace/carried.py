@@ -135,7 +135,7 @@ class Carrier:
         return types in self._known
 
     def forget(self) -> None:
-        """Find types of other processes again: some that they were here are retired."""
+        """Look up the types of other processes again, because some of their types here are retired."""
         self._known.clear()
 
     def find(self, types: CarriedTypes) -> None:

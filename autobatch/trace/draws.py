@@ -17,7 +17,7 @@ CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
 
 PLAIN_OWNERS = frozenset({list, dict, tuple, set, str})
-"""Types whose methods read neither; they are called often."""
+"""Types whose frequently called methods read neither."""
 
 
 class Draws:

@@ -36,7 +36,7 @@ class Branch:
         """End it, after the branches that it waits for.
 
         Args:
-            error: why; what `finally` blocks raise now, of the class `caught`, is noted there.
+            error: the reason; errors of class `caught` that `finally` blocks raise are added to it as notes.
         """
         branches = [self]
         for branch in branches:
@@ -64,7 +64,7 @@ class Program:
         program: the coroutine.
         switch_mode: sets a mode of the library whose functions are recorded, such as torch's grad mode, unless it is
             given None, and gives the mode before. Each branch goes on in the mode in which it waited.
-        caught: the errors that end the program alone; others pass.
+        caught: errors that end only this program; others propagate.
 
     Attributes:
         waiting: the branches that wait for values, and what each asked for.

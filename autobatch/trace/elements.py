@@ -144,13 +144,13 @@ class ListBuilder(PairBuilder):
         return self.lengths[group]
 
     def places(self, n: int) -> list[Position]:
-        """The positions of the elements of a list of n, where a body walks through it."""
+        """Return the positions of the n elements of a list that a body iterates over."""
         while len(self._places) < n:
             self._places.append(Position(0, len(self._places) + 1))
         return self._places[:n]
 
     def is_empty(self, group: int) -> bool:
-        """Whether a list argument has no elements in the present call."""
+        """Whether a list argument is empty in the present call."""
         return group in self.lists and bool(self.lengths) and not self.lengths[group]
 
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
@@ -190,10 +190,10 @@ class ListBuilder(PairBuilder):
         return self._once(source_key(new.var.source), lambda: new) if isinstance(new.var.source, Constant) else new
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`; of elements, it is an element, or the sum of all.
+        """Append `op` of `args`; applied to elements, it gives an element or the sum of all.
 
-        A body is traced for each length of a list. So what it does with the second element and all others takes a short
-        way, and all that is not repeated for another element has no key.
+        A body is traced for each length of a list. Ops on the second and later elements therefore take a fast path, and
+        ops that are not repeated per element have no key.
         """
         key: tuple[Hashable, ...] = (op, repr(static)) if static else (op,)
         at: Position | None = None
@@ -268,7 +268,7 @@ class ListBuilder(PairBuilder):
         return self.list_of(values[0], element)
 
     def _is_whole(self, values: Sequence[Any]) -> bool:
-        """Whether these are one value at all positions of a list, in order."""
+        """Whether these are the same value at all positions of a list, in order."""
         index, n = values[0].index, self.lengths[values[0].var.domain]
         kinds = {*map(type, values)} == {Element}
         return kinds and [x.index for x in values] == [index] * n and [x.at for x in values] == self.places(n)
@@ -323,9 +323,10 @@ class TracedList(VariadicPort):
         self.builder, self.name, self.group, self.element, self._make = builder, name, group, element, make
 
     def values(self, shape: Any) -> Any:
-        """What stands for the elements of a list that becomes one value; `shape` describes it if the list is empty.
+        """Return the placeholder for the elements of a list that becomes one value; `shape` describes it if the list is
+        empty.
 
-        Without it, an empty list has a type of its own, whose body meets the empty list that eager mode meets.
+        Without `shape`, an empty list has its own type, whose body sees the same empty list as in eager mode.
         """
         if shape is None and self.builder.is_empty(self.group):
             raise NeedsLength(self.group, "makes one value of it without shape=, and it has no elements")
@@ -334,7 +335,7 @@ class TracedList(VariadicPort):
         return self.elements()
 
     def elements(self) -> Any:
-        """What stands for the elements, of an empty list too if its elements are known."""
+        """Return the placeholder for the elements, also of an empty list if its elements are known."""
         if self.element is None:
             raise NeedsLength(self.group, "maps over it, and it has no elements")
         return self.element
@@ -386,7 +387,7 @@ class TracedList(VariadicPort):
 
 
 def _placed(builder: ListBuilder, tree: Any, places: Sequence[Position]) -> list[Any]:
-    """Values of edges as elements at each of these positions."""
+    """Return edge values as elements at each of these positions."""
     if isinstance(tree, Traced):
         index = tree.index
         return [Element(builder, index, at) for at in places]

@@ -72,11 +72,11 @@ class Entry:
         self._is_positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
 
     def uses(self, gone: set[int]) -> bool:
-        """Whether the entry is of one of the objects with these `id`s."""
+        """Whether the entry belongs to an object with one of these `id`s."""
         return any(not gone.isdisjoint(ids_in(static.value)) for static in self.identity)
 
     def clear(self) -> None:
-        """Refer to nothing any more; nothing calls the entry again."""
+        """Drop all references; the entry is never called again."""
         self.identity, self.origin, self.plain, self.run = (), ("forgotten",), None, _forgotten
         self.known = NOTHING
         self.former.clear()
@@ -90,7 +90,7 @@ class Entry:
 
 
 def ids_in(x: Any) -> set[int]:
-    """The `id`s of an object and of all that is in its tuples, such as the parameters of a pattern of derivatives."""
+    """Return the `id`s of an object and of everything in its tuples, such as the parameters of a derivative pattern."""
     return {id(x)}.union(*map(ids_in, x)) if isinstance(x, tuple) else {id(x)}
 
 

@@ -57,8 +57,8 @@ class Leaf:
     Attributes:
         kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats", "each", or "rows" of data.
         first: the number of the first leaf.
-        refs: for "value" the expression of its ref; for "each" the name of the list of refs that the conditions make,
-            empty if the elements hold data alone.
+        refs: for "value" the expression of its ref; for "each" the name of the list of refs made by the conditions,
+            empty if the elements hold only data.
         leaves: the numbers of the leaves of each ref; for "each" of all refs of one element.
     """
 
@@ -70,12 +70,12 @@ class Leaf:
 
 
 class Element(NamedTuple):
-    """How an element of a list, or a part of one, is recognised and logged.
+    """The matching and logging of a list element, or part of one.
 
     Attributes:
-        tests: the conditions that an expression has the form of the element.
-        refs: the expression of each ref of a value, with the leaves that it stands for.
-        ints, floats: the expression of each int or float, or of several behind a star, with its leaf.
+        tests: the conditions that match an expression against the element.
+        refs: the expression of each value ref, with its leaves.
+        ints, floats: the expression of each int or float, or of several with a star, with its leaf.
     """
 
     key: Key
@@ -93,7 +93,7 @@ class EachData(NamedTuple):
 
 
 class NotAlike(Exception):
-    """The elements of a list have no common form that consists of values and data."""
+    """The elements of a list do not share a form of values and data."""
 
 
 class FormReader:
@@ -108,7 +108,7 @@ class FormReader:
 
     Attributes:
         lists: the expressions of the variadic groups, and `lengths` their lengths; `rows` those that are no lists.
-        data_of: the data in the elements of each list that has some, by variadic group.
+        data_of: the data in list elements, by variadic group.
         of_one_length: what the elements of a list do that makes them separate arguments, by the list's expression.
     """
 
@@ -210,17 +210,17 @@ class FormReader:
             return self._rows(x, text)
         key, condition = self._array_key(x, text)
         self._data(key.kind, x.shape, text, condition)
-        self.leaves[-1].kind = f"{key.kind}s"  # also without axes: it is no int, and may be changed in place later
+        self.leaves[-1].kind = f"{key.kind}s"  # even without axes: it is not an int, and may be changed in place later
         return key
 
     def _array_key(self, x: Any, text: str) -> tuple[Key, str]:
-        """The key of an array, and the condition that identifies it."""
+        """Return the key of an array and the condition that identifies it."""
         kind, letters, dtype = self._kind_of(x)
         test = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
         return Key(kind, x.shape, dtype=dtype), test
 
     def _kind_of(self, x: Any) -> tuple[str, str, str]:
-        """Of an array the kind of its key, the letters of the dtypes that have it, and the dtype of the key."""
+        """Return the kind of an array's key, the letters of its dtypes, and the dtype of the key."""
         if x.dtype.kind == "f":
             return "float", "f", ""
         letters = "iub" if not self.tells_bools else "b" if x.dtype.kind == "b" else "iu"
@@ -260,7 +260,7 @@ class FormReader:
         return f"__type({text}) is __type({name}) and {text} == {name}"
 
     def _each(self, name: str, x: list[Any], text: str) -> Key | None:
-        """The key of a list of any length, if its elements have one form and hold values and data only; else None."""
+        """Return the key of a list of any length if its elements share a form of values and data; else None."""
         if not x:
             self.conditions.append(f"__type({text}) is __list and not {text}")
             self._add_list(x, text)
@@ -291,14 +291,14 @@ class FormReader:
         return Key("each", None, (part.key,))
 
     def _element(self, name: str, x: Any, text: str, whole: bool, leaves: Iterator[int]) -> Element:
-        """Read an element of a list, or a part of one.
+        """Read a list element, or part of one.
 
         Args:
-            whole: all outputs of a node together are recognised by their class and have one ref.
-            leaves: the numbers of the leaves from this one on.
+            whole: whether all outputs of a node together match by class and have one ref.
+            leaves: yields the next leaf numbers.
 
         Raises:
-            NotAlike: it is no value or data.
+            NotAlike: it is neither a value nor data.
         """
         if self.is_static(name, x):
             raise NotAlike(f"hold {x!r}, which is part of the type")
@@ -323,7 +323,7 @@ class FormReader:
         return Element(key, [*tests, *of_parts], refs, ints, floats)
 
     def _paths(self, x: Any, text: str, whole: bool) -> tuple[list[str], list[str]]:
-        """The conditions that `text` is a container like `x`, and the expressions of its parts."""
+        """Return the conditions that `text` is a container like `x`, and the expressions of its parts."""
         cls = self.constant(type(x))
         if isinstance(x, dict):
             tests = [f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}"]
@@ -355,10 +355,10 @@ class Item(NamedTuple):
 
     Attributes:
         kind: VALUE or EACH of the decoder's codes, WORDS or ROWS for ints or floats.
-        leaves: for each ref of a value, or of an element of a list, the leaves that it stands for; else those of data.
+        leaves: the leaves of each ref of a value or list element; else those of data.
         size: ints or floats, of the node or of each row.
-        group: the variadic group that it has rows of.
-        columns: of ROWS, the leaf of each int or float of a row.
+        group: the variadic group of its rows.
+        columns: for ROWS, the leaf of each int or float in a row.
     """
 
     kind: int
@@ -458,7 +458,7 @@ def make_form(
 
 
 def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: bool) -> tuple[Item, str]:
-    """What is logged of the data in a variadic group, its ints or its floats, and the expression of all of them."""
+    """Return the item that logs a variadic group's ints or floats, and its expression."""
     attributes = [(v.source, v.size) for v in program.vars if isinstance(v.source, Attribute) and v.domain == group]
     own = {source.leaf: size for source, size in attributes if source.is_float == is_float}
     columns = tuple(leaf for leaf, size in own.items() for _ in range(size))
@@ -494,7 +494,7 @@ def _length(reader: FormReader, program: CellProgram, group: int) -> str:
 
 
 def _make_up(x: Any) -> Any:
-    """A key of an element of a list: of equal ones, the same parts are of the same kinds."""
+    """Return the key of a list element; elements with equal keys have parts of the same kinds."""
     if type(x) is tuple:
         return tuple(map(_make_up, x))
     if isinstance(x, np.ndarray):
@@ -505,7 +505,7 @@ def _make_up(x: Any) -> Any:
 
 
 def _describe(x: Any) -> str:
-    """What an element of a list holds, for messages."""
+    """Describe a list element for messages."""
     if isinstance(x, (bool, str, type(None))):
         return f"{x!r}, which is part of the type"
     if isinstance(x, list):

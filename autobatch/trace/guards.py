@@ -122,7 +122,7 @@ class GuardSet:
         self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
 
     def extended(self, guards: Iterable[Guard]) -> GuardSet:
-        """These guards and others; the set itself if all of them are equal to some of these."""
+        """Return the union with other guards; the set itself if it includes them all."""
         others = [guard for guard in guards if _content(guard) not in self._found]
         return GuardSet([*self.guards, *others]) if others else self
 
@@ -144,7 +144,7 @@ class GuardSet:
 
 
 def _content(guard: Guard) -> Hashable:
-    """Equal for guards that hold at the same times."""
+    """A key that is equal for equivalent guards."""
     return guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies
 
 

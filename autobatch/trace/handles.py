@@ -31,8 +31,8 @@ from autobatch.ops.operators import OPS, STAGE
 
 ROW_BIT = 40  # of a ref: from here on it numbers the row
 CHUNK = 64  # most handles by which a pool grows at once
-LARGE = 1024  # handles of a form that are kept anyway
-RECORDINGS = 4  # after so many, handles that none of them needed are dropped
+LARGE = 1024  # handles per form that are always kept
+RECORDINGS = 4  # handles that were unused in this many recordings are dropped
 RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
 if "t" in getattr(sys, "abiflags", ""):
@@ -105,7 +105,7 @@ class Rows(Value):
     Attributes:
         refs: of the rows, in order.
         row: the class of a row.
-        whole: all rows as one value, where that has been recorded; for handles that are used once.
+        whole: all rows as one value, if recorded; only for handles that are used once.
     """
 
     __slots__ = ("refs", "whole")
@@ -189,7 +189,7 @@ class HandlePool:
         handles: all handles of the pool; parts: of each, it and the values and tuples in it.
         ids: of the handles.
         idle: the reference count of a part that is not in use.
-        most: the most handles that were taken between two times that the pool was recycled.
+        most: the largest number of handles taken between two recyclings.
     """
 
     def __init__(
@@ -226,13 +226,13 @@ class HandlePool:
         return next(self._iterator)
 
     def is_whole_in_use(self, own: int) -> bool:
-        """Whether the tuple of all outputs of the handle of this id is in use, if it is a tuple."""
+        """Whether the output tuple of the handle with this id is in use, if it has one."""
         if own not in self.ids or len(self.parts[0]) == 1:
             return False
         return next(self._count_last(self.ids.index(own))) > self.idle
 
     def is_in_use(self) -> bool:
-        """Whether any handle that was taken is in use."""
+        """Whether any taken handle is in use."""
         return True in self._in_use(self.used) if self.parts else False
 
     def recycle(self) -> None:
@@ -254,7 +254,7 @@ class HandlePool:
         self._restart(0)
 
     def shrink(self) -> list[int]:
-        """Drop handles far beyond the most that were taken at once, right after recycling; give their ids."""
+        """Drop handles far beyond the peak usage, right after recycling; return their ids."""
         keep = max(2 * self.most, CHUNK)
         if len(self.handles) <= 2 * keep:
             return []
@@ -297,7 +297,7 @@ class HandlePool:
         return map(sys.getrefcount, chain.from_iterable(islice(self.parts, n)))
 
     def _count_last(self, place: int) -> Iterator[int]:
-        """The reference count of the last part of a handle, which is all of it."""
+        """Return the reference count of a handle's last part, the whole handle."""
         return map(sys.getrefcount, islice(self.parts[place], len(self.parts[place]) - 1, None))
 
     def _in_use(self, n: int) -> list[bool]:
@@ -336,7 +336,7 @@ class Handles:
 
     Attributes:
         form_of: for each handle made so far, by id, the form that gives it out.
-        large: the forms that have many handles; `settle` drops some in time.
+        large: forms with many handles; `settle` eventually drops some.
     """
 
     def __init__(self, recording: Recording, namespace: dict[str, Any], methods: tuple[type, ...] = ()) -> None:
@@ -359,9 +359,9 @@ class Handles:
             pool.recycle()
 
     def settle(self) -> None:
-        """Before a recording begins, drop handles that the last recordings did not need, of forms that have many.
+        """Drop handles that the last recordings did not need, for forms with many. Call before a recording begins.
 
-        Their ids are given to other handles of the same form.
+        Their ids are reused by other handles of the same form.
         """
         self._recordings = (self._recordings + 1) % RECORDINGS
         if self._recordings > 1:
@@ -370,7 +370,7 @@ class Handles:
         for form in [*self.large]:
             pool = self._pools[form]
             pool.recycle()
-            if self._recordings:  # what the recordings need from now on counts
+            if self._recordings:  # count the usage from now on
                 pool.most = 0
                 continue
             dropped = pool.shrink()
@@ -432,7 +432,7 @@ class Handles:
         return self._pools[form].take()
 
     def pool(self, form: int) -> HandlePool:
-        """The pool of a form."""
+        """Return the pool of a form."""
         return self._pools[form]
 
     def value(self, ref: int, shape: Shape, kept: Any) -> Value:

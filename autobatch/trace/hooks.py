@@ -18,7 +18,7 @@ HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while P
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
 """By the code of the `__getattr__` of a library's class: the attributes in which it looks, of all in `__dict__`."""
 REPLACED = set[str]()
-"""Attributes of a library's objects that recordings set, and that say nothing of what a body computes."""
+"""Attributes of library objects that recordings set, and that do not affect what a body computes."""
 
 
 class _Listening(threading.local):
@@ -37,7 +37,7 @@ def listening(tracker: Any, calls: bool = True) -> Iterator[None]:
     A profiler is paused meanwhile.
 
     Args:
-        calls: whether calls are reported, too.
+        calls: whether to report calls too.
     """
     before, profiler = LISTENING.current, cast(Any, sys.getprofile())
     LISTENING.current = tracker
@@ -55,7 +55,7 @@ def listening(tracker: Any, calls: bool = True) -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Profile]:
-    """Within the context, count calls of Python's functions in C, which takes less time than reports of them."""
+    """Context manager that counts calls of Python functions, in C code, which is cheaper than reporting them."""
     from _lsprof import Profiler as Profile
 
     counter = Profile(subcalls=False, builtins=False)

@@ -200,9 +200,9 @@ class Held:
     An array that is met in several places is one array.
 
     Args:
-        is_one: whether something is what is looked for, if that is not float arrays.
-        filled: parts that are copied as if they held an array. If they are given, the other content of a copy is equal
-            to that of the instance, so that sets and arrays of objects can be copied, too.
+        is_one: predicate for the objects to find, if not float arrays.
+        filled: parts that are copied as if they held an array. If given, the rest of a copy equals the instance, so
+            sets and object arrays can be copied too.
 
     Attributes:
         arrays: each once, in the order in which they are met.

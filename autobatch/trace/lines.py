@@ -1,7 +1,7 @@
-"""The source lines of a program that record single ops outside of cells, each of which is a node of its own.
+"""Find the source lines of a program that record single ops outside cells, each of them a separate node.
 
-Only `explain` looks: while it records, the methods of the recording that record single ops are replaced by ones that
-look at the stack. Any other recording pays nothing.
+Only `explain` does this: while it records, the methods that record single ops are replaced by ones that inspect the
+stack. Other recordings pay nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from autobatch.trace.calls import Calls
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-OF_USERS = os.path.join(HERE, "models") + os.sep  # programs that this package has
+OF_USERS = os.path.join(HERE, "models") + os.sep  # programs of this package
 COMPREHENSION = re.compile(r"(\.<locals>\.<(list|set|dict)comp>|\.<locals>\.<genexpr>)+$")
 STANDARD = sysconfig.get_path("stdlib") + os.sep
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
@@ -29,7 +29,7 @@ class Line(NamedTuple):
     """A source line.
 
     Attributes:
-        function: the qualified name of the function that has it.
+        function: the qualified name of its function.
         file: its path, or a name such as "<stdin>".
         number: of the line.
     """
@@ -43,8 +43,8 @@ class LineReport(NamedTuple):
     """A source line that records single ops.
 
     Attributes:
-        nodes: that it recorded, over all instances.
-        ops: their names, the most frequent first.
+        nodes: number of nodes recorded, over all instances.
+        ops: op names, most frequent first.
     """
 
     line: Line
@@ -60,7 +60,7 @@ class Lines:
 
     @contextmanager
     def noted(self, calls: Calls) -> Iterator[None]:
-        """Within the context, take note of what a recording records."""
+        """Context manager that counts the single ops of a recording."""
         log, own = calls.log, vars(calls)
 
         def watch(record: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ class Lines:
                 del own[name]
 
     def report(self) -> tuple[LineReport, ...]:
-        """The lines that record single ops, those with the most nodes first."""
+        """Return the lines that record single ops, most nodes first."""
         by_line: dict[Line, Counter[str]] = defaultdict(Counter)
         for (line, op), n in self._counts.items():
             by_line[line][op] += n
@@ -115,7 +115,7 @@ def _name_of(what: Any) -> str:
 
 
 def _line_outside() -> Line:
-    """The line of the innermost function that no library has."""
+    """Return the line of the innermost function outside libraries."""
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_of_library(frame.f_code.co_filename):
         frame = frame.f_back

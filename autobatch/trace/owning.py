@@ -1,8 +1,8 @@
-"""Copies of instances that come one by one: what makes them may fill the same arrays again for the next one.
+"""Copies of instances that arrive one by one; their producer may reuse the same arrays for the next instance.
 
-Only the arrays of an instance are copied, and what holds them: tuples, lists, dicts, sets and objects with attributes,
-of any class that Python code defines. Lists, dicts and sets that are reached from the instance through such containers
-alone are copied as well. Anything else, such as an object without arrays, stays the same object.
+Copies cover the arrays of an instance and their owners: tuples, lists, dicts, sets, and objects with attributes of any
+class defined in Python. They also cover lists, dicts and sets that are reached from the instance through such
+containers only. Anything else, such as an object without arrays, stays the same object.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autobatch.graph.graph import Graph
 from autobatch.trace.inputs import Held
 
 KEPT: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque, type({}.values()))
-"""Containers that hold their instances: none of these is filled again while others are read."""
+"""Containers that hold all their instances, so none is overwritten while another is read."""
 FILLED: tuple[type, ...] = (list, dict, set, deque, bytearray)
 
 
 @singledispatch
 def copy_of(x: Any) -> Any:
-    """A copy of an array; other libraries register what copies their arrays, and what stays as it is."""
+    """Copy an array; other libraries register copiers for their arrays, and objects to keep."""
     return x
 
 
@@ -38,12 +38,12 @@ def _(x: np.ndarray) -> Any:
 
 
 def list_owned(instances: Iterable[Any]) -> list[Any]:
-    """The instances as a list, with arrays of their own unless a container holds them all."""
+    """Return the instances as a list, with copied arrays unless a container holds them all."""
     return list(instances) if isinstance(instances, KEPT) else [own(instance) for instance in instances]
 
 
 def own(instance: Any) -> Any:
-    """An instance with arrays of its own; a recorded one has them."""
+    """Return an instance with copied arrays; recorded graphs need no copy."""
     if isinstance(instance, Graph):
         return instance
     filled = _filled(instance)
@@ -52,7 +52,7 @@ def own(instance: Any) -> Any:
         return instance
     try:
         return held.rebuild(list(map(copy_of, held.arrays)), lambda part: part)
-    except Exception as error:  # whatever a class raises when its instances are copied
+    except Exception as error:  # copying may run a user's class, which may raise anything
         raise DataError(
             f"instances from an iterator are copied as they arrive, because their arrays may be filled again, but "
             f"{type(instance).__name__} cannot be copied ({error}); give a list of instances."
@@ -64,7 +64,7 @@ def _is_copied(x: Any) -> bool:
 
 
 def _filled(instance: Any) -> list[Any]:
-    """The containers that can be filled again, as far as they are reached through containers alone."""
+    """Find the mutable containers that are reached through containers only."""
     found, met, pending = list[Any](), set[int](), [instance]
     while pending:
         x = pending.pop()

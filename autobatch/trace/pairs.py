@@ -1,8 +1,9 @@
-"""Values of n and m rows inside a traced cell: `x @ y.T`, `x[:, None] + y`, and what is computed from these.
+"""Values of n by m rows inside a traced cell: `x @ y.T`, `x[:, None] + y`, and results computed from these.
 
-Such a value, of shape (n, m, ...), is in the program a value of shape (...) in a derived group: a row for each pair of
-rows (`autobatch.ops.pairs`). So n and m are not part of the type, and nothing is padded. `x.T` and `x[None]` are the
-rows of x, with a note where the axis of n rows is; pairs are made of them. `RULES` has the ops of such values.
+In the program, such a value of shape (n, m, ...) is a value of shape (...) in a derived group, with a row for each pair
+of rows (`autobatch.ops.pairs`). So n and m are not part of the type, and nothing is padded. `x.T` and `x[None]` are the
+rows of x with a marker for the position of the row axis; pairs are built from them. `RULES` lists the ops on such
+values.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ class Pairs(Ragged):
 
     @property
     def of(self) -> tuple[int, int]:
-        """The groups of the rows that are paired."""
+        """The two paired groups."""
         return self.builder.pairs[self.var.domain]
 
     @property
     def how(self) -> dict[str, Any]:
-        """The static arguments of ops of these pairs."""
+        """The static arguments of ops on these pairs."""
         return {"group": self.var.domain, "of": self.of}
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The numbers of rows, which are values of the node, and the shape of an element."""
+        """The numbers of rows, which are per-node values, followed by the shape of an element."""
         return (*map(self.builder.count, self.of), *self.var.shape)
 
     @property
@@ -74,7 +75,7 @@ class PairsCondition(Condition, Pairs):
 
 
 class Moved(Ragged):
-    """A value of any number of rows whose axis of rows is not the first, but number `at`: `x.T` or `x[None]`."""
+    """A value of any number of rows whose row axis is not the first but axis `at`: `x.T` or `x[None]`."""
 
     __slots__ = ("at",)
 
@@ -90,7 +91,7 @@ class Moved(Ragged):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The number of rows, which is a value of the node, among the sizes of a row."""
+        """The shape, in which the number of rows is a per-node value."""
         row = self.var.shape
         return (*row[: self.at], self.builder.count(self.var.domain), *row[self.at :])
 
@@ -108,10 +109,10 @@ class MovedCondition(Condition, Moved):
 
 
 class PairBuilder(RowBuilder):
-    """Builds the program of a cell in which rows are paired.
+    """Builds the program of a cell that pairs rows.
 
     Attributes:
-        pairs: of the groups of pairs the two groups that are paired.
+        pairs: the two paired groups of each group of pairs.
     """
 
     def __init__(self, name: str, weight_names: Any) -> None:
@@ -119,12 +120,12 @@ class PairBuilder(RowBuilder):
         self.pairs: dict[int, tuple[int, int]] = {}
 
     def count(self, group: int) -> Traced:
-        """The number of rows of a group."""
+        """Return the number of rows of a group."""
         rows = next(index for index, var in enumerate(self.vars) if var.domain == group)
         return self.append(OPS["count_n"], [self.value(rows)], {})
 
     def how(self, first: int, second: int) -> dict[str, Any]:
-        """The static arguments of ops of the pairs of the rows of two groups."""
+        """Return the static arguments of ops on pairs of rows of two groups."""
         of = first, second
         group = next((group for group, known in self.pairs.items() if known == of), None)
         if group is None:
@@ -133,19 +134,19 @@ class PairBuilder(RowBuilder):
         return {"group": group, "of": of}
 
     def tie(self, first: int, second: int) -> None:
-        """Note that two groups must have equally many rows."""
+        """Require two groups to have the same number of rows."""
         if first != second:
             self.ties.add((min(first, second), max(first, second)))
 
     def refuse_pairs(self, what: str, values: Sequence[Traced], advice: str = ADVICE) -> NoReturn:
-        """Refuse what is done with values, some of them pairs."""
+        """Refuse an operation on values that include pairs."""
         shapes = " and ".join(map(describe_pairs, values))
         self.refuse(
             OPS["matmul"], values, f"{what} of {shapes}, where the numbers of rows differ between nodes; {advice}."
         )
 
     def refuse_returned(self, value: Traced) -> NoReturn:
-        """Refuse that a cell returns pairs or moved rows."""
+        """Refuse pairs or moved rows as results of a cell."""
         self.refuse(
             OPS["matmul"],
             [value],
@@ -177,7 +178,7 @@ PairRule = Callable[[PairBuilder, Op, Sequence[Traced], dict[str, Any]], Traced]
 
 
 def describe_pairs(value: Traced) -> str:
-    """The shape of a value, for messages: `(n, m, 3)`, or `(n, n)` where the rows are of one value."""
+    """Format the shape of a value for messages: `(n, m, 3)`, or `(n, n)` if both axes are rows of one value."""
     if isinstance(value, Pairs):
         first, second = value.of
         sizes: Sequence[Any] = ("n", "n" if first == second else "m", *value.var.shape)
@@ -189,7 +190,7 @@ def describe_pairs(value: Traced) -> str:
 
 
 def _begins_pairs(op: Op, values: Sequence[Traced], static: dict[str, Any]) -> bool:
-    """Whether an op of values of n rows makes pairs of rows, or moves the axis of rows."""
+    """Whether an op on values of n rows makes pairs or moves the row axis."""
     if op.name == "slice":
         index = static["index"]
         return (index[0] if isinstance(index, tuple) and index else index) is None
@@ -208,7 +209,7 @@ def _pairs(builder: PairBuilder, value: Traced) -> Pairs:
 
 
 def _side(value: Traced, ndim: int) -> int | None:
-    """The axis along which a value of rows is spread to pairs with `ndim` axes; None if it cannot be."""
+    """Return the axis along which rows are broadcast to pairs with `ndim` axes; None if impossible."""
     if isinstance(value, Moved):
         return 0 if value.ndim == ndim and value.at == 1 and value.var.shape[0] == 1 else None
     if value.ndim == ndim:
@@ -217,7 +218,7 @@ def _side(value: Traced, ndim: int) -> int | None:
 
 
 def _combine(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append an element-wise op, in which rows are spread to their pairs, as NumPy broadcasts them."""
+    """Append an element-wise op that broadcasts rows to pairs as NumPy does."""
     rows = [value for value in values if isinstance(value, Ragged)]
     ndim = max(value.ndim for value in rows)
     found: tuple[list[int], list[int]] = [], []
@@ -242,7 +243,7 @@ def _combine(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dic
 
 
 def _at_pairs(builder: PairBuilder, op: Op, values: Any, value: Traced, ndim: int, how: dict[str, Any]) -> Traced:
-    """A value at each pair."""
+    """Broadcast a value to each pair."""
     if isinstance(value, Pairs):
         return value.row
     if isinstance(value, Ragged):
@@ -256,7 +257,7 @@ def _at_pairs(builder: PairBuilder, op: Op, values: Any, value: Traced, ndim: in
     if any(size != 1 for size in value.shape[:extra]):
         _fail(builder, op, values)
     value = reshape(value, value.shape[extra:]) if extra else value
-    if value.var.domain == -1:  # of the node
+    if value.var.domain == -1:  # per node
         pairs = next((i for i, var in enumerate(builder.vars) if var.domain == how["group"]), None)
         if pairs is None:
             like = next(v for v in values if isinstance(v, Ragged))
@@ -267,7 +268,7 @@ def _at_pairs(builder: PairBuilder, op: Op, values: Any, value: Traced, ndim: in
 
 
 def _combine_moved(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append an element-wise op of moved rows and numbers."""
+    """Append an element-wise op on moved rows and numbers."""
     moved = [value for value in values if isinstance(value, Ragged)]
     first = moved[0]
     alike = all(isinstance(v, Moved) and (v.at, v.ndim) == (first.at, first.ndim) for v in moved)
@@ -300,7 +301,7 @@ def _transpose(builder: PairBuilder, op: Op, values: Sequence[Traced], static: d
 
 
 def _multiply(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a product in which pairs are made or weigh rows, or one with the transpose of rows."""
+    """Append a product that makes pairs, weighs rows by pairs, or uses transposed rows."""
     x, y = values
     if isinstance(y, Moved) and y.ndim == 2:
         if isinstance(x, Ragged) and not isinstance(x, (Pairs, Moved)) and x.ndim == 2 and x.var.shape == y.var.shape:
@@ -331,7 +332,7 @@ def _is_rows(value: Traced) -> bool:
 
 
 def _weigh(builder: PairBuilder, weights: Pairs, rows: Traced, axis: int) -> Traced:
-    """The sums of rows by the weights along an axis."""
+    """Append the weighted sums of rows along an axis."""
     builder.tie(weights.of[axis], rows.var.domain)
     kept = weights.of[1 - axis]
     like = next(i for i, var in enumerate(builder.vars) if var.domain == kept)
@@ -340,7 +341,7 @@ def _weigh(builder: PairBuilder, weights: Pairs, rows: Traced, axis: int) -> Tra
 
 
 def _reduce(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a sum or maximum: of elements along their axes, then over rows of the second, then of the first."""
+    """Append a sum or maximum: over element axes, then over rows of the second group, then of the first."""
     (value,) = values
     axes, keepdims = axes_of(value.ndim, static["axis"]), static["keepdims"]
     if isinstance(value, Moved):
@@ -360,7 +361,7 @@ def _reduce(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict
 
 
 def _reduce_moved(builder: PairBuilder, op: Op, value: Moved, axes: Sequence[int], keepdims: bool) -> Traced:
-    """Append a sum or maximum of moved rows: that of the rows themselves along the same axes."""
+    """Append a sum or maximum of moved rows, computed on the rows themselves along the matching axes."""
     if keepdims:
         builder.refuse_pairs(f"{op.name} with keepdims", [value], "reduce the rows before their axis is moved")
     own = tuple(0 if axis == value.at else axis + (axis < value.at) for axis in axes)
@@ -386,7 +387,7 @@ def _normalise(builder: PairBuilder, op: Op, values: Sequence[Traced], static: d
 
 
 def _find_largest(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append the position of the largest along an axis."""
+    """Append the position of the maximum along an axis."""
     (value,), axis = values, static["axis"]
     if not isinstance(value, Pairs) or axis is None:
         builder.refuse_pairs(
@@ -399,7 +400,7 @@ def _find_largest(builder: PairBuilder, op: Op, values: Sequence[Traced], static
 
 
 def _compare_labels(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append the cross-entropy of each row of pairs and the position of one of them."""
+    """Append the cross-entropy of each row of pairs against a position in that row."""
     logits, label = values
     if not isinstance(logits, Pairs) or logits.ndim > 2 or not _is_rows(label) or label.ndim > 1:
         builder.refuse_pairs("cross_entropy", values, "logits of (n, m) take n labels, each a position among the m")
@@ -411,7 +412,7 @@ def _compare_labels(builder: PairBuilder, op: Op, values: Sequence[Traced], stat
 
 
 def _to_elements(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append an op that takes each element by itself; one that draws numbers takes those of the node."""
+    """Append an op on single elements; ops that draw random numbers use the node's."""
     found = builder.append(op, [v.row if isinstance(v, Ragged) else v for v in values], static)
     if isinstance(values[0], Moved):
         return Moved(builder, found.index, values[0].at) if not op.random else _refuse(builder, op, values, static)
@@ -419,7 +420,7 @@ def _to_elements(builder: PairBuilder, op: Op, values: Sequence[Traced], static:
 
 
 def _reshape(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Drop the axes of length 1 before that of moved rows; nothing else."""
+    """Drop leading axes of length 1 before the row axis of moved rows; refuse anything else."""
     (value,), shape = values, static["shape"]
     is_dropped = isinstance(value, Moved) and set(value.var.shape[: value.at]) == {1} and isinstance(shape[0], Traced)
     if not is_dropped:

@@ -86,7 +86,7 @@ class Phases:
         n_places: how many there are.
         inputs: puts copies in the place of instances, if there are inputs.
         keys: on which the random numbers of each place depend; None for their positions.
-        caught: the errors of a program that end this program alone.
+        caught: errors that end only the program that raised them.
 
     Attributes:
         graph: what was recorded so far.

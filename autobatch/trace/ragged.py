@@ -194,7 +194,7 @@ def _normalise(builder: RowBuilder, op: Op, values: Sequence[Traced], static: di
 
 
 def _find_largest(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append the position of the largest element: along an axis of the rows, over the rows, or of all elements."""
+    """Append the position of the maximum: along an axis of a row, over the rows, or over all elements."""
     (value,) = values
     axes = axes_of(value.ndim, static["axis"])
     if 0 not in axes:
@@ -212,7 +212,7 @@ def _find_k_largest(builder: RowBuilder, op: Op, values: Sequence[Traced], stati
 
 
 def _at_rows(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append an op that takes rows and gives a value of the node."""
+    """Append an op that maps rows to a per-node value."""
     return builder.append(op, [v.row if isinstance(v, Ragged) else v for v in values], static)
 
 
@@ -242,7 +242,7 @@ def weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
 
 
 def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a lookup of ids row by row, or of rows by their positions."""
+    """Append a lookup of ids row by row, or of rows by position."""
     table, ids = values
     if not isinstance(table, Ragged):
         return _apply_to_rows(builder, op, values, static)
@@ -252,7 +252,7 @@ def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
 
 
 def _compare_labels(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append the cross-entropy of each row's logits and its label, or of n logits and the position of one."""
+    """Append the cross-entropy of each row's logits against its label, or of n logits against a position."""
     logits, label = values
     if logits.ndim == 1 and not isinstance(label, Ragged) and label.ndim == 0:
         loss: Traced = logsumexp(logits, axis=0) - _look_up(builder, op, values, {})

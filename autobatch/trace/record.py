@@ -38,7 +38,7 @@ from autobatch.trace.results import SlotTable, read_result
 
 ONE_INSTANCE = "for one instance give [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
-"""What is iterable and is one instance, or a part of one, and no list of instances."""
+"""Iterable types that are one instance, or part of one, not a list of instances."""
 NO_OWNER = np.zeros(0, np.int32)
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
@@ -74,9 +74,9 @@ class Recorder:
         known: what is under the module.
         is_async: whether the function is an async one, whose programs wait for values.
         types: the node types met so far.
-        n_states: how often the module came to have other submodules outside of its cells: functions may take another
-            way since, which graphs do not know of.
-        on_forget: is called where the module has lost parameters or modules for good.
+        n_states: how often the module's submodules outside cells have changed. Functions may then run other code,
+            unknown to recorded graphs.
+        on_forget: called when the module has lost parameters or modules for good.
         node_of: the serial number of the last node of each handle.
         kept: the tables of values that rounds keep.
     """
@@ -168,7 +168,7 @@ class Recorder:
         return self._patched.patches
 
     def parameters(self) -> dict[str, Parameter]:
-        """The parameters of the module, by name; what was recorded of those that it had before is forgotten."""
+        """Return the parameters of the module, by name; forget recordings of removed ones."""
         if self.known is None:
             return {}
         found = self.known.parameters()
@@ -179,9 +179,9 @@ class Recorder:
         return found
 
     def _are_as_before(self, parameters: dict[str, Parameter]) -> bool:
-        """Whether the module is as it was, so that there is nothing to forget.
+        """Whether the module is unchanged, so nothing must be forgotten.
 
-        Needs no lock: a module looks changed while another thread records it, and calls must not wait for that.
+        Takes no lock: the module looks changed while another thread records it, and calls must not wait for that.
         """
         before, module = self._parameters, self.module
         return (
@@ -193,9 +193,9 @@ class Recorder:
         )
 
     def _forget(self, parameters: dict[str, Parameter]) -> None:
-        """Forget what reads parameters, or is of modules, that the module had and has no longer.
+        """Forget recordings that involve removed parameters or submodules.
 
-        Cells that read parameters which stand for other tensors now are traced again.
+        Cells that read rebound parameters are traced again.
         """
         with recording_lock(), self._of_module():
             before, self._parameters = self._parameters, parameters
@@ -286,13 +286,13 @@ class Recorder:
         return MiniBatch(listed, self.record(listed, keys=keys))
 
     def of_now(self, graphs: list[Graph]) -> list[Graph]:
-        """The graphs, as recorded in the present state of the module."""
+        """Mark graphs as recorded in the present state of the module."""
         for graph in graphs if self.n_states else ():
             graph.state = self.n_states
         return graphs
 
     def check_states(self, graphs: Sequence[Graph]) -> None:
-        """Refuse graphs that were recorded when the module had other submodules outside of its cells; GraphError."""
+        """Raise GraphError for graphs recorded when the module had other submodules outside its cells."""
         if self.n_states and any(graph.state != self.n_states for graph in graphs):
             raise GraphError(
                 f"running recorded graphs: the {self.module._kind.__name__} has other submodules outside of its cells "  # type: ignore[union-attr]
@@ -443,11 +443,11 @@ def refuse_inside() -> None:
 
 
 def list_instances(instances: Iterable[Any], what: str = "a mini-batch", advice: str = ONE_INSTANCE) -> list[Any]:
-    """The instances of a mini-batch, see `list_owned`; DataError for a single one, such as an array or a dict.
+    """Return the instances of a mini-batch, see `list_owned`; DataError for a single one, such as an array or a dict.
 
     Args:
-        what: how the error names the mini-batch.
-        advice: what it says to do.
+        what: the mini-batch, in the error message.
+        advice: the advice, in the error message.
     """
     if type(instances) is list:
         return list(instances)

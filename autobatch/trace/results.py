@@ -27,14 +27,14 @@ INT = "int64"
 
 @dataclass(frozen=True)
 class Slot:
-    """A leaf of a structure: a value that was computed.
+    """A leaf of a structure: a computed value.
 
     Attributes:
         number: of the slot.
-        path: where in the result the value is.
+        path: the position of the value in the result.
         shape: of the value.
-        dtype: what the numbers of the value, which lie among floats, stand for: "" for floats, "int64" for ints, or
-            see `autobatch.ir.program.dtype_of`.
+        dtype: the type of the numbers, which are stored as floats: "" for floats, "int64" for ints; see
+            `autobatch.ir.program.dtype_of`.
     """
 
     number: int
@@ -59,7 +59,7 @@ class SlotTable:
     _shared: set[int] = field(default_factory=set)
 
     def slot(self, path: str, shape: Shape, dtype: str) -> Slot:
-        """The slot of the values of this shape and kind at this path."""
+        """Return the slot for values of this shape and kind at this path."""
         key = (path, shape, dtype)
         slot = self._slots.get(key)
         if slot is None:
@@ -195,7 +195,7 @@ def check_outlines(structures: Sequence[Any]) -> None:
 
 
 def check_slots(slots: Sequence[Slot]) -> None:
-    """Raise a ShapeError if values that are to be stacked differ in shape or kind."""
+    """Raise a ShapeError if values to be stacked differ in shape or kind."""
     first = slots[0]
     for slot in slots:
         if slot.number != first.number:
@@ -219,7 +219,7 @@ def _outline(structure: Any) -> str:
 
 
 def per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
-    """The result of one instance at a place; `rest` holds, by slot, the rows that are left."""
+    """Return the result of one instance at a place; `rest` holds the remaining rows by slot."""
     if isinstance(structure, Slot):
         return _take(structure, 1, columns, rest)[0]
     if isinstance(structure, Static):

@@ -69,7 +69,7 @@ def methods_of(kind: type) -> list[FunctionType]:
 
 
 def is_own(code: CodeType) -> bool:
-    """Whether code is that of autobatch, without its models, or of the start of Python."""
+    """Whether code belongs to autobatch, except its models, or to Python's startup."""
     return code.co_filename.startswith(("<frozen ", OWN)) and not code.co_filename.startswith(MODELS)
 
 

@@ -213,9 +213,9 @@ class Step:
         self._rows = [(place, domain) for place in self._made if (domain := vars[outputs[place]].domain) >= 0]
 
     def _needed(self, item: Item) -> tuple[Item | None, list[int] | None]:
-        """Find what is logged of an item, None for nothing, and the columns that are left of its rows, None for all.
+        """Find the logged part of an item (None if nothing) and the remaining columns of its rows (None for all).
 
-        The type reads the item, or must know its length, for derivatives of its own.
+        The type needs the item, or its length, for its derivatives.
         """
         is_walked = item.kind == EACH and item.group in self.family.lengths.walked
         if not is_walked and not item.is_needed(self._program):
@@ -305,7 +305,7 @@ class Tape:
         begun: how long its log and its floats were, if it logs from some time before.
 
     Attributes:
-        recorded: the calls on the tape, once it is closed.
+        recorded: the calls on the tape, set when it is closed.
     """
 
     def __init__(self, calls: Any, begun: tuple[int, int] | None = None) -> None:
@@ -441,10 +441,10 @@ class Tape:
         return step
 
     def _read(self, layout: Layout, at: int) -> tuple[list[int], list[int]]:
-        """Where the items of a call begin in the log, and the lengths of its lists.
+        """Return the offsets of a call's items in the log, and the lengths of its lists.
 
-        A list of which nothing is logged counts as one of one element: no program needs its length, and a body that
-        runs again must not meet an empty list, which it may treat in another way.
+        A list with nothing logged counts as having one element: no program needs its length, and a rerun body must not
+        see an empty list, which it may treat differently.
         """
         places, lengths = [at], [1] * layout.family.n_lists
         for item in layout.ints:
@@ -501,7 +501,7 @@ def _size(item: Item, lengths: Sequence[int]) -> int:
 
 
 def _pick(rows: Sequence[Any], columns: Sequence[int], width: int) -> list[Any]:
-    """Some columns of rows that lie one after another."""
+    """Return some columns of consecutive rows."""
     return [rows[row + column] for row in range(0, len(rows), width) for column in columns]
 
 

@@ -23,7 +23,7 @@ from autobatch.tracebacks import in_cell
 
 
 def _key_of_shape(shape: Any) -> Key:
-    """The key of an element that is described by its shape, or by a tuple of the shapes of its parts."""
+    """Return the key of an element described by its shape, or by a tuple of its parts' shapes."""
     if isinstance(shape, Key):
         return shape
     if all(isinstance(s, int) for s in shape):

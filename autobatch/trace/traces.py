@@ -39,7 +39,7 @@ from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker, Unheard
 
-FEW = 3  # elements to which a long list is cut where a body is first traced: a first, a middle and a last one
+FEW = 3  # length of a long list in the first trace of a body: a first, a middle and a last element
 MOST_TRACES = 8  # kept per family, with their compiled code
 
 
@@ -96,7 +96,7 @@ class Family:
         example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
         kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
-        heard: the functions that its traces have called, each with its globals.
+        heard: functions that its traces have called, each with its globals.
         numbers: the type number of each signature that traces have had, so that graphs stay valid.
         failed: what the body read before it could not be traced again; it is traced again once that changes.
     """
@@ -190,13 +190,13 @@ class Traces:
         return family
 
     def _trace_first(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
-        """Trace a body for the first time; twice if it walks through lists, for two lengths.
+        """Trace a body for the first time; twice, for two lengths, if it iterates over lists.
 
-        A long list is cut to a few elements for the first of these, in which all calls are told of.
+        The first of these cuts a long list to a few elements, and reports all calls.
         """
         short = tuple(min(n, FEW) for n in lengths)
         if short != lengths:
-            with suppress(Exception):  # a body may need more elements, and is then traced as if there were no short one
+            with suppress(Exception):  # a body that needs more elements is traced without the short version
                 tracer, body = self._trace(family, short)
                 other = self._trace(family, lengths, repeats=True)[1]
                 if body.lengths.walked and body.content == other.content:
@@ -245,7 +245,7 @@ class Traces:
         return list(self._families.values())
 
     def keys_of(self, entry: Entry, most: int) -> list[dict[str, Key]]:
-        """The keys of the calls of an entry that were met last, at most so many."""
+        """Return the keys of an entry's most recent calls, up to a limit."""
         return [family.keys for family in self._of_entry.get(entry, [])[-most:]]
 
     # Once per call.
@@ -269,7 +269,7 @@ class Traces:
         return _describe(differences(self._guards()))
 
     def renew(self) -> None:
-        """Replace the traces in force whose guards fail, and trace again what could not be traced in another state."""
+        """Replace traces whose guards fail, and retry bodies that could not be traced before."""
         self.n_renewed += 1
         for family in list(self._families.values()):
             if family.current is not None:
@@ -280,12 +280,12 @@ class Traces:
         self._guard_set = None
 
     def forget(self, gone: set[int], bound: set[int]) -> set[int]:
-        """Forget traces that read objects with some `id`s, and calls of them; give the types that nothing has now.
+        """Forget traces that read removed objects, and calls of these objects; return the types left unused.
 
-        A cell that has read them is traced again; graphs with calls of them are refused.
+        Cells that read them are traced again; graphs with calls of them are refused.
 
         Args:
-            gone: these `id`s; bound: those of parameters that stand for other tensors now, whose old ones are let go.
+            gone: `id`s of the removed objects; bound: `id`s of rebound parameters, whose old tensors are released.
         """
         retired = set[int]()
         for identity, family in list(self._families.items()):
@@ -310,12 +310,12 @@ class Traces:
         return retired
 
     def _guards(self) -> list[Guard]:
-        """All guards in force, and those of bodies that could not be traced again."""
+        """Return all active guards, including those of bodies that could not be traced again."""
         families = list(self._families.values())
         return [guard for f in families for guard in (f.failed if f.current is None else f.current.guards)]
 
     def _renew(self, family: Family, before: Trace | None) -> None:
-        """Replace the trace in force of a family; `before`: the last one, None if all are forgotten."""
+        """Replace the current trace of a family; `before` is the previous one, None if all are forgotten."""
         changed = differences(before.guards) if before is not None else []
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
@@ -331,7 +331,7 @@ class Traces:
             self._explain_again(family, before, error)
 
     def _explain_again(self, family: Family, before: Trace | None, error: Exception | None) -> None:
-        """Say of the outdated types of a family, other than that of the trace before, what differs now."""
+        """Set the reasons why outdated types of a family differ, except the type of the previous trace."""
         kept = {trace.node_type.number: trace for trace in family.traces}
         explained = set() if before is None else {before.node_type.number}
         for number in ({*family.numbers.values()} - explained) & self.types.outdated.keys():
@@ -366,10 +366,10 @@ class Traces:
     # Tracing.
 
     def _trace(self, family: Family, lengths: tuple[int, ...], repeats: bool = False) -> tuple[Tracer, Body]:
-        """Trace a body. Things that it changes itself, such as a counter, are guarded with their values afterwards.
+        """Trace a body. State that it changes itself, such as a counter, is guarded with its value after the trace.
 
         Args:
-            repeats: whether it was traced before for other lengths, and is likely to call the same functions.
+            repeats: whether it was traced for other lengths, and so probably calls the same functions.
         """
         guard_set = self.guard_set
         held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
@@ -388,10 +388,10 @@ class Traces:
     def _trace_unchanging(
         self, family: Family, lengths: tuple[int, ...], before: Body, changed: Sequence[Difference]
     ) -> tuple[Tracer, Body]:
-        """Trace a body once more that has changed what it reads; GraphError unless it now gives the same for good.
+        """Trace a body again that changed state that it reads; GraphError unless it is stable now.
 
-        A body that keeps what it computes first, such as a table of angles, changes nothing when it runs again. What
-        another library runs does not show what it computes: there, only arrays may change, which hooks compute anew.
+        A body that caches its first result, such as a table of angles, changes nothing in the second run. Bodies run by
+        another library do not show what they compute, so there only arrays may change, which hooks recompute.
         """
         tracer, body = self._trace_body(family, lengths, repeats=False)
         is_same = body.content == before.content
@@ -405,10 +405,10 @@ class Traces:
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
-        """Trace a body with live numbers, then again with constants for those that the body needs as numbers.
+        """Trace a body with symbolic numbers, then again with constants where the body needs actual numbers.
 
-        The garbage collector waits: a list of thousands of elements makes so many objects that its passes over all
-        objects of the process would take as long as the trace.
+        The garbage collector is off: a list of thousands of elements makes so many objects that collection would take
+        as long as the trace.
         """
         entry, roots = family.entry, _roots(family.entry, family.keys)
         has_drawn = any(trace.body.program.draws for trace in family.traces)
@@ -471,7 +471,7 @@ class Traces:
 
 
 def _check_ties(program: CellProgram, walked: Sequence[int], lengths: Sequence[int]) -> None:
-    """Raise NeedsLength if a body walks through lists side by side that are not equally long, as Python's zip does."""
+    """Raise NeedsLength if a body iterates over lists of different lengths in parallel, as Python's zip allows."""
     counts = program.row_counts(lengths) if walked and program.ties else {}
     for tie in program.ties:
         together = [group for group in tie if group in walked]
@@ -480,7 +480,7 @@ def _check_ties(program: CellProgram, walked: Sequence[int], lengths: Sequence[i
 
 
 def _refuses_changes(entry: Entry) -> bool:
-    """Whether the entry is of a cell whose body must not change what it reads."""
+    """Whether the entry belongs to a cell whose body must not change what it reads."""
     return entry.origin[0] == "cell" and not entry.origin[1].may_change
 
 
@@ -504,20 +504,20 @@ def _describe(changed: Iterable[Difference]) -> str:
 
 
 def _reads(trace: Trace, gone: set[int]) -> bool:
-    """Whether a program reads parameters with these `id`s, or its body read objects with them."""
+    """Whether a program reads parameters, or its body read objects, with these `id`s."""
     held = [x for guard in trace.guards for x in (guard.holder, *guard.seen)]
     return not gone.isdisjoint(map(id, [*(weight.parameter for weight in trace.node_type.program.weights), *held]))
 
 
 def _replaced(node_type: NodeType) -> str:
-    """The reason why graphs with a type of replaced parameters, or of a replaced module, are refused."""
+    """Return the reason for refusing graphs with a type of replaced parameters or modules."""
     names = sorted({weight.name for weight in node_type.program.weights})
     what = f"what {', '.join(map(repr, names))} named" if names else "the module of the cell"
     return f"{what} when {node_type.name!r} was recorded has been replaced"
 
 
 def _reason(family: Family, before: Trace | None, error: Exception | None) -> str:
-    """Why a trace, None if forgotten, is not in force: what differs now, and what became of tracing the body again."""
+    """Explain why a trace (None if forgotten) is not current: what differs, and the result of retracing the body."""
     if before is None:
         return f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
     return f"{_describe(differences(before.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"

@@ -39,7 +39,7 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 class Unheard(Exception):
-    """A function was called that the former traces of a body have not called."""
+    """The body called a function that its earlier traces had not called."""
 
 
 class ReadTracker:
@@ -53,9 +53,9 @@ class ReadTracker:
     Attributes:
         guards: one for each thing that was read.
         offered: the places of the live numbers in this trace, by their `id`s.
-        given: for each attribute that was read, by the `id` of its owner and its name: the owner, the value, and what
-            the body got.
-        called: the functions that were called, each with its globals.
+        given: for each attribute read, by `id` of its owner and name: the owner, the value, and the object given to the
+            body.
+        called: functions called, each with its globals.
         busy: whether this object itself is reading; what it reads is not reported.
     """
 
@@ -84,13 +84,13 @@ class ReadTracker:
         The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
 
         Args:
-            heard: the functions that a trace of the body for shorter lists called. These are tracked from the start,
-                and nothing is told of single calls, which takes most of the time where a list is long. What is drawn,
-                or read from a clock, makes another program, so no call of a function in C is looked for.
+            heard: functions called in a trace of the body for shorter lists. They are tracked from the start, and
+                single calls are not reported, because that dominates the time for long lists. Random draws and clock
+                reads would change the program, so calls of C functions are not inspected.
 
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
-            Unheard: another function was called than those that were heard; the body is to be traced without them.
+            Unheard: a function outside `heard` was called; trace the body without `heard`.
         """
         with without_collection(), self._hooks, listening(self, calls=heard is None):
             with self._untracked():
@@ -121,7 +121,7 @@ class ReadTracker:
         if isinstance(owner, Parameter):
             return stop_gradient(owner) if name == "data" else value
         given = self._read(owner, name, value)
-        self.given[id(owner), name] = owner, value, given  # the owner stays alive, and its id its own
+        self.given[id(owner), name] = owner, value, given  # keeps the owner alive, so that its id stays unique
         return given
 
     def _read(self, owner: Any, name: str, value: Any) -> Any:
