@@ -43,7 +43,7 @@ def make_flows(programs: Sequence[CellProgram]) -> FlowArrays:
 
 
 def join_flows(matrices: Sequence[Array]) -> FlowArrays:
-    """The gradient flows of types: a matrix (outputs, ports) for each."""
+    """Return the gradient flows of types, a matrix (outputs, ports) each."""
     shapes = np.array([matrix.shape for matrix in matrices], np.int32).reshape(-1, 2)
     sizes = np.concatenate(([0], np.cumsum(shapes.prod(1)))).astype(np.int32)
     flow = np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])

@@ -86,8 +86,8 @@ lookup: Op = define_op(
     pullback=lambda g, out, table, ids: (scatter(g, ids, size=table.shape[0]), None),
     doc="""The rows of a table with the given numbers, such as the vectors of words.
 
-    The ids are data, or computed by a cell: by `ab.argmax`, `ab.top_k` or `ab.categorical`. In a cell a table may have
-    any number of rows: `x[k]` is a lookup too.
+    The ids are data, or computed by `ab.argmax`, `ab.top_k` or `ab.categorical`. In a cell, the table may have any
+    number of rows, and `x[k]` is a lookup too.
 
     Shapes: table (N, ...), ids any shape, of ints in 0..N-1; the result ids.shape + (...).
     Gradient: that of the rows read, for the table; for a parameter that only lookups read it is an `ab.Rows`.
@@ -130,8 +130,8 @@ cross_entropy = define_op(
     index_axis=-1,
     doc="""Minus the logarithm of the probability that the softmax of logits gives to a label.
 
-    Shapes: logits (..., C), label (...) of ints in 0..C-1; the result has that of label, () for one label. In a cell C
-        may be any number of rows.
+    Shapes: logits (..., C), label (...) of ints in 0..C-1; the result has that of label, () for one label. In a
+        cell, C may be any number of rows.
     Gradient: softmax(logits) - 1 at the label, softmax(logits) elsewhere; the label has none.
 
     >>> float(ab.cross_entropy(np.array([0.0, 0.0, 0.0, 0.0]), 2).round(4))

@@ -144,7 +144,7 @@ class GuardSet:
 
 
 def _content(guard: Guard) -> Hashable:
-    """A key that is equal for equivalent guards."""
+    """Return a key that is equal for equivalent guards."""
     return guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies
 
 
