@@ -15,8 +15,8 @@ models, optimizers and servers, and functions that read or write files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
-from inspect import Parameter, signature
+from functools import lru_cache, wraps
+from inspect import Parameter, Signature, signature
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -108,10 +108,15 @@ def refuse_arguments(
 ) -> None:
     """Raise an error for the first argument that does not match its annotation; see `check_arguments`."""
     try:
-        bound = signature(function).bind(*args, **kwargs)
+        bound = _signature(function).bind(*args, **kwargs)
     except TypeError:
         return  # the call itself reports missing or unexpected arguments
     check_arguments(function, bound.arguments, name_of(function, args), errors)
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> Signature:
+    return signature(function)
 
 
 def name_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:

@@ -109,6 +109,9 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
     """
     line = users_line(error)
     at = f", at {line}" if line else ""
+    if type(error).__module__.partition(".")[0] != "autobatch":  # the user's own, which may hold more than a text
+        error.add_note(f"{IN_CELL}{cell!r}: the call was {cell}({arguments}){at}.")
+        return error
     found = _public_class(type(error))(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
     found.__notes__ = getattr(error, "__notes__", [])
     return found.with_traceback(error.__traceback__)

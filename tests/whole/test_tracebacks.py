@@ -108,3 +108,23 @@ def test_errors_from_inside_keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError) as found:
         batched(Net().run)([np.ones((2, 3))])
     assert len([name for name in frames(found.value) if name.startswith(OWN)]) >= 2
+
+
+class TooSmall(ab.ShapeError):
+    """An error of the user's own, which holds more than a message."""
+
+    def __init__(self, size: int, least: int) -> None:
+        super().__init__(f"{size} is less than {least}")
+        self.size, self.least = size, least
+
+
+def test_errors_of_the_users_own_classes_leave_cells_as_they_are() -> None:
+    def body(x: Any) -> Any:
+        raise TooSmall(x.shape[0], 4)
+
+    small = ab.cell(body)
+    for run in (lambda: small(np.ones(3)), lambda: ab.batched(small, backend="reference")([np.ones(3)])):
+        with pytest.raises(TooSmall, match="3 is less than 4") as caught:
+            run()
+        assert (caught.value.size, caught.value.least) == (3, 4)
+        assert any("in cell 'body'" in note for note in caught.value.__notes__)
