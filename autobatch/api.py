@@ -549,7 +549,7 @@ def batched(
 
     Raises:
         PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
-        PlanError: `max_bytes` is no number of bytes, `plan_cache` none of plans, or `max_rounds` none of rounds.
+        PlanError: `max_bytes`, `plan_cache` or `max_rounds` is out of range or not an int.
         GraphError: there is no such rewrite, or `function` or `module` are none.
 
     >>> import autobatch as ab
@@ -575,12 +575,12 @@ def batched(
         policy = policies.get(policy, backend.name)
     max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise DataError(f"seed={show(seed)} is no seed of random numbers; give an int that is not negative.")
+        raise DataError(f"seed must be an int of at least 0, got {show(seed)}.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
     if max_rounds is not None and (not is_int(max_rounds) or max_rounds < 0):
-        raise PlanError(f"max_rounds={show(max_rounds)} is no number of rounds; give an int of at least 0, or None.")
+        raise PlanError(f"max_rounds must be an int of at least 0 or None, got {show(max_rounds)}.")
     if not isinstance(on_error, str) or on_error not in ("raise", "return"):
-        raise PlanError(f"on_error={show(on_error)}: errors of instances are 'raise'd or 'return'ed.")
+        raise PlanError(f"on_error must be 'raise' or 'return', got {show(on_error)}.")
     if isinstance(rewrites, str) and rewrites == "auto" and backend.name == "cuda":
         rewrites = UNSHARED
     options = Options(

@@ -216,9 +216,7 @@ class Engine:
     def threads(self, threads: int | str) -> None:
         is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
         if not is_number and not (isinstance(threads, str) and threads == "auto"):
-            raise BackendError(
-                f"threads={show(threads)} is no number of threads; give an int of at least 1, or 'auto'."
-            )
+            raise BackendError(f"threads must be an int of at least 1 or 'auto', got {show(threads)}.")
         self._thread_choice: ThreadChoice | None = None
         if isinstance(threads, str):
             from autobatch.engine.threads import ThreadChoice

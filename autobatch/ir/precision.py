@@ -33,7 +33,7 @@ GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows sha
 def check_precision(precision: str, dtype: np.dtype[Any], backend: str) -> None:
     """Raise a BackendError for an unknown precision, or one that modules of this dtype or this backend cannot have."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise BackendError(f"there is no precision {show(precision)}; choose one of {', '.join(PRECISIONS)}.")
+        raise BackendError(f"precision must be one of {', '.join(PRECISIONS)}, got {show(precision)}.")
     if precision == "tf32" and backend != "cuda":
         raise BackendError(
             f'multiplying with precision="tf32": the backend {backend!r} cannot, as only GPUs have it; leave precision '

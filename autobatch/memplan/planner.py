@@ -54,7 +54,7 @@ class MemoryPlanner:
     def __post_init__(self) -> None:
         if self.recomputes != "nothing" and self.recomputes not in PRICES:
             words = ", ".join(map(repr, ("nothing", *PRICES)))
-            raise PlanError(f"planning memory: recomputes={self.recomputes!r} is none of {words}; give one.")
+            raise PlanError(f"recomputes of MemoryPlanner must be one of {words}, got {self.recomputes!r}.")
 
     def plan_cell(self, node_type: NodeType, training: bool) -> PlannedCell:
         """Lay out a type."""

@@ -95,7 +95,7 @@ def _to_int(name: str, x: Any) -> int:
     try:
         return operator.index(x)
     except TypeError:
-        raise DataError(f"random numbers depend on {name}={show(x)}, which is no int; give one.") from None
+        raise DataError(f"{name} of random numbers must be an int, got {show(x)}.") from None
 
 
 def mix(xp: Any, x: Any) -> Any:

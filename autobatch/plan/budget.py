@@ -129,7 +129,5 @@ def check_max_bytes(max_bytes: int | None) -> int | None:
     if max_bytes is None:
         return None
     if not isinstance(max_bytes, int | np.integer) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise PlanError(
-            f"max_bytes={show(max_bytes)} is no number of bytes; give an int, such as 2 * 1024**3, or None."
-        )
+        raise PlanError(f"max_bytes must be a positive int, such as 2 * 1024**3, or None, got {show(max_bytes)}.")
     return int(max_bytes)

@@ -54,7 +54,7 @@ class PlanCache:
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
-            raise PlanError(f"plan_cache={show(size)} is no number of plans; give an int, such as 32, or 0 for none.")
+            raise PlanError(f"plan_cache must be an int of at least 0, got {show(size)}; 0 keeps no plans.")
         self.size = int(size)
         self.lookups = self.hits = 0
         self._plans: OrderedDict[Hashable, Planned] = OrderedDict()

@@ -192,7 +192,7 @@ class Server:
         until = math.inf
         if deadline is not None:
             if not isinstance(deadline, (int, float)) or not deadline > 0:
-                raise DataError(f"deadline={deadline!r} is no number of seconds; give one above 0, or None.")
+                raise DataError(f"deadline must be a number of seconds above 0 or None, got {deadline!r}.")
             until = monotonic() + deadline
         self._refuse_fork()
         with self._changed:
@@ -260,7 +260,7 @@ class Server:
             DataError: `within` is not a number of seconds.
         """
         if within is not None and (isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0):
-            raise DataError(f"within={within!r} is no number of seconds; give one of at least 0, or None.")
+            raise DataError(f"within must be a number of seconds of at least 0 or None, got {within!r}.")
         if os.getpid() != self._pid:
             return True
         with self._changed:

@@ -361,7 +361,7 @@ def test_one_backend_serves_both() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     model, instances = CASES[0].draw(seed=7, n_instances=2, dim=4)
-    with pytest.raises(BackendError, match=r"there is no precision 'fp8'; choose one of float32, tf32, bf16\."):
+    with pytest.raises(BackendError, match=r"precision must be one of float32, tf32, bf16, got 'fp8'\."):
         ab.batched(model.loss, precision="fp8")
     model.astype("float64")
     with pytest.raises(BackendError, match="the module has parameters of float64"):

@@ -260,5 +260,5 @@ def test_a_device_adds_the_rows_of_a_table_once(precision: str) -> None:
 @each("n_threads", [0, -1, "many", 1.5])
 def test_no_number_of_threads_is_refused_when_it_is_assigned(n_threads: Any) -> None:
     loss = ab.batched(Chain().loss)
-    with pytest.raises(ab.BackendError, match="is no number of threads"):
+    with pytest.raises(ab.BackendError, match="threads must be an int of at least 1"):
         loss.threads = n_threads

@@ -342,7 +342,7 @@ def test_a_policy_that_learns_in_use_decides_as_without_a_cache() -> None:
 
 def test_only_numbers_of_plans_are_taken() -> None:
     for wrong in (-1, 1.5, True, "all"):
-        with pytest.raises(PlanError, match=r"plan_cache=.* is no number of plans; give an int, such as 32, or 0"):
+        with pytest.raises(PlanError, match=r"plan_cache must be an int of at least 0, got .*; 0 keeps no plans"):
             make(Chains(), plan_cache=wrong)
 
 

@@ -207,7 +207,7 @@ def test_options_that_do_not_exist_are_refused() -> None:
     loss = ab.batched(model.loss)
     before = loss.policy
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"encoding": "sorted"}, "encoding='sorted' is none of base, max, sort"),
+        ({"encoding": "sorted"}, "encoding of Fsm must be one of base, max, sort"),
         ({"episode": 3}, "there is no option 'episode'"),
         ({"reward": "money"}, "reward='money' is out of range"),
         ({"episodes": 0}, "episodes=0 is out of range"),

@@ -163,7 +163,7 @@ def test_empty_mini_batches_teach_nothing() -> None:
 
 def test_what_a_device_cannot_learn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_dag(0)
-    with pytest.raises(PolicyError, match=r"^learning a policy: device='gpu' is none of cpu, cuda\.$"):
+    with pytest.raises(PolicyError, match=r"^device of learn_policy must be one of cpu, cuda, got 'gpu'\.$"):
         learn([graph], device="gpu")
     with pytest.raises(PolicyError, match='device="cuda" has no bootstrap=True; leave one of them out'):
         learn([graph], device="cuda", bootstrap=True)

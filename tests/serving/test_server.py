@@ -263,7 +263,7 @@ def test_close_waits_as_long_as_it_is_told() -> None:
     gate.opened.set()
     assert server.close(within=WAIT)
     for within in (-1, "soon", True):
-        with pytest.raises(DataError, match="is no number of seconds"):
+        with pytest.raises(DataError, match="must be a number of seconds"):
             server.close(within)
 
 
@@ -395,7 +395,7 @@ def test_numbers_of_requests_are_checked(option: Any) -> None:
     ((name, number),) = option.items()
     with pytest.raises(DataError, match=f"{name} of serve must be an int.*, got {number!r}"):
         serve(Model().loop, **option)
-    with serve(Model().loop) as server, pytest.raises(DataError, match="is no number of seconds"):
+    with serve(Model().loop) as server, pytest.raises(DataError, match="must be a number of seconds"):
         server.submit(items(1)[0], deadline=-1)
 
 

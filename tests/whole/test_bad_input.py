@@ -127,8 +127,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
         ab.GraphError,
         ("None names no passes; give 'auto', 'all', or a list of ['forward'",),
     ),
-    "seed": ({"seed": "a"}, ab.DataError, ("seed='a' is no seed of random numbers; give an int that is not negative",)),
-    "negative seed": ({"seed": -1}, ab.DataError, ("seed=-1 is no seed",)),
+    "seed": ({"seed": "a"}, ab.DataError, ("seed must be an int of at least 0, got 'a'",)),
+    "negative seed": ({"seed": -1}, ab.DataError, ("seed must be an int of at least 0, got -1",)),
     "module": ({"module": 3}, ab.GraphError, ("takes a function over one instance and a Module", "and 3")),
 }
 

@@ -53,7 +53,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
-            raise PolicyError(f"making a state machine: encoding={self.encoding!r} is none of {', '.join(ENCODINGS)}.")
+            raise PolicyError(f"encoding of Fsm must be one of {', '.join(ENCODINGS)}, got {self.encoding!r}.")
 
     def width(self, n_types: int) -> int:
         """Count the ints of a state."""

@@ -263,7 +263,7 @@ def to_fsm(
 def check_device(device: str) -> DeviceName:
     """Give the name of a device; PolicyError unless it is one of `DEVICES`."""
     if device not in DEVICES:
-        raise PolicyError(f"learning a policy: device={device!r} is none of {', '.join(DEVICES)}.")
+        raise PolicyError(f"device of learn_policy must be one of {', '.join(DEVICES)}, got {device!r}.")
     return device
 
 
