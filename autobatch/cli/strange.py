@@ -34,9 +34,9 @@ def say_strange_data(data: str, vocabularies: Mapping[str, Vocabulary]) -> None:
         data: its name.
         vocabularies: those of training; only those that count are looked at.
     """
-    differences = list(_strange_words(vocabularies))
-    if differences:
-        click.echo(f"autobatch: {data} is unlike the training data: {'; '.join(differences)}.", err=True)
+    unknown = " and ".join(_strange_words(vocabularies))
+    if unknown:
+        click.echo(f"autobatch: {data} is unlike the training data: the model does not know {unknown}.", err=True)
 
 
 def _strange_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:
@@ -45,4 +45,4 @@ def _strange_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:
         if isinstance(words, Counting) and words.n_asked and not is_spelled:
             share = words.n_unknown / words.n_asked
             if share >= LARGE:
-                yield f"the model does not know {share:.0%} of its {name.replace('_', ' ')}"
+                yield f"{share:.0%} of its {name.replace('_', ' ')}"

@@ -445,17 +445,6 @@ def test_an_unwritable_file_is_noticed_before_the_work(command: Command, tmp_pat
     assert "cannot write results" in err
 
 
-@pytest.mark.slow
-def test_trees_deeper_than_pythons_recursion_limit_train(command: Command, tmp_path: Path) -> None:
-    path = tmp_path / "deep.txt"
-    path.write_text("\n".join(["(2 (1 a) " * depth + "(0 b)" + ")" * depth for depth in (2000, 1500)]))
-    assert command("train", "tree-lstm", "--data", path, *SMALL, "--epochs", 1)[0] == 0
-    path.write_text("(2 (1 a) " * 20_000 + "(0 b)" + ")" * 20_000)
-    status, _, err = command("train", "tree-lstm", "--data", path, *SMALL, "--epochs", 1)
-    assert status == 2
-    assert "deeper than Python's recursion limit" in err
-
-
 def test_a_command_uses_one_thread_unless_told_otherwise(command: Command, trees: Path) -> None:
     for given, used in (((), 1), (("--threads", 2), 2)):
         assert command("train", "tree-lstm", "--data", trees, *SMALL, "--epochs", 1, *given)[0] == 0

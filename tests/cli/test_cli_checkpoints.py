@@ -31,7 +31,7 @@ RUN = ("--dim", 4, "--batch-size", 8, "--epochs", 4, "--lr", 0.03)
 def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in this process, in a folder with data; give its exit status and what it printed."""
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
-    (tmp_path / "tags.txt").write_text("\n".join(TAGGED * 30) + "\n")
+    (tmp_path / "tagged.txt").write_text("\n".join(TAGGED * 30) + "\n")
     (tmp_path / "lattices.txt").write_text(LATTICES)
     monkeypatch.chdir(tmp_path)
     return command
@@ -51,7 +51,7 @@ def metrics_of(result: dict[str, Any]) -> dict[str, float]:
     [
         ("tree-lstm", "trees.txt"),
         ("tree-lstm-2type", "trees.txt"),
-        ("bilstm-tagger", "tags.txt"),
+        ("bilstm-tagger", "tagged.txt"),
         ("lattice-lstm", "lattices.txt"),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_predict_writes_scores_what_eval_printed(command: Command, data: tu
 
 
 def test_tags_are_predicted_by_name(command: Command) -> None:
-    assert command("train", "bilstm-tagger", "--data", "tags.txt", *RUN, "--checkpoint", "run")[0] == 0
+    assert command("train", "bilstm-tagger", "--data", "tagged.txt", *RUN, "--checkpoint", "run")[0] == 0
     (Path("other.txt")).write_text("Unseen|O words|O\n")
     status, out, _ = command("predict", "bilstm-tagger", "--checkpoint", "run", "--data", "other.txt")
     assert status == 0
@@ -134,8 +134,8 @@ def test_data_unlike_that_of_training_is_told(command: Command) -> None:
     told = "autobatch: other.txt is unlike the training data: the model does not know 67% of its words.\n"
     assert command(*evaluate, "other.txt")[::2] == (0, told)
     told = (
-        "autobatch: listops is unlike the training data: the model does not know 100% of its words; its labels are of "
-        "10 classes, those of training of 5.\n"
+        "autobatch: listops is unlike the training data: the model does not know 100% of its words and 65% of its "
+        "classes.\n"
     )
     status, out, err = command("predict", "tree-lstm", "--checkpoint", "run", "--data", "listops", "--out", "out.jsonl")
     assert (status, out, err) == (0, "", told)
