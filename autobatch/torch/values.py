@@ -7,6 +7,7 @@ rows are the values (`autobatch.torch.stacked`). Reductions over it read all val
 from __future__ import annotations
 
 import sys
+import typing
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Never
@@ -357,6 +358,18 @@ def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]
 def _is_plain_list(x: Any) -> bool:
     """Whether `x` is a list of ints or bools."""
     return type(x) is list and all(type(part) in (int, bool, list) for part in leaves_of(x))
+
+
+def _is_of_union(union: Any, x: Any) -> bool:
+    """Whether `x` is an instance of a `typing.Union`; Python 3.11 would look at `type(x)` instead of `x.__class__`."""
+    if not issubclass(type(x), TensorMethods):
+        return OF_UNION(union, x)
+    return any(isinstance(x, kind) for kind in union.__args__)
+
+
+if sys.version_info < (3, 12):
+    OF_UNION: Callable[..., bool] = typing._UnionGenericAlias.__instancecheck__  # type: ignore[attr-defined]
+    typing._UnionGenericAlias.__instancecheck__ = _is_of_union  # type: ignore[attr-defined]
 
 
 def _method(function: Any) -> Callable[..., Any]:

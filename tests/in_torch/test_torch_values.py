@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import pickle
+from abc import ABC
 from collections.abc import Callable, Iterator
-from functools import singledispatch
-from typing import Any
+from functools import partial, singledispatch
+from typing import Any, Optional, Union
 
 import pytest
 import torch
@@ -257,6 +258,68 @@ def leaves(nested: Any) -> Iterator[Any]:
             yield from leaves(part)
 
 
+OPTIONAL: Any = Optional[Tensor]  # noqa: UP045
+UNION: Any = Union[list, Tensor]  # noqa: UP007
+LEGACY_UNION: Any = Union[list, torch.FloatTensor]  # noqa: UP007
+IS_A = partial(isinstance)
+
+
+class Registered(ABC):  # noqa: B024
+    """A class of which tensors are virtual instances."""
+
+
+class Unregistered(ABC):  # noqa: B024
+    """A class of which they are not."""
+
+
+Registered.register(Tensor)
+
+
+class Checker:
+    """Has `isinstance` as attributes."""
+
+    check = staticmethod(isinstance)
+
+    def __init__(self) -> None:
+        self.is_a = isinstance
+
+
+CHECKER = Checker()
+
+
+def by_legacy_match(x: Any) -> bool:
+    match x:
+        case torch.FloatTensor():
+            return True
+        case _:
+            return False
+
+
+def isinstance_of_legacy(kind: Any) -> Callable[[Any], Any]:
+    return lambda v: isinstance(v, kind)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    **{kind.__name__: isinstance_of_legacy(kind) for kind in (torch.FloatTensor, torch.LongTensor, torch.BoolTensor)},
+    "in a tuple": isinstance_of_legacy((list, (int, torch.FloatTensor))),
+    "by attribute": lambda v: isinstance(v, torch.FloatTensor),
+    "in a union": isinstance_of_legacy(LEGACY_UNION),
+    "match": by_legacy_match,
+    "conditional": lambda v: isinstance(v, torch.FloatTensor if v is not None else Tensor),
+    "computed": lambda v: isinstance(v, type(torch.FloatTensor(1)) and torch.FloatTensor),
+    "starred": lambda v: isinstance(*(v, torch.FloatTensor)),
+    "partial": lambda v: partial(isinstance, v)(torch.FloatTensor),
+    "call": lambda v: (lambda: isinstance)()(v, Tensor),
+    "literal table": lambda v: {"is": isinstance}["is"](v, Tensor),
+}
+
+
+@pytest.mark.parametrize("question", REFUSED)
+def test_a_class_whose_check_reads_memory_or_that_is_unknown_is_refused(question: str) -> None:
+    with pytest.raises(ab.GraphError, match="isinstance"):
+        abt.batched(lambda x: REFUSED[question](NET.lin(x)), module=NET, backend="reference")(ROWS)
+
+
 QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "isinstance": lambda v: isinstance(v, Tensor),
     "of several": lambda v: isinstance(v, (list, torch.Tensor)),
@@ -279,6 +342,13 @@ QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "no parameter": lambda v: not isinstance(v, nn.Parameter),
     "no list": lambda v: not isinstance(v, (list, tuple, dict, int, float, str)),
     "conditional": lambda v: isinstance(v if v is not None else None, Tensor),
+    "optional": lambda v: isinstance(v, OPTIONAL),
+    "union": lambda v: isinstance(v, UNION) and isinstance(v, list | Tensor),
+    "attribute that is isinstance": lambda v: CHECKER.is_a(v, Tensor) and Checker.check(v, Tensor),
+    "partial": lambda v: IS_A(v, Tensor),
+    "partial of the value": lambda v: (lambda is_a: is_a(Tensor))(partial(isinstance, v)),
+    "table": lambda v, table={"is": [isinstance]}: table["is"][0](v, Tensor),  # type: ignore[misc]
+    "registered": lambda v: isinstance(v, Registered) and not isinstance(v, Unregistered),
     "often": lambda v: all(isinstance(v, Tensor) for _ in range(100)),
 }
 SOURCES: dict[str, Callable[[Any], Any]] = {
