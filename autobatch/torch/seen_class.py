@@ -15,7 +15,9 @@ from __future__ import annotations
 import abc
 import builtins
 import dis
+import sys
 import typing
+from collections.abc import Callable
 from functools import partial
 from types import CodeType, FrameType, MethodType, UnionType
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ import torch
 
 from autobatch.errors import GraphError
 from autobatch.torch.expressions import BETWEEN, UNKNOWN, Expression, expression_before, instructions_until
+from autobatch.trace.handles import Value
 
 ASKING = (isinstance, getattr, dir, vars(abc)["_abc_instancecheck"])
 """Builtins that read the class on Python's behalf."""
@@ -160,3 +163,15 @@ def _begin(instruction: dis.Instruction) -> tuple[int, int] | None:
     """Return the source line and column where an instruction begins; None if unknown."""
     at = instruction.positions
     return None if at is None or at.lineno is None or at.col_offset is None else (at.lineno, at.col_offset)
+
+
+def _is_of_union(union: Any, x: Any) -> bool:
+    """Whether `x` is an instance of a `typing.Union`; Python 3.11 would look at `type(x)` instead of `x.__class__`."""
+    if not issubclass(type(x), Value):
+        return OF_UNION(union, x)
+    return any(isinstance(x, kind) for kind in union.__args__)
+
+
+if sys.version_info < (3, 12):
+    OF_UNION: Callable[..., bool] = typing._UnionGenericAlias.__instancecheck__  # type: ignore[attr-defined]
+    typing._UnionGenericAlias.__instancecheck__ = _is_of_union  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
+from torch.utils.checkpoint import checkpoint
 
 import autobatch as ab
 import autobatch.torch as abt
@@ -49,6 +50,14 @@ IDIOMS: dict[str, Callable[[Any], Any]] = {
     "outer idx": lambda v: torch.outer(v, v)[[0, 1], [1, 2]],
     "outer idx2": lambda v: torch.outer(v, v)[torch.arange(3), torch.tensor([1, 2, 0])],
     "%": lambda v: v % 0.7,
+    "sum(input=)": lambda v: torch.sum(input=v) * v,
+    "stack(tensors=)": lambda v: torch.stack(tensors=[v, v]).sum(0),
+    "cat(tensors=)": lambda v: torch.cat(tensors=[v, 2 * v], dim=0),
+    "add(other=)": lambda v: torch.add(input=v, other=1) + torch.add(v, other=v, alpha=2) + v.mul(other=3),
+    "where(input=)": lambda v: torch.where(condition=v > 0, input=v, other=-2 * v),
+    "linear(input=)": lambda v: F.linear(input=v, weight=NET.plain.weight),
+    "clamp_(input=)": lambda v: torch.relu_(input=v * 1) + torch.zeros_like(input=v),
+    "checkpoint": lambda v: checkpoint(lambda x, y: torch.tanh(x) * y, v, y=v, use_reentrant=False),
     "% v": lambda v: v % v.abs().sum(),
     "tensor % v": lambda v: torch.ones(3).double() % v,
     "pos": lambda v: +v,
@@ -396,6 +405,22 @@ def test_values_are_tensors_in_async_programs_and_in_bodies() -> None:
         return body(h)
 
     abt.check_batched(program, ROWS, module=NET, backend="reference")
+
+
+class Doubled(torch.autograd.Function):
+    """Has a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("function", [Doubled.apply, torch.vmap(torch.tanh)])
+def test_functions_whose_code_needs_tensors_are_refused_in_a_sentence(function: Any) -> None:
+    with pytest.raises(ab.GraphError, match=r"is given a recorded value.*; call it in a cell\.\nwhile instance 0"):
+        abt.batched(lambda x: function(NET.lin(x)), module=NET, backend="reference")(ROWS)
+    in_a_cell: Any = abt.cell(lambda x: torch.vmap(torch.tanh)(x))
+    abt.check_batched(lambda x: in_a_cell(NET.lin(x)), ROWS, module=NET, backend="reference")
 
 
 NOT_FOR_C: dict[str, Callable[[Any], Any]] = {
