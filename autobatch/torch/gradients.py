@@ -6,11 +6,12 @@ tensor that asks for a gradient within the function becomes a recorded value, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import checkpoint
 
 from autobatch.errors import GraphError
 from autobatch.ops.operators import STAGE
@@ -140,3 +141,15 @@ def _seed(x: Value, gradient: Any) -> Any:
     if shape and int(np.prod(shape)) != 1:
         raise GraphError(f"torch.autograd.grad is given a value of shape {shape}; sum it, or give grad_outputs.")
     return np.ones(shape)
+
+
+def _without_saving(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Calls around a checkpointed function; none while instances are recorded, when nothing is kept for backward."""
+    if hasattr(STAGE.current, "patches"):
+        yield
+    else:
+        yield from SAVING(*args, **kwargs)
+
+
+SAVING: Callable[..., Iterator[None]] = checkpoint._checkpoint_without_reentrant_generator
+checkpoint._checkpoint_without_reentrant_generator = _without_saving

@@ -44,6 +44,8 @@ AWAIT = (
     "they are computed when the mini-batch runs. An async function waits for them: `await ab.value(x)`; torch.where "
     "chooses between values."
 )
+BEFORE_INPUT = ("condition", "n", "sorted_sequence")
+"""Keyword arguments of functions of torch whose first argument is not `input`."""
 
 
 def probe(x: Any) -> Any:
@@ -100,3 +102,16 @@ def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, *
         made = data if isinstance(data, (Value, torch.Tensor)) else torch.tensor(data)
     made = made if dtype is None or made.dtype is dtype else made.to(dtype)
     return made
+
+
+def by_position(
+    args: tuple[Any, ...], kwargs: dict[str, Any], with_other: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with the first operand of a function given by position, and `other` too if asked for."""
+    if not args and kwargs.keys().isdisjoint(BEFORE_INPUT):
+        for first in ("input", "tensors"):
+            if first in kwargs:
+                args, kwargs = (kwargs[first],), {key: x for key, x in kwargs.items() if key != first}
+    if len(args) == 1 and with_other and "other" in kwargs:
+        args, kwargs = (*args, kwargs["other"]), {key: x for key, x in kwargs.items() if key != "other"}
+    return args, kwargs

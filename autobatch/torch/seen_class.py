@@ -5,25 +5,37 @@ code reads `__class__` in the same way, believes it and reads the tensor's memor
 the process. Only the calling Python instruction tells the two apart. The tensor class is therefore reported to
 `isinstance(...)`, `match` and `x.__class__`, and to nothing else.
 
-The position of a call in the source is where the name of the function begins, so the instruction that loads the
-function is the one that begins at the same position.
+The position of a call in the source is where the function's expression begins, so the last instruction that begins
+there is the one that loads the function. The function and the class argument of `isinstance` are evaluated again from
+the bytecode (`autobatch.torch.expressions`): `isinstance(value, torch.FloatTensor)` runs C++ code of torch too.
 """
 
 from __future__ import annotations
 
+import abc
 import builtins
 import dis
-from types import CodeType, FrameType
+import sys
+import typing
+from collections.abc import Callable
+from functools import partial
+from types import CodeType, FrameType, MethodType, UnionType
 from typing import Any, NamedTuple
 
-from autobatch.errors import GraphError
+import torch
 
-ASKING = (isinstance, getattr, dir)
+from autobatch.errors import GraphError
+from autobatch.torch.expressions import BETWEEN, UNKNOWN, Expression, expression_before, instructions_until
+from autobatch.trace.handles import Value
+
+ASKING = (isinstance, getattr, dir, vars(abc)["_abc_instancecheck"])
 """Builtins that read the class on Python's behalf."""
-BETWEEN = ("PRECALL", "PUSH_NULL", "KW_NAMES", "EXTENDED_ARG", "CACHE")
-"""Instructions that belong to a call and occur between its parts."""
 ITERATING = ("FOR_ITER", "LIST_EXTEND", "SET_UPDATE", "UNPACK_SEQUENCE", "UNPACK_EX", "CALL_INTRINSIC_1")
 """Instructions that run an iterator, which may be a `map` of anything."""
+WRAPPERS = {partial: "func", staticmethod: "__func__", MethodType: "__func__"}
+"""Objects that call the function in this attribute."""
+LEGACY = type(torch.FloatTensor)
+"""The class of `torch.FloatTensor` and the like, whose instance check reads the memory of a tensor."""
 
 
 class Place(NamedTuple):
@@ -32,13 +44,18 @@ class Place(NamedTuple):
     Attributes:
         code: its code object; kept alive, because its `id` identifies it.
         asks: whether it reads the class regardless of the callee; None if unknown.
-        load, name: how the called function is loaded, and its name; "" unless it is called by a plain name.
+        is_call: whether it is a call, whose callee decides.
+        called: the called function, if it is a simple expression.
+        last: the last argument of the call, or the class of a pattern, if it is a simple expression.
+        n_args: the number of arguments.
     """
 
     code: CodeType
     asks: bool | None
-    load: str = ""
-    name: str = ""
+    is_call: bool = False
+    called: Expression | None = None
+    last: Expression | None = None
+    n_args: int = 0
 
 
 PLACES: dict[tuple[int, int], Place] = {}
@@ -48,37 +65,82 @@ def asks_for_class(frame: FrameType) -> bool:
     """Whether the current instruction of a frame, which led to a read of `__class__`, reads it for Python.
 
     Raises:
-        GraphError: undecidable, because the read comes from a builtin such as `map`.
+        GraphError: undecidable, or torch's C++ code would read it next.
     """
     key = id(frame.f_code), frame.f_lasti
     place = PLACES.get(key)
     if place is None:
         place = PLACES[key] = _place_of(frame.f_code, frame.f_lasti)
-    asks = place.asks
-    if place.name:
-        called = _called(frame, place)
-        asks = True if called in ASKING else None if getattr(builtins, place.name, None) is called else False
-    if asks is None:
+    if place.is_call:
+        return _is_asked_by_call(frame, place)
+    if place.asks is None:
+        _refuse_builtin()
+    if place.last is not None:
+        _check_classes(place.last.evaluate(frame))
+    return place.asks
+
+
+def _is_asked_by_call(frame: FrameType, place: Place) -> bool:
+    called = UNKNOWN if place.called is None else place.called.evaluate(frame)
+    while type(called) in WRAPPERS:
+        called = getattr(called, WRAPPERS[type(called)])
+    if called is isinstance:
+        _check_classes(UNKNOWN if place.last is None else place.last.evaluate(frame))
+        return True
+    if called is UNKNOWN:
+        if place.last is not None and 1 <= place.n_args <= 2 and _is_class(place.last.evaluate(frame)):
+            raise GraphError(
+                "a call of a recorded value and a class cannot be told from a call of torch; call "
+                "isinstance(value, ...) by that name."
+            )
+        return False
+    if any(called is asking for asking in ASKING):
+        return True
+    name = getattr(called, "__name__", None)
+    if isinstance(name, str) and getattr(builtins, name, None) is called:
+        _refuse_builtin()
+    return False
+
+
+def _refuse_builtin() -> typing.Never:
+    raise GraphError(
+        "a builtin such as map checks the class of a recorded value, for isinstance or for torch itself; call "
+        "isinstance(value, torch.Tensor) in a loop or a comprehension."
+    )
+
+
+def _check_classes(classes: Any) -> None:
+    """Refuse classes whose instance check is C++ code of torch, and those that are unknown."""
+    if classes is UNKNOWN:
         raise GraphError(
-            "a builtin such as map checks the class of a recorded value, for isinstance or for torch itself; call "
-            "isinstance(value, torch.Tensor) in a loop or a comprehension."
+            "the class argument of isinstance(value, ...) of a recorded value is computed in the call, so it cannot be "
+            "checked; assign it to a variable first, as in `kind = ...; isinstance(value, kind)`."
         )
-    return asks
+    if type(classes) is LEGACY:
+        raise GraphError(
+            f"isinstance(value, {classes.__module__}.{classes.__name__}) of a recorded value reads the memory of a "
+            f"tensor; check isinstance(value, torch.Tensor) and value.dtype."
+        )
+    for part in classes.__args__ if isinstance(classes, UnionType) else classes if type(classes) is tuple else ():
+        _check_classes(part)
 
 
-def _called(frame: FrameType, place: Place) -> Any:
-    """Return the function that an instruction calls by a plain name."""
-    if place.load != "LOAD_GLOBAL" and place.name in (found := frame.f_locals):
-        return found[place.name]
-    if place.name in frame.f_globals:
-        return frame.f_globals[place.name]
-    return frame.f_builtins.get(place.name)
+def _is_class(x: Any) -> bool:
+    if type(x) is tuple:
+        return bool(x) and all(map(_is_class, x))
+    return issubclass(type(x), (type, UnionType, LEGACY)) or typing.get_origin(x) is typing.Union
 
 
 def _place_of(code: CodeType, at: int) -> Place:
-    *before, now = (x for x in dis.get_instructions(code) if x.offset <= at)
+    code_until = instructions_until(code, at)
+    *before, now = code_until
+    if now.opname == "MATCH_CLASS":  # of a class, and a constant: the names of the attributes
+        last = expression_before(code_until, len(before) - 1)
+        if last is None:
+            _check_classes(UNKNOWN)
+        return Place(code, True, last=last)
     if not now.opname.startswith(("CALL", "PRECALL")):
-        asks = now.opname == "MATCH_CLASS" or (now.opname == "LOAD_ATTR" and now.argval == "__class__")
+        asks = now.opname == "LOAD_ATTR" and now.argval == "__class__"
         return Place(code, None if now.opname in ITERATING else asks)
     begin = _begin(now)
     if begin is None and isinstance.__name__ in code.co_names:
@@ -86,14 +148,30 @@ def _place_of(code: CodeType, at: int) -> Place:
             f"{code.co_qualname} calls isinstance, but its code has no positions, by which isinstance is told from "
             f"calls of torch; run Python without -X no_debug_ranges."
         )
-    called = [x for x in before if _begin(x) == begin and x.opname not in BETWEEN]
-    load, name = (called[-1].opname, called[-1].argval) if called else ("", "")
-    if load in ("LOAD_ATTR", "LOAD_METHOD"):
-        return Place(code, name == isinstance.__name__)
-    return Place(code, False, load, name) if load.startswith("LOAD_") and isinstance(name, str) else Place(code, False)
+    loads = [k for k, x in enumerate(before) if _begin(x) == begin and x.opname not in BETWEEN]
+    called = expression_before(code_until, loads[-1] + 1) if loads else None
+    if loads and called is None and before[loads[-1]].argval == isinstance.__name__:
+        called = Expression("LOAD_CONST", isinstance, (), loads[-1])  # an attribute of what a call returns
+    is_plain = now.opname not in ("CALL_FUNCTION_EX", "CALL_KW") and not any(
+        x.opname == "KW_NAMES" for x in before[-3:]
+    )
+    last = expression_before(code_until, len(before)) if is_plain else None
+    return Place(code, False, True, called, last, now.arg or 0)
 
 
 def _begin(instruction: dis.Instruction) -> tuple[int, int] | None:
     """Return the source line and column where an instruction begins; None if unknown."""
     at = instruction.positions
     return None if at is None or at.lineno is None or at.col_offset is None else (at.lineno, at.col_offset)
+
+
+def _is_of_union(union: Any, x: Any) -> bool:
+    """Whether `x` is an instance of a `typing.Union`; Python 3.11 would look at `type(x)` instead of `x.__class__`."""
+    if not issubclass(type(x), Value):
+        return OF_UNION(union, x)
+    return any(isinstance(x, kind) for kind in union.__args__)
+
+
+if sys.version_info < (3, 12):
+    OF_UNION: Callable[..., bool] = typing._UnionGenericAlias.__instancecheck__  # type: ignore[attr-defined]
+    typing._UnionGenericAlias.__instancecheck__ = _is_of_union  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from autobatch.torch.entering import CURRENT, Precision
 from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
-from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, construct, named, tell
+from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, by_position, construct, named, tell
 from autobatch.torch.outline import check_function
 from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
@@ -80,6 +80,8 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current: Any = STAGE.current
     if current is None or not hasattr(current, "call_cell"):
         raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
+    if kwargs:
+        args, kwargs = by_position(args, kwargs, with_other=function.__name__ in DIRECT)
     if function is GRAD:
         return grad(*args, **kwargs)
     if function is BACKWARD:
@@ -143,9 +145,16 @@ class OfParameters(TorchFunctionMode):
         torch._C._InferenceMode = _inference_mode  # type: ignore[misc, assignment]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         CURRENT.module, CURRENT.dtype, CURRENT.has_gradients, torch._C._InferenceMode = self._before  # type: ignore[misc]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if isinstance(error[1], TypeError) and "incompatible function arguments" in str(error[1]):
+            refused = GraphError(
+                "torch.func, autograd.Function.apply or other C++ code of torch is given a recorded value, which only "
+                "has numbers when the mini-batch runs; call it in a cell."
+            )
+            refused.__notes__ = getattr(error[1], "__notes__", [])
+            raise refused from error[1]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import pickle
+from abc import ABC
 from collections.abc import Callable, Iterator
-from functools import singledispatch
-from typing import Any
+from functools import partial, singledispatch
+from typing import Any, Optional, Union
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
+from torch.utils.checkpoint import checkpoint
 
 import autobatch as ab
 import autobatch.torch as abt
@@ -48,6 +50,14 @@ IDIOMS: dict[str, Callable[[Any], Any]] = {
     "outer idx": lambda v: torch.outer(v, v)[[0, 1], [1, 2]],
     "outer idx2": lambda v: torch.outer(v, v)[torch.arange(3), torch.tensor([1, 2, 0])],
     "%": lambda v: v % 0.7,
+    "sum(input=)": lambda v: torch.sum(input=v) * v,
+    "stack(tensors=)": lambda v: torch.stack(tensors=[v, v]).sum(0),
+    "cat(tensors=)": lambda v: torch.cat(tensors=[v, 2 * v], dim=0),
+    "add(other=)": lambda v: torch.add(input=v, other=1) + torch.add(v, other=v, alpha=2) + v.mul(other=3),
+    "where(input=)": lambda v: torch.where(condition=v > 0, input=v, other=-2 * v),
+    "linear(input=)": lambda v: F.linear(input=v, weight=NET.plain.weight),
+    "clamp_(input=)": lambda v: torch.relu_(input=v * 1) + torch.zeros_like(input=v),
+    "checkpoint": lambda v: checkpoint(lambda x, y: torch.tanh(x) * y, v, y=v, use_reentrant=False),
     "% v": lambda v: v % v.abs().sum(),
     "tensor % v": lambda v: torch.ones(3).double() % v,
     "pos": lambda v: +v,
@@ -257,6 +267,68 @@ def leaves(nested: Any) -> Iterator[Any]:
             yield from leaves(part)
 
 
+OPTIONAL: Any = Optional[Tensor]  # noqa: UP045
+UNION: Any = Union[list, Tensor]  # noqa: UP007
+LEGACY_UNION: Any = Union[list, torch.FloatTensor]  # noqa: UP007
+IS_A = partial(isinstance)
+
+
+class Registered(ABC):  # noqa: B024
+    """A class of which tensors are virtual instances."""
+
+
+class Unregistered(ABC):  # noqa: B024
+    """A class of which they are not."""
+
+
+Registered.register(Tensor)
+
+
+class Checker:
+    """Has `isinstance` as attributes."""
+
+    check = staticmethod(isinstance)
+
+    def __init__(self) -> None:
+        self.is_a = isinstance
+
+
+CHECKER = Checker()
+
+
+def by_legacy_match(x: Any) -> bool:
+    match x:
+        case torch.FloatTensor():
+            return True
+        case _:
+            return False
+
+
+def isinstance_of_legacy(kind: Any) -> Callable[[Any], Any]:
+    return lambda v: isinstance(v, kind)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    **{kind.__name__: isinstance_of_legacy(kind) for kind in (torch.FloatTensor, torch.LongTensor, torch.BoolTensor)},
+    "in a tuple": isinstance_of_legacy((list, (int, torch.FloatTensor))),
+    "by attribute": lambda v: isinstance(v, torch.FloatTensor),
+    "in a union": isinstance_of_legacy(LEGACY_UNION),
+    "match": by_legacy_match,
+    "conditional": lambda v: isinstance(v, torch.FloatTensor if v is not None else Tensor),
+    "computed": lambda v: isinstance(v, type(torch.FloatTensor(1)) and torch.FloatTensor),
+    "starred": lambda v: isinstance(*(v, torch.FloatTensor)),
+    "partial": lambda v: partial(isinstance, v)(torch.FloatTensor),
+    "call": lambda v: (lambda: isinstance)()(v, Tensor),
+    "literal table": lambda v: {"is": isinstance}["is"](v, Tensor),
+}
+
+
+@pytest.mark.parametrize("question", REFUSED)
+def test_a_class_whose_check_reads_memory_or_that_is_unknown_is_refused(question: str) -> None:
+    with pytest.raises(ab.GraphError, match="isinstance"):
+        abt.batched(lambda x: REFUSED[question](NET.lin(x)), module=NET, backend="reference")(ROWS)
+
+
 QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "isinstance": lambda v: isinstance(v, Tensor),
     "of several": lambda v: isinstance(v, (list, torch.Tensor)),
@@ -279,6 +351,13 @@ QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "no parameter": lambda v: not isinstance(v, nn.Parameter),
     "no list": lambda v: not isinstance(v, (list, tuple, dict, int, float, str)),
     "conditional": lambda v: isinstance(v if v is not None else None, Tensor),
+    "optional": lambda v: isinstance(v, OPTIONAL),
+    "union": lambda v: isinstance(v, UNION) and isinstance(v, list | Tensor),
+    "attribute that is isinstance": lambda v: CHECKER.is_a(v, Tensor) and Checker.check(v, Tensor),
+    "partial": lambda v: IS_A(v, Tensor),
+    "partial of the value": lambda v: (lambda is_a: is_a(Tensor))(partial(isinstance, v)),
+    "table": lambda v, table={"is": [isinstance]}: table["is"][0](v, Tensor),  # type: ignore[misc]
+    "registered": lambda v: isinstance(v, Registered) and not isinstance(v, Unregistered),
     "often": lambda v: all(isinstance(v, Tensor) for _ in range(100)),
 }
 SOURCES: dict[str, Callable[[Any], Any]] = {
@@ -326,6 +405,22 @@ def test_values_are_tensors_in_async_programs_and_in_bodies() -> None:
         return body(h)
 
     abt.check_batched(program, ROWS, module=NET, backend="reference")
+
+
+class Doubled(torch.autograd.Function):
+    """Has a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("function", [Doubled.apply, torch.vmap(torch.tanh)])
+def test_functions_whose_code_needs_tensors_are_refused_in_a_sentence(function: Any) -> None:
+    with pytest.raises(ab.GraphError, match=r"is given a recorded value.*; call it in a cell\.\nwhile instance 0"):
+        abt.batched(lambda x: function(NET.lin(x)), module=NET, backend="reference")(ROWS)
+    in_a_cell: Any = abt.cell(lambda x: torch.vmap(torch.tanh)(x))
+    abt.check_batched(lambda x: in_a_cell(NET.lin(x)), ROWS, module=NET, backend="reference")
 
 
 NOT_FOR_C: dict[str, Callable[[Any], Any]] = {
