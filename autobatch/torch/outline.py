@@ -99,7 +99,8 @@ class Outline:
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
-        may_share: whether a result may share memory with an argument.
+        may_share: whether a result may share memory with an argument; results_share: whether two results do so with
+            each other.
         way: how it computes many rows.
     """
 
@@ -113,7 +114,9 @@ class Outline:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
-        self.may_share = not all(x.untyped_storage()._cdata in self._made for x in found if is_plain(x))
+        storages = [x.untyped_storage()._cdata for x in found if is_plain(x)]
+        self.may_share = not self._made.keys() >= set(storages)
+        self.results_share = len(set(storages)) < len(storages)
         behind = functions_behind(found)
         self._check_leaves(behind - functions_behind(functions.given))
         self.needs = [self._needs_of(y, functions.given) for y in found]
