@@ -6,7 +6,7 @@ The call log is read incrementally and on demand, so each call is read at most o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -186,7 +186,7 @@ def _root(program: CellProgram, output: int) -> Root:
     return Root(source, part if has_parts else at)
 
 
-def _is_opaque(source: Any) -> bool:
+def _is_opaque(source: Any) -> TypeGuard[Instruction]:
     """Whether torch runs what computes a variable."""
     return isinstance(source, Instruction) and source.op in (FORWARD, DRAWING)
 

@@ -426,8 +426,18 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
             "the data of a tensor are assigned while instances are recorded or a cell is traced, which has no place in "
             "a program; make a new tensor instead."
         )
-    if getattr(function, "__name__", "").startswith("as_strided"):
+    if _is_strided(function):
         raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
+
+
+def is_checked(function: Any) -> bool:
+    """Whether `check_function` may refuse this function."""
+    norms = functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm
+    return function in norms or function == ASSIGN_DATA or _is_strided(function)
+
+
+def _is_strided(function: Any) -> bool:
+    return getattr(function, "__name__", "").startswith("as_strided")
 
 
 def _check_batch_norm(
