@@ -25,9 +25,9 @@ from autobatch.trace.handles import Outputs, Rows, Value
 
 def to_arrays(x: Any) -> Any:
     """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
-    if isinstance(x, (Value, Outputs)):
-        return join_rows(x) if isinstance(x, Rows) and x.key.detail is STACK else x
     kind = type(x)
+    if issubclass(kind, (Value, Outputs)):
+        return join_rows(x) if issubclass(kind, Rows) and x.key.detail is STACK else x
     if kind is int or kind is str or kind is bool:
         return x
     if isinstance(x, torch.Tensor):

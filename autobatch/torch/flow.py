@@ -6,7 +6,7 @@ The call log is read incrementally and on demand, so each call is read at most o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,13 +33,15 @@ class Reach(NamedTuple):
     Attributes:
         parameters: those that get gradients, if trained.
         leaves: those that gradients flow to; shared: those whose memory the output may share.
-        is_shared: whether it may share other memory, such as that of data or a parameter.
+        is_shared: whether it may share other memory, such as that of data, a parameter or another output.
+        is_twin: whether it may share memory with another output.
     """
 
     parameters: tuple[Any, ...]
     leaves: frozenset[int]
     shared: frozenset[int]
     is_shared: bool
+    is_twin: bool
 
 
 class Flow:
@@ -104,7 +106,7 @@ class Flow:
 
     def _is_view_in_use(self, form: int) -> bool:
         """Whether values made by calls of a form may share memory with others."""
-        shares = any(reach.shared for reach in reaches(self._calls.families[form].node_type.program))
+        shares = any(reach.shared or reach.is_twin for reach in reaches(self._calls.families[form].node_type.program))
         return shares and self._calls.handles.pool(form).is_in_use()
 
     def _read(self) -> None:
@@ -149,14 +151,47 @@ def reaches(program: CellProgram) -> tuple[Reach, ...]:
     """Find the sources of each result of a program."""
     found = REACHES.get(program)
     if found is None:
-        found = REACHES[program] = tuple(_reach(program, output) for output in program.results)
+        roots = [_root(program, output) for output in program.results]
+        found = REACHES[program] = tuple(
+            _reach(program, output, root.source, roots.count(root) > 1)
+            for output, root in zip(program.results, roots, strict=True)
+        )
     return found
 
 
 REACHES: WeakKeyDictionary[CellProgram, tuple[Reach, ...]] = WeakKeyDictionary()
 
 
-def _reach(program: CellProgram, output: int) -> Reach:
+class Root(NamedTuple):
+    """The variable that a view reaches back to, and the part of it that holds the tensor.
+
+    Attributes:
+        source: of the variable.
+        part: the variable itself, or one part of the vector that an opaque body gives: each of its results is a tensor
+            with memory of its own, unless some share a storage.
+    """
+
+    source: Any
+    part: int
+
+
+def _root(program: CellProgram, output: int) -> Root:
+    """Walk back from an output through views to the variable whose memory it shares."""
+    at, part = output, output
+    while isinstance(source := program.vars[at].source, Instruction) and (
+        source.op.view or source.op is OPS["stop_gradient"]
+    ):
+        at, part = source.args[0], at
+    has_parts = _is_opaque(source) and not source.static["body"].outline.results_share
+    return Root(source, part if has_parts else at)
+
+
+def _is_opaque(source: Any) -> TypeGuard[Instruction]:
+    """Whether torch runs what computes a variable."""
+    return isinstance(source, Instruction) and source.op in (FORWARD, DRAWING)
+
+
+def _reach(program: CellProgram, output: int, root: Any, is_twin: bool) -> Reach:
     vars, parameters, leaves = program.vars, list[Any](), set[int]()
     left, seen = [output], {output}
     while left:
@@ -171,15 +206,12 @@ def _reach(program: CellProgram, output: int) -> Reach:
         elif isinstance(source, Instruction) and source.op is not OPS["stop_gradient"]:
             args = [arg for arg in source.args if arg not in seen]
             left, seen = left + args, seen.union(args)
-    at = output
-    while isinstance(source := vars[at].source, Instruction) and (source.op.view or source.op is OPS["stop_gradient"]):
-        at = source.args[0]
-    if isinstance(source, Instruction):
-        is_shared = source.op in (FORWARD, DRAWING) and source.static["body"].outline.may_share
-        shared = frozenset(leaves) if is_shared else frozenset()
+    is_shared = root.static["body"].outline.may_share if _is_opaque(root) else not isinstance(root, Instruction)
+    if isinstance(root, Port):
+        shared = frozenset([root.leaf])
     else:
-        is_shared, shared = True, frozenset([source.leaf]) if isinstance(source, Port) else frozenset()
-    return Reach(tuple(parameters), frozenset(leaves), shared, is_shared)
+        shared = frozenset(leaves) if is_shared and _is_opaque(root) else frozenset()
+    return Reach(tuple(parameters), frozenset(leaves), shared, is_shared or is_twin, is_twin)
 
 
 def _is_float(program: CellProgram, at: int) -> bool:

@@ -53,6 +53,11 @@ def probe(x: Any) -> Any:
     return torch.empty(tuple(x.shape), dtype=x.dtype) if isinstance(x, Value) else x  # type: ignore[attr-defined]
 
 
+def needs_no_node(name: str) -> bool:
+    """Whether the function of this name may need no node, because `tell` applies or refuses it."""
+    return any(name in names for names in (MEMORY, NUMBERS, TELLING, MAKING, CONVERTING))
+
+
 def tell(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Apply a function that needs no numbers of values; NotImplemented if it needs them.
 

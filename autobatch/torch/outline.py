@@ -99,7 +99,8 @@ class Outline:
         n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
         is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
         attends: whether it computes attention.
-        may_share: whether a result may share memory with an argument.
+        may_share: whether a result may share memory with an argument; results_share: whether two results do so with
+            each other.
         way: how it computes many rows.
     """
 
@@ -113,7 +114,9 @@ class Outline:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
-        self.may_share = not all(x.untyped_storage()._cdata in self._made for x in found if is_plain(x))
+        storages = [x.untyped_storage()._cdata for x in found if is_plain(x)]
+        self.may_share = not self._made.keys() >= set(storages)
+        self.results_share = len(set(storages)) < len(storages)
         behind = functions_behind(found)
         self._check_leaves(behind - functions_behind(functions.given))
         self.needs = [self._needs_of(y, functions.given) for y in found]
@@ -423,8 +426,18 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
             "the data of a tensor are assigned while instances are recorded or a cell is traced, which has no place in "
             "a program; make a new tensor instead."
         )
-    if getattr(function, "__name__", "").startswith("as_strided"):
+    if _is_strided(function):
         raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
+
+
+def is_checked(function: Any) -> bool:
+    """Whether `check_function` may refuse this function."""
+    norms = functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm
+    return function in norms or function == ASSIGN_DATA or _is_strided(function)
+
+
+def _is_strided(function: Any) -> bool:
+    return getattr(function, "__name__", "").startswith("as_strided")
 
 
 def _check_batch_norm(

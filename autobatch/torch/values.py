@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Never
 
 import torch
@@ -28,8 +28,8 @@ from autobatch.torch.entering import CURRENT, Precision
 from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
-from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, by_position, construct, named, tell
-from autobatch.torch.outline import check_function
+from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, by_position, construct, named, needs_no_node, tell
+from autobatch.torch.outline import check_function, is_checked
 from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
 from autobatch.torch.stacked import REDUCTIONS, reduce_rows, stack_values
@@ -82,13 +82,43 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
     if kwargs:
         args, kwargs = by_position(args, kwargs, with_other=function.__name__ in DIRECT)
+    name, is_special, has_op = _look_up(function)
+    is_special = is_special or (bool(kwargs) and (kwargs.get("inplace") or kwargs.get("out") is not None))
+    if is_special and (found := _apply_special(function, name, args, kwargs)) is not NotImplemented:
+        return found
+    if has_op and args and (found := _apply_op(name, args, kwargs)) is not NotImplemented:
+        return found
+    given = tuple(map(_as_data, args))
+    options = {key: _as_data(x) for key, x in kwargs.items()} if kwargs else kwargs
+    try:
+        return current.call_cell(cell_of_function(function), None, given, options)
+    except TypeError as error:
+        if "not Traced" not in str(error):
+            raise
+        raise GraphError(
+            f"torch.{name} takes a number of Python where it was given a recorded value, whose number is only computed "
+            f"when the mini-batch runs; an async function waits for it: `await ab.value(x)`."
+        ) from None
+
+
+@cache
+def _look_up(function: Any) -> tuple[str, bool, bool]:
+    """Return the name of a function, whether `_apply_special` may do more for it even without `inplace` and `out`, and
+    whether `_apply_op` may apply it."""
+    name = SPELLED.get(function.__name__, function.__name__)
+    is_known = function in (GRAD, BACKWARD, REQUIRES) or function in DROPPING or function in REPLACED
+    is_special = is_known or is_in_place(function.__name__) or needs_no_node(name) or is_checked(function)
+    return name, is_special, name in REDUCTIONS or name in DIRECT or name == "stack"
+
+
+def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply or refuse a function that is not recorded as others are; NotImplemented if it is."""
     if function is GRAD:
         return grad(*args, **kwargs)
     if function is BACKWARD:
         refuse_backward()
     if function is REQUIRES:
         return args[0]
-    name = SPELLED.get(function.__name__, function.__name__)
     if function in DROPPING and not kwargs.get("training", True):
         return args[0]
     if function in REPLACED and (found := REPLACED[function](*args, **kwargs)) is not NotImplemented:
@@ -104,27 +134,21 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     if kwargs.get("out") is not None:
         raise GraphError(f"{named(name)} is given out=, a tensor to change by a recorded value; use what it returns.")
-    is_reduced = name in REDUCTIONS and isinstance(args[0], Rows)
-    if is_reduced and (reduced := reduce_rows(name, *args, **kwargs)) is not None:
-        return reduced
+    return NotImplemented
+
+
+def _apply_op(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply a function as an op of ours, or to the rows of a stack; NotImplemented if that is impossible."""
+    is_rows = issubclass(type(args[0]), Rows)
+    if is_rows and name in REDUCTIONS and (found := reduce_rows(name, *args, **kwargs)) is not None:
+        return found
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
         stacked = stack_values(list(map(to_arrays, args[0])))
         if stacked is not None and "out" not in kwargs:
             return stacked
     if name in DIRECT and "dtype" not in kwargs and all(map(_is_float, args)):
-        found = aten.OPS[name].function(*map(to_arrays, args), **kwargs)
-        if found is not NotImplemented:
-            return found
-    given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
-    try:
-        return current.call_cell(cell_of_function(function), None, *given)
-    except TypeError as error:
-        if "not Traced" not in str(error):
-            raise
-        raise GraphError(
-            f"torch.{name} takes a number of Python where it was given a recorded value, whose number is only computed "
-            f"when the mini-batch runs; an async function waits for it: `await ab.value(x)`."
-        ) from None
+        return aten.OPS[name].function(*map(to_arrays, args), **kwargs)
+    return NotImplemented
 
 
 class OfParameters(TorchFunctionMode):
@@ -346,7 +370,8 @@ class TensorMethods:
 def _is_float(x: Any) -> bool:
     """Whether an operand is floats of the module, or a number."""
     if isinstance(x, Value):
-        return not x.key.below and not x.key.dtype
+        key = x.key.children[0] if x.key.kind == "rows" else x.key
+        return not key.below and not key.dtype
     return x.dtype is CURRENT.dtype if isinstance(x, torch.Tensor) else not isinstance(x, bool)
 
 

@@ -222,8 +222,11 @@ class Calls:
         So is the number of a row of a parameter: rows are looked up. An array beside a value of as many rows has rows,
         too: `x - 0.1 * gradient`, where x was read row by row.
         """
-        if op.scalar is not None and (rows := next((x for x in args if isinstance(x, Rows)), None)) is not None:
-            args = tuple([self._beside_rows(x, rows) for x in args])
+        if op.scalar is not None:
+            for rows in args:
+                if issubclass(type(rows), Rows):  # isinstance reads the class that a value claims to have
+                    args = tuple([self._beside_rows(x, rows) for x in args])
+                    break
         if op is OPS["slice"] and isinstance(args[0], Parameter) and (row := _row(args[0], **static)) is not None:
             op, args, static = OPS["lookup"], (args[0], row), {}
         return self._entry_of_op(op, static).known.function(*args)

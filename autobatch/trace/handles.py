@@ -227,7 +227,7 @@ class HandlePool:
 
     def is_whole_in_use(self, own: int) -> bool:
         """Whether the output tuple of the handle with this id is in use, if it has one."""
-        if own not in self.ids or len(self.parts[0]) == 1:
+        if len(self.parts[0]) == 1 or own not in self.ids:
             return False
         return next(self._count_last(self.ids.index(own))) > self.idle
 

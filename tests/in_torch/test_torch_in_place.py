@@ -125,6 +125,68 @@ def test_changes_that_others_would_see_are_refused_by_the_name_of_torch(text: st
             batched(ROWS)
 
 
+def tanh(x: Tensor) -> Tensor:
+    return torch.tanh(L(x))
+
+
+def opaque(x: Tensor) -> Tensor:
+    return torch.special.log_ndtr(L(x))
+
+
+SHARING: dict[str, Callable[[Tensor], Any]] = {
+    "the same": lambda h: (h, h),
+    "parts that overlap": lambda h: (h[:2], h[1:]),
+    "a view": lambda h: (h, h.view(3, 1)),
+    "a view of a view": lambda h: (h.expand(2, 3), h.view(3, 1)[1:]),
+    "detached": lambda h: (h, h.detach()),
+    "in a list": lambda h: (h, [h.sum(), h.unsqueeze(0)]),
+}
+APART: dict[str, Callable[[Tensor], Any]] = {
+    "another function": lambda h: (h, h * 2),
+    "a copy": lambda h: (h, h + 0),
+    "stacked": lambda h: (h, torch.stack([h, h])),
+    "views of two": lambda h: ((h + 1).view(3, 1), h.view(3, 1)),
+}
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+@pytest.mark.parametrize("first", [tanh, opaque])
+@pytest.mark.parametrize("name", [*SHARING, *APART])
+def test_outputs_of_a_cell_that_share_memory_are_not_changed_one_by_one(
+    name: str, first: Callable[[Tensor], Tensor], runs: Any
+) -> None:
+    give = {**SHARING, **APART}[name]
+
+    @abt.cell(runs=runs)
+    def cell(x: Tensor) -> Any:
+        return give(first(x))
+
+    def change(x: Tensor) -> Any:
+        a, b = cell(x)
+        a += 1
+        return torch.cat([a.flatten(), b.flatten()])
+
+    batched = abt.batched(change, module=NET, backend="reference")
+    if name in SHARING:
+        with pytest.raises(ab.GraphError, match="a view of another one, or of which there are views"):
+            batched(ROWS)
+    else:
+        torch.testing.assert_close(batched(ROWS), torch.stack([change(x) for x in ROWS]))
+
+
+def test_shared_outputs_are_not_changed_after_an_await_either() -> None:
+    cell = abt.cell(lambda x: (tanh(x),) * 2)
+
+    async def change(x: Tensor) -> Any:
+        a, b = cell(x)
+        await ab.value(a.sum())
+        a += 1
+        return b
+
+    with pytest.raises(ab.GraphError, match="of which there are views"):
+        abt.batched(change, module=NET, backend="reference")(ROWS)
+
+
 def test_changes_without_gradients_are_refused_where_there_are_gradients() -> None:
     def change(x: Tensor) -> Any:
         h = L(x)

@@ -403,6 +403,37 @@ def test_an_unchanged_module_costs_what_it_did() -> None:
     assert isinstance(net.batch, TorchBatched)
 
 
+STEPS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "a function": (torch.tanh, 20),
+    "a method": (lambda h: h.sigmoid(), 20),
+    "two values": (lambda h: torch.maximum(h, h), 28),
+    "an operator": (lambda h: h * h, 32),
+    "a number": (lambda h: h + 1.5, 45),
+    "two nodes": (lambda h: h + h.sum(), 2 * 42),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_functions_of_torch_are_recorded_in_few_calls(name: str) -> None:
+    (step, most), lin = STEPS[name], nn.Linear(3, 3)
+    first = abt.cell(lin)
+
+    def chain(x: Tensor, n: int) -> Tensor:
+        h: Tensor = first(x)
+        for _ in range(n):
+            h = step(h)
+        return h
+
+    def calls(n: int) -> int:
+        batched = abt.batched(lambda x: chain(x, n), module=lin, backend="reference")
+        rows = [torch.ones(3)] * 8
+        for _ in range(2):
+            batched.record_all(rows)
+        return count_calls(batched.record_all, rows)
+
+    assert (calls(200) - calls(100)) / 800 <= most
+
+
 class Shared(nn.Module):
     """A layer that is called outside of cells and inside of one."""
 

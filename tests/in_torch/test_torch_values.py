@@ -537,3 +537,33 @@ def test_requires_grad_is_what_torch_says(name: str, asks: bool) -> None:
     with torch.no_grad():
         abt.batched(program, module=net, backend="reference")(rows)
     assert found[2:] == [False, False]
+
+
+STACKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "bools": lambda h: h > 0,
+    "bools of one number": lambda h: (h > 0).any(),
+    "ints": lambda h: h.argmax(),
+    "halves": lambda h: h.half(),
+    "floats": lambda h: h,
+}
+REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum(0)": lambda s: s.sum(0),
+    "sum()": lambda s: s.sum(),
+    "keepdim": lambda s: s.sum(0, keepdim=True),
+    "amax": lambda s: s.amax(0),
+    "mul": lambda s: s * s,
+    "add 1": lambda s: s + 1,
+    "input=": lambda s: torch.sum(input=s, dim=0),
+}
+
+
+@pytest.mark.parametrize("kind", STACKED)
+@pytest.mark.parametrize("name", REDUCED)
+def test_stacks_give_the_dtype_that_torch_gives(name: str, kind: str) -> None:
+    def run(x: Tensor) -> Tensor:
+        h = NET.lin(x)
+        return REDUCED[name](torch.stack([STACKED[kind](h), STACKED[kind](h * 2)]))
+
+    found, wanted = abt.batched(run, module=NET, backend="reference")(ROWS), torch.stack([run(x) for x in ROWS])
+    assert found.dtype is wanted.dtype
+    torch.testing.assert_close(found, wanted)
