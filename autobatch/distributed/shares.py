@@ -34,7 +34,7 @@ class Share(list[Any]):
 
     @checked()
     def __init__(self, instances: Iterable[Any], positions: Iterable[int], size: int, digest: bytes = b"") -> None:
-        super().__init__(list_owned(instances))
+        super().__init__(list_owned(instances, is_stored=True))
         self.positions: NDArray[np.int64] = np.fromiter(positions, np.int64)
         self.size, self.digest = size, digest
 
