@@ -166,6 +166,11 @@ PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
 @each("dtype", ["bool", "uint8", "int8"])
 def test_products_of_numpy_compute_with_floats(name: str, dtype: str) -> None:
     x, y = (draw(np.random.default_rng(seed), (3,), dtype) for seed in range(2))
-    found = ab.eager(ab.cell(lambda a, b: PRODUCTS[name](a, b)), x, y)
+
+    @ab.cell
+    def product(a: Any, b: Any) -> Any:
+        return PRODUCTS[name](a, b)
+
+    found = ab.eager(product, x, y)
     assert np.asarray(found).dtype.kind == "f"
     np.testing.assert_allclose(found, PRODUCTS[name](x.astype(float), y.astype(float)))
