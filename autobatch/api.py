@@ -65,9 +65,10 @@ class Batched(Engine):
 
         Args:
             instances: whatever the function takes, or graphs from `record_all`. If they come from an iterator or a data
-                set instead of a list or other container, their arrays are copied on arrival, because the next instance
-                may reuse the same memory. This covers arrays and tensors in tuples, lists, dicts, sets and attributes
-                of objects.
+                set instead of a list or other container, the next instance may fill the same objects again. So their
+                contents are noted on arrival: of arrays, tensors, buffers, containers and objects with attributes. An
+                instance is replaced by a copy if it holds something whose contents change before the last one arrives;
+                all others stay the same objects. Give a list to save the notes.
 
         Returns:
             What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
@@ -268,7 +269,7 @@ class Batched(Engine):
         Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
 
         Args:
-            instances: whatever the function takes; arrays from an iterator are copied as in a call.
+            instances: whatever the function takes; those from an iterator are copied as in a call.
             progress: show how far it is, on standard error or in an output of a notebook.
             workers: how many processes record; more than one pays from some thousand instances on.
 

@@ -26,7 +26,7 @@ class Share(list[Any]):
     """A list of instances of a mini-batch, which knows where in it they are.
 
     Args:
-        instances: of this share.
+        instances: of this share; arrays and buffers from an iterator are copied.
         positions: of each in the mini-batch, on which the random numbers of instances depend that are not recorded yet.
         size: instances in the whole mini-batch.
         digest: of the whole mini-batch: equal where it is the same one.
@@ -34,7 +34,7 @@ class Share(list[Any]):
 
     @checked()
     def __init__(self, instances: Iterable[Any], positions: Iterable[int], size: int, digest: bytes = b"") -> None:
-        super().__init__(list_owned(instances))
+        super().__init__(list_owned(instances, is_stored=True))
         self.positions: NDArray[np.int64] = np.fromiter(positions, np.int64)
         self.size, self.digest = size, digest
 

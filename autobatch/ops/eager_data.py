@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 
 from autobatch.ops.conditions import COMPARISONS
+from autobatch.ops.define import float_dtype
 from autobatch.ops.eager import EagerArray, freeze
 from autobatch.ops.operators import FUNCTIONS, OPS, REDUCTIONS, UFUNCS, Operators
+
+PRODUCTS = frozenset((
+    np.dot, np.inner, np.vdot, np.outer, np.tensordot, np.einsum, np.kron, np.cross, np.convolve, np.correlate,
+))  # fmt: skip
+"""NumPy's functions that multiply and add without its ufuncs, in the type of their arguments."""
 
 
 class EagerData(EagerArray):
@@ -37,6 +43,18 @@ class EagerData(EagerArray):
             result = result.astype(np.float64)
         return freeze(result)
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function not in PRODUCTS or not all(issubclass(kind, np.ndarray) for kind in types):
+            return super().__array_function__(function, types, args, kwargs)
+        own = [x for x in (*args, *kwargs.values()) if isinstance(x, np.ndarray)]
+        dtype = float_dtype(tuple(own), own)
+        given = {name: _as_floats(x, dtype) for name, x in kwargs.items()}
+        return freeze(function(*(_as_floats(x, dtype) for x in args), **given))
+
+    def dot(self, other: Any) -> Any:
+        """Multiply as np.dot does."""
+        return np.dot(self, other)
+
     def __pow__(self, other: Any) -> Any:
         return OPS["pow"](np.asarray(self), other)  # NumPy turns x ** 2 into a square
 
@@ -53,3 +71,7 @@ def as_data(array: Any) -> Any:
     """Make an array read-only, and an `EagerData` if it holds ints or bools."""
     frozen = freeze(array)
     return frozen.view(EagerData) if frozen.dtype.kind in "iub" else frozen
+
+
+def _as_floats(x: Any, dtype: np.dtype[Any]) -> Any:
+    return np.asarray(x, dtype) if isinstance(x, np.ndarray) and x.dtype.kind in "iub" else x

@@ -184,8 +184,6 @@ def _along(x: Array, axis: int) -> int:
 
 
 def _softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
-    if not out.size:
-        return
     axis = _along(x, axis)
     xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out, dtype=out.dtype)
     xp.exp(out, out=out)
@@ -193,8 +191,6 @@ def _softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
 
 
 def _log_softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
-    if not out.size:
-        return
     axis = _along(x, axis)
     xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out, dtype=out.dtype)
     xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)

@@ -94,7 +94,7 @@ class Cell:
         else:
             given = self.names[: len(args) + (owner is not None)]
             kwargs = {**{name: x for name, x in self.float_defaults.items() if name not in given}, **kwargs}
-            data, number = (*DATA_INSIDE, float, np.integer), dtype or _float_type(leaves((args, kwargs)))
+            data, number = (*DATA_INSIDE, float, np.integer, np.bool_), dtype or _float_type(leaves((args, kwargs)))
         own = partial(_read_only, dtype=dtype, number=number)
         args, kwargs = self._given(owner, args, kwargs, own, ARRAYS, data)
         with cell_call(None if module is None else module.training):

@@ -201,8 +201,6 @@ class Held:
 
     Args:
         is_one: predicate for the objects to find, if not float arrays.
-        filled: parts that are copied as if they held an array. If given, the rest of a copy equals the instance, so
-            sets and object arrays can be copied too.
 
     Attributes:
         arrays: each once, in the order in which they are met.
@@ -211,12 +209,7 @@ class Held:
         DataError: a set, a deque, or an array of objects or with fields holds a float array.
     """
 
-    def __init__(
-        self,
-        instance: Any,
-        is_one: Callable[[Any], bool] = is_float_array,
-        filled: Iterable[Any] | None = None,
-    ) -> None:
+    def __init__(self, instance: Any, is_one: Callable[[Any], bool] = is_float_array) -> None:
         self.arrays: list[Any] = []
         self._instance = instance
         self._number: dict[int, int] = {}
@@ -240,14 +233,14 @@ class Held:
                     parents[id(part)] = []
                     pending.append((part, False))
                 parents[id(part)].append(id(x))
-        holding = set(map(id, filled or ())) & parents.keys()
-        climbing = [*self._number, *holding]
+        holding = set[int]()
+        climbing = [*self._number]
         while climbing:
             above = [parent for parent in parents[climbing.pop()] if parent not in holding]
             holding.update(above)
             climbing += above
         self._holders = [x for x in met if id(x) in holding]
-        for x in self._holders if filled is None else ():
+        for x in self._holders:
             if isinstance(x, FIXED):
                 raise DataError(
                     f"the gradient of a float array is asked for that is in a {type(x).__name__}; keep such arrays in "
@@ -265,7 +258,7 @@ class Held:
         tuples = {id(x): x for x in self._holders if isinstance(x, tuple)}
         for x in self._holders:
             if id(x) not in tuples:
-                made[id(x)] = copy.deepcopy(x) if isinstance(x, FIXED) else copy.copy(x)
+                made[id(x)] = copy.copy(x)
 
         def get(part: Any) -> Any:
             key = id(part)
@@ -279,8 +272,8 @@ class Held:
                 twin[:] = map(get, x)
             elif isinstance(x, dict):
                 twin.update((name, get(part)) for name, part in x.items())
-            elif not isinstance(x, (tuple, *FIXED)):
-                for name, part in _attributes(x).items():
+            elif not isinstance(x, tuple):
+                for name, part in attributes(x).items():
                     object.__setattr__(twin, name, get(part))
         return get(self._instance)
 
@@ -293,10 +286,10 @@ def _parts(x: Any) -> Iterable[Any]:
         return x.ravel().tolist() if x.dtype == object else [x[name] for name in x.dtype.names or ()]
     if isinstance(x, (tuple, list, set, frozenset, deque)):
         return x
-    return () if isinstance(x, NO_PARTS) else _attributes(x).values()
+    return () if isinstance(x, NO_PARTS) else attributes(x).values()
 
 
-def _attributes(x: Any) -> dict[str, Any]:
+def attributes(x: Any) -> dict[str, Any]:
     """The attributes that an object stores."""
     kind: Any = type(x)
     slots = {name: slot.__get__(x) for name, slot in _slots(kind).items() if hasattr(x, name)}

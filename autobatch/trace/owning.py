@@ -1,31 +1,38 @@
-"""Copies of instances that arrive one by one; their producer may reuse the same arrays for the next instance.
+"""Instances that arrive one by one from an iterator, whose producer may fill the same objects again for the next one.
 
-Copies cover the arrays of an instance and their owners: tuples, lists, dicts, sets, and objects with attributes of any
-class defined in Python. They also cover lists, dicts and sets that are reached from the instance through such
-containers only. Anything else, such as an object without arrays, stays the same object.
+Each instance must be what it was when it arrived. So the contents of its mutable parts are noted on arrival: of arrays,
+buffers, containers, and objects with attributes of any class defined in Python. A part that several instances share is
+noted once, unless its contents changed between their arrivals. After the last arrival, instances that hold a part whose
+contents changed are rebuilt from the notes. All others, and what they hold, stay the same objects.
 """
 
 from __future__ import annotations
 
+import copy
+from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
-from typing import Any
+from itertools import islice
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
-from autobatch.trace.inputs import Held
+from autobatch.trace.guards import content_of
+from autobatch.trace.inputs import NO_PARTS, PLAIN, attributes
 
 KEPT: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque, type({}.values()))
 """Containers that hold all their instances, so none is overwritten while another is read."""
-FILLED: tuple[type, ...] = (list, dict, set, deque, bytearray)
+IMMUTABLE = (tuple, frozenset)
 
 
 @singledispatch
 def copy_of(x: Any) -> Any:
-    """Copy an array; other libraries register copiers for their arrays, and objects to keep."""
+    """Copy an array or a buffer; other libraries register copiers for their arrays, and objects to keep."""
     return x
 
 
@@ -37,40 +44,191 @@ def _(x: np.ndarray) -> Any:
     return x.copy()
 
 
-def list_owned(instances: Iterable[Any]) -> list[Any]:
-    """Return the instances as a list, with copied arrays unless a container holds them all."""
-    return list(instances) if isinstance(instances, KEPT) else [own(instance) for instance in instances]
+@copy_of.register(bytearray)
+@copy_of.register(array)
+def _(x: Any) -> Any:
+    return x[:]
 
 
-def own(instance: Any) -> Any:
-    """Return an instance with copied arrays; recorded graphs need no copy."""
-    if isinstance(instance, Graph):
-        return instance
-    filled = _filled(instance)
-    held = Held(instance, _is_copied, filled)
-    if not held.arrays and not filled:
-        return instance
-    try:
-        return held.rebuild(list(map(copy_of, held.arrays)), lambda part: part)
-    except Exception as error:  # copying may run a user's class, which may raise anything
-        raise DataError(
-            f"instances from an iterator are copied as they arrive, because their arrays may be filled again, but "
-            f"{type(instance).__name__} cannot be copied ({error}); give a list of instances."
-        ) from error
+@copy_of.register
+def _(x: memoryview) -> memoryview:
+    shown = np.asarray(x).copy()
+    return shown.data.toreadonly() if x.readonly else shown.data
 
 
-def _is_copied(x: Any) -> bool:
+class Note(NamedTuple):
+    """The contents of a part from one arrival on.
+
+    Attributes:
+        since: number of the arrival.
+        content: bytes of an array or a buffer; the parts of anything else, behind the names of attributes or keys.
+        parts: what the part holds.
+        twin: copy of an array or a buffer.
+    """
+
+    since: int
+    content: Any
+    parts: Sequence[Any] = ()
+    twin: Any = None
+
+
+def list_owned(instances: Iterable[Any], is_stored: bool = False) -> list[Any]:
+    """Return the instances as a list, each as it was when it arrived.
+
+    Args:
+        is_stored: whether the list is kept for later, so that arrays and buffers of an iterator are always copied.
+    """
+    if isinstance(instances, KEPT):
+        return list(instances)
+    arrivals = Arrivals()
+    for instance in instances:
+        arrivals.add(instance)
+    return arrivals.restore(is_stored)
+
+
+class Arrivals:
+    """Instances in order of arrival, and the contents of their parts at that time."""
+
+    def __init__(self) -> None:
+        self._instances: list[Any] = []
+        self._met: dict[int, Any] = {}  # holds each part, so that no other object gets its id
+        self._notes: dict[int, list[Note]] = {}
+
+    def add(self, instance: Any) -> None:
+        """Note the contents of an instance that arrives."""
+        number, seen, pending = len(self._instances), set[int](), [instance]
+        self._instances.append(instance)
+        while pending:
+            x = pending.pop()
+            if type(x) in PLAIN or id(x) in seen:
+                continue
+            seen.add(id(x))
+            self._met[id(x)] = x
+            notes = self._notes.setdefault(id(x), [])
+            if not notes or not _is_still(x, notes[-1]):
+                notes.append(_note(x, number))
+            pending += notes[-1].parts
+
+    def restore(self, is_stored: bool = False) -> list[Any]:
+        """Return the instances as they were when they arrived; DataError if one that changed cannot be copied."""
+        changed = {
+            key
+            for key, notes in self._notes.items()
+            if len(notes) > 1 or not _is_still(self._met[key], notes[0]) or (is_stored and notes[0].twin is not None)
+        }
+        if not changed:
+            return self._instances
+        return [self._restored(instance, number, changed) for number, instance in enumerate(self._instances)]
+
+    def _restored(self, instance: Any, number: int, changed: set[int]) -> Any:
+        """Return an instance with the contents it had at arrival `number`."""
+        notes, parents = dict[int, Note](), dict[int, list[int]]({id(instance): []})
+        pending = [instance]
+        while pending:
+            x = pending.pop()
+            if id(x) in notes or id(x) not in self._notes:
+                continue
+            all_notes = self._notes[id(x)]
+            notes[id(x)] = note = all_notes[bisect_right(all_notes, number, key=attrgetter("since")) - 1]
+            for part in note.parts:
+                parents.setdefault(id(part), []).append(id(x))
+                pending.append(part)
+        holding = changed & notes.keys()
+        climbing = [*holding]
+        while climbing:
+            above = {key for key in parents[climbing.pop()] if key not in holding}
+            holding |= above
+            climbing += above
+        if id(instance) not in holding:
+            return instance
+        try:
+            return _rebuilt(instance, {key: (self._met[key], notes[key]) for key in notes if key in holding})
+        except Exception as error:  # copying may run a user's class, which may raise anything
+            raise DataError(
+                f"instances from an iterator are copied if their contents change as later ones arrive, but "
+                f"{type(instance).__name__} cannot be copied ({error}); give a list of instances."
+            ) from error
+
+
+def _is_leaf(x: Any) -> bool:
     return copy_of.dispatch(type(x)) is not PLAIN_COPY and not (isinstance(x, np.ndarray) and x.dtype.hasobject)
 
 
-def _filled(instance: Any) -> list[Any]:
-    """Find the mutable containers that are reached through containers only."""
-    found, met, pending = list[Any](), set[int](), [instance]
-    while pending:
-        x = pending.pop()
-        if id(x) in met or type(x) not in (tuple, *FILLED):
-            continue
-        met.add(id(x))
-        found += [x] if type(x) in FILLED else []
-        pending += x.values() if type(x) is dict else () if type(x) is bytearray else x
-    return found
+def _bytes(x: Any) -> Any:
+    """Return the contents of an array or a buffer, for comparisons."""
+    if isinstance(x, memoryview):
+        return x.format, x.shape, x.tobytes()
+    return bytes(x) if isinstance(x, (bytearray, array)) else content_of(x)
+
+
+def _content(x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the keys or names of attributes of an object, and its parts in the same order."""
+    if isinstance(x, dict):
+        return [*x], [*x.values()]
+    if isinstance(x, (tuple, list, set, frozenset, deque)):
+        return (), [*x]
+    if isinstance(x, np.ndarray):
+        return (), x.ravel().tolist() if x.dtype == object else []
+    if isinstance(x, (*NO_PARTS, Graph)):
+        return (), ()
+    found = attributes(x)
+    return [*found], [*found.values()]
+
+
+def _note(x: Any, number: int) -> Note:
+    if not _is_leaf(x):
+        names, parts = _content(x)
+        return Note(number, [*names, *parts], parts)
+    twin = copy_of(x)
+    return Note(number, None) if twin is x else Note(number, _bytes(x), twin=twin)
+
+
+def _is_still(x: Any, note: Note) -> bool:
+    """Whether the contents of a part are those of its note."""
+    if isinstance(x, IMMUTABLE) or note.content is None:
+        return True
+    if note.twin is not None:
+        return bool(_bytes(x) == note.content)
+    names, parts = _content(x)
+    now = [*names, *parts]
+    return len(now) == len(note.content) and all(map(is_, now, note.content))
+
+
+def _rebuilt(instance: Any, holders: dict[int, tuple[Any, Note]]) -> Any:
+    """Return a copy of an instance with new twins of its `holders`, which have the noted contents."""
+    made = {key: note.twin for key, (_, note) in holders.items() if note.twin is not None}
+    for key, (x, note) in holders.items():
+        if note.twin is None and not isinstance(x, IMMUTABLE):
+            made[key] = copy.copy(x)
+
+    def get(part: Any) -> Any:
+        key = id(part)
+        if key in holders and key not in made:
+            kind: Any = tuple if isinstance(part, tuple) else frozenset
+            made[key] = kind.__new__(type(part), map(get, part))
+        return made.get(key, part)
+
+    for x, note in sorted(holders.values(), key=lambda held: isinstance(held[0], set)):  # sets hash what is filled
+        if note.twin is None and not isinstance(x, IMMUTABLE):
+            names = islice(note.content, len(note.content) - len(note.parts))
+            _fill(made[id(x)], [*names], [*map(get, note.parts)])
+    return get(instance)
+
+
+def _fill(twin: Any, names: list[Any], parts: list[Any]) -> None:
+    """Give a copy of an object these contents."""
+    if isinstance(twin, list):
+        twin[:] = parts
+    elif isinstance(twin, np.ndarray):
+        twin.flat[:] = np.fromiter(parts, object, len(parts))
+    elif isinstance(twin, dict):
+        twin.clear()
+        twin.update(zip(names, parts, strict=True))
+    elif isinstance(twin, (set, deque)):
+        twin.clear()
+        (twin.update if isinstance(twin, set) else twin.extend)(parts)
+    else:
+        for name in attributes(twin).keys() - set(names):
+            object.__delattr__(twin, name)
+        for name, part in zip(names, parts, strict=True):
+            object.__setattr__(twin, name, part)

@@ -165,13 +165,13 @@ class PairBuilder(RowBuilder):
         is_elementwise = op.scalar is not None and not op.random
         rule: PairRule = RULES.get(op.name, _combine if is_elementwise else _refuse)
         result = rule(self, op, values, static)
-        if not gives_condition(op, args):
-            return result
-        return (
-            MovedCondition(self, result.index, result.at)
-            if isinstance(result, Moved)
-            else PairsCondition(self, result.index)
-        )
+        return self.condition(result) if gives_condition(op, args) else result
+
+    def condition(self, value: Traced) -> Traced:
+        """Return a value that is 0 or 1 as a condition."""
+        if isinstance(value, Moved):
+            return MovedCondition(self, value.index, value.at)
+        return PairsCondition(self, value.index) if isinstance(value, Pairs) else super().condition(value)
 
 
 PairRule = Callable[[PairBuilder, Op, Sequence[Traced], dict[str, Any]], Traced]

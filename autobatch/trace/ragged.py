@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.builder import Builder, Traced, TracedCondition
 from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.choosing import argmax_n, choose_rows, top_k_n
 from autobatch.ops.conditions import Condition, gives_condition
@@ -120,7 +120,11 @@ class RowBuilder(Builder):
         is_elementwise = op.scalar is not None and not op.random
         rule: Rule = RULES.get(op.name, _apply_to_elements if is_elementwise else _refuse)
         result = rule(self, op, [self.wrap(arg) for arg in args], static)
-        return RaggedCondition(self, result.index) if gives_condition(op, args) else result
+        return self.condition(result) if gives_condition(op, args) else result
+
+    def condition(self, value: Traced) -> Traced:
+        """Return a value that is 0 or 1 as a condition."""
+        return (RaggedCondition if isinstance(value, Ragged) else TracedCondition)(self, value.index)
 
 
 Rule = Callable[[RowBuilder, Op, Sequence[Traced], dict[str, Any]], Traced]

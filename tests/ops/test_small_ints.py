@@ -133,3 +133,44 @@ def test_numbers_of_any_dtype_are_data(dtype: str) -> None:
     for instance in ((kind(1), np.array(1, dtype)), (np.array(0, dtype), np.full(2, 1, dtype))):
         found = ab.batched(lambda item: call(*item), backend="reference")([instance, instance])
         np.testing.assert_allclose(found, [call(*instance)] * 2)
+
+
+@each("number", [np.bool_(True), np.uint8(200), np.int8(-128)])
+def test_scalars_of_numpy_compute_alike(number: Any) -> None:
+    @ab.cell
+    def combined(x: Any, y: Any) -> Any:
+        return x + y, x * y - 3.0 * x
+
+    def function(pair: Any) -> Any:
+        return list(combined(*pair))
+
+    found = ab.batched(function, backend="reference")([(number, number)])[0]
+    np.testing.assert_allclose(found, ab.eager(function, (number, number)))
+    np.testing.assert_allclose(found[0], 2.0 * float(number))
+
+
+PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
+    "dot": np.dot,
+    "dot of an array": lambda x, y: np.dot(x, np.asarray(y)),
+    "dot of floats": lambda x, y: np.dot(x, np.asarray(y, np.float32)),
+    "method": lambda x, y: x.dot(y),
+    "inner": np.inner,
+    "outer": np.outer,
+    "tensordot": lambda x, y: np.tensordot(x, y, axes=([0], [0])),
+    "einsum": lambda x, y: np.einsum("i,i->", x, y),
+    "convolve": lambda x, y: np.convolve(v=y, a=x),
+}
+
+
+@each("name", PRODUCTS)
+@each("dtype", ["bool", "uint8", "int8"])
+def test_products_of_numpy_compute_with_floats(name: str, dtype: str) -> None:
+    x, y = (draw(np.random.default_rng(seed), (3,), dtype) for seed in range(2))
+
+    @ab.cell
+    def product(a: Any, b: Any) -> Any:
+        return PRODUCTS[name](a, b)
+
+    found = ab.eager(product, x, y)
+    assert np.asarray(found).dtype.kind == "f"
+    np.testing.assert_allclose(found, PRODUCTS[name](x.astype(float), y.astype(float)))

@@ -82,6 +82,8 @@ BODIES: tuple[tuple[str, Body], ...] = (
     ("of slices", lambda m, x, y, h, p: ab.softmax(x[1:] @ x.T) @ x[::-1]),
     ("keys by queries", lambda m, x, y, h, p: m.Q @ x.T @ x[:, 0] + ab.sum(ab.tanh(m.bias @ x.T)) + x.T.T[0]),
     ("sums of columns", lambda m, x, y, h, p: ab.sum(x.T, axis=0) @ x * ab.sum(x.T) + ab.max(x.T, axis=1)),
+    ("turned conditions", lambda m, x, y, h, p: ab.where((x.T > 0.0).T, x, 0.0) * (x > 0.1).T.T),
+    ("conditions of pairs", lambda m, x, y, h, p: ab.where(((x @ y.T).T > 0.0).T, x @ y.T, 0.0) @ y),
     ("stopped", lambda m, x, y, h, p: ab.stop_gradient(ab.softmax(x @ y.T)) @ y),
     ("two products", lambda m, x, y, h, p: ab.softmax(x @ x.T + (x @ m.Q) @ ab.tanh(x).T) @ ab.tanh(x)),
 )  # fmt: skip
@@ -118,6 +120,18 @@ def test_rows_are_paired_with_one_type(name: str, body: Body) -> None:
     for make in BACKENDS:
         found = check(in_a_cell(model, body), model, draw(), make())
         assert count_types(found, "<lambda>") == 1
+
+
+def test_conditions_are_turned_as_values_are() -> None:
+    @ab.cell(ragged=("x",))
+    def both(x: Any) -> Any:
+        first = (x > 0.0)[0]
+        return ab.where((x.T > 0.0).T & (x < 1.0).T.T, x, 2.0) + ab.where(first, 1.0, 0.0)
+
+    xs = [item[0] for item in draw()]
+    found = ab.batched(lambda x: [both(x)], backend="reference")(xs)
+    for (rows,), x in zip(found, xs, strict=True):
+        np.testing.assert_allclose(rows, ab.eager(both, x), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from array import array
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ import autobatch as ab
 import autobatch.torch as abt
 from autobatch.distributed.shares import Share
 from autobatch.errors import DataError
-from autobatch.trace.owning import own
+from autobatch.trace.owning import list_owned
 from helpers.runs.ways import each
 
 VALUES = (0.25, -0.5, 1.5)
@@ -183,13 +185,92 @@ def test_lists_and_tuples_of_instances_are_taken_as_they_are() -> None:
         assert all(x is array for x, array in zip(seen, arrays, strict=True))
 
 
-def test_what_holds_no_array_stays_the_same_object() -> None:
-    tree, shared = Tree("word", [Tree("other")]), np.zeros(2)
-    assert own(tree) is tree
-    copied = own((tree, shared, shared, MODEL))
-    assert copied[0] is tree
-    assert copied[1] is copied[2] is not shared
-    assert copied[3] is MODEL
+class Data:
+    """Is shared by the instances that it lists."""
+
+    def __init__(self) -> None:
+        self.table, self.items = np.zeros((10, 10)), list[Any]()
+
+
+class Sentence:
+    """Belongs to a data set."""
+
+    def __init__(self, data: Data, number: int) -> None:
+        self.data, self.ids = data, np.array([number])
+        data.items.append(self)
+
+
+def test_instances_stay_the_same_objects_if_nothing_in_them_changes() -> None:
+    data = Data()
+    sentences = [Sentence(data, number) for number in range(5)]
+    labels = {sentence: float(number) for number, sentence in enumerate(sentences)}
+    batched = ab.batched(lambda x: MODEL.total(np.full(3, labels[x], np.float32)), module=MODEL, backend="reference")
+    np.testing.assert_allclose(batched(iter(sentences)), batched(sentences))
+
+
+def test_only_what_holds_a_changed_part_is_copied() -> None:
+    data, buffer, model = Data(), np.zeros(2), MODEL
+    record = Record("kept", [data])
+
+    def instances() -> Iterator[Any]:
+        for value in VALUES:
+            buffer[:] = value
+            yield record, [buffer, buffer], model
+
+    found = list_owned(instances())
+    for (kept, (first, second), same), value in zip(found, VALUES, strict=True):
+        assert kept is record
+        assert same is model
+        assert first is second is not buffer
+        np.testing.assert_array_equal(first, value)
+
+
+def test_a_stored_share_has_copies_of_arrays() -> None:
+    buffer = np.zeros(2)
+    share = Share(iter([(buffer, MODEL), (buffer, MODEL)]), range(2), 2)
+    buffer[:] = 1.0
+    assert share[0][0] is share[1][0]
+    np.testing.assert_array_equal(share[0][0], 0.0)
+
+
+FILLED: dict[str, tuple[Any, Callable[[Any, int], Any], Callable[[Any], int]]] = {
+    "list": ([], lambda x, n: x.__setitem__(slice(None), range(n)), len),
+    "dict": ({}, lambda x, n: (x.clear(), x.update(dict.fromkeys(range(n)))), len),
+    "set": (set(), lambda x, n: (x.clear(), x.update(range(n))), len),
+    "deque": (deque(), lambda x, n: (x.clear(), x.extend(range(n))), len),
+    "bytearray": (bytearray(1), lambda x, n: x.__setitem__(0, n), lambda x: x[0]),
+    "memoryview": (memoryview(bytearray(1)), lambda x, n: x.__setitem__(0, n), lambda x: x[0]),
+    "array.array": (array("i", [0]), lambda x, n: x.__setitem__(0, n), lambda x: x[0]),
+    "objects": (np.array([[0], [0]], object).T, lambda x, n: x.__setitem__((0, 1), n), lambda x: x[0, 1]),
+    "attribute": (Record(0), lambda x, n: setattr(x, "array", n), lambda x: x.array),
+    "new attribute": (Record(0), lambda x, n: vars(x).__setitem__(str(n), n), lambda x: len(vars(x))),
+}
+HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "itself": (lambda x: x, lambda x: x),
+    "tuple": (lambda x: (0, x), lambda x: x[1]),
+    "object": (Slotted, lambda x: x.array),
+    "object with an array": (lambda x: Record(np.ones(2), [x]), lambda x: x.parts[0]),
+}
+
+
+@each("holder", HOLDERS)
+@each("kind", FILLED)
+@pytest.mark.parametrize("is_new", [False, True], ids=["same holder", "new holders"])
+def test_what_is_filled_again_is_restored(kind: str, holder: str, is_new: bool) -> None:
+    prototype, fill, read = FILLED[kind]
+    part = memoryview(bytearray(1)) if kind == "memoryview" else copy.deepcopy(prototype)
+    make, get = HOLDERS[holder]
+    counts, expected = (1, 1, 3, 1, 2), list[int]()
+    held = make(part)
+
+    def instances() -> Iterator[Any]:
+        for count in counts:
+            fill(part, count)
+            expected.append(read(part))
+            yield make(part) if is_new else held
+        fill(part, 7)
+
+    assert [read(get(x)) for x in list_owned(instances())] == expected
 
 
 class Once:
