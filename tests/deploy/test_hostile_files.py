@@ -51,11 +51,30 @@ class Net(ab.Module):
         return self.join([self.leaf(word)["h"] for word in words])
 
 
+def first(x: Any) -> Any:
+    """Find the first value of a result; a file may say that it is of another structure."""
+    while isinstance(x, dict | list | tuple) and len(x):
+        x = next(iter(x.values() if isinstance(x, dict) else x))
+    return x
+
+
+def takes_one(model: Any, cell: str) -> bool:
+    """Check that a model has a cell of one argument; a file may say that it has others."""
+    try:
+        vars(type(model))[cell].signature.bind(model, 0)
+    except (KeyError, TypeError):
+        return False
+    return True
+
+
 def use(path: Path) -> None:
     """Load a file, and call its cells."""
     model = ab.load(path)
-    found = ab.batched(lambda words: model.join([model.leaf(w)["h"] for w in words]), module=model, backend="reference")
-    found([[0, 1], [2]])
+    if takes_one(model, "leaf") and takes_one(model, "join"):
+        run = ab.batched(
+            lambda words: model.join([first(model.leaf(w)) for w in words]), module=model, backend="reference"
+        )
+        run([[0, 1], [2]])
 
 
 def places(x: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
