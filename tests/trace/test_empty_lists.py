@@ -39,7 +39,7 @@ OTHERS: dict[str, Callable[[Any, Any], Any]] = {
     "stack": lambda x, k: ab.sum(ab.stack(k), axis=0),
     "concat": lambda x, k: ab.sum(ab.concat(k)) + x,
     "sum": lambda x, k: sum(k) + x,
-    "tuples": lambda x, k: ab.sum_n([(h, x) for h in k], shape=(SHAPE, SHAPE))[1],
+    "tuples": lambda x, k: ab.sum_n([(h, x) for h in k], shape=(SHAPE, SHAPE))[1] + x,
 }
 
 
