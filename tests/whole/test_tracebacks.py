@@ -123,7 +123,8 @@ def test_errors_of_the_users_own_classes_leave_cells_as_they_are() -> None:
         raise TooSmall(x.shape[0], 4)
 
     small = ab.cell(body)
-    for run in (lambda: small(np.ones(3)), lambda: ab.batched(small, backend="reference")([np.ones(3)])):
+    runs: list[Any] = [lambda: small(np.ones(3)), lambda: ab.batched(small, backend="reference")([np.ones(3)])]
+    for run in runs:
         with pytest.raises(TooSmall, match="3 is less than 4") as caught:
             run()
         assert (caught.value.size, caught.value.least) == (3, 4)
