@@ -1,0 +1,11 @@
+// The functions of this folder that Python calls; `graph.cpp` lists them, and `_native.pyi` has their types.
+
+#pragma once
+
+#include "support/python.h"
+
+namespace autobatch {
+
+PyObject* merge_words(PyObject*, PyObject* parts);
+
+}  // namespace autobatch

@@ -1,0 +1,152 @@
+#include "graph/words.h"
+
+namespace autobatch {
+namespace {
+
+bool refuse(const char* what) {
+  PyErr_Format(PyExc_ValueError, "words must encode a graph, got ones in which %s", what);
+  return false;
+}
+
+// Whether offsets rise from 0 to `last`.
+bool rises(Span<const int32_t> ptr, int64_t last) {
+  bool falls = false;
+  for (ptrdiff_t i = 0; i + 1 < ptr.size; i++) falls |= ptr[i] > ptr[i + 1];
+  return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
+}
+
+// Whether all numbers lie in low..high-1.
+bool within(Span<const int32_t> values, int64_t low, int64_t high) {
+  bool outside = false;
+  for (int32_t value : values) outside |= value < low || value >= high;
+  return !outside;
+}
+
+// Finds where the attributes of each node begin; false if there are not as many as the types say.
+bool find_starts(TypedGraph& read) {
+  const Types& types = read.types;
+  ptrdiff_t n = read.graph.n_nodes();
+  if (!read.int_starts.resize(n + 1) || !read.float_starts.resize(n + 1)) return PyErr_NoMemory(), false;
+  int64_t a = 0, f = 0, n_attr = read.sizes.attr, n_floats = read.sizes.floats;
+  read.int_starts[0] = read.float_starts[0] = 0;
+  for (ptrdiff_t node = 0; node < n; node++) {
+    int32_t type_id = read.graph.type_id[node];
+    a += types.int_width[type_id];
+    f += types.float_width[type_id];
+    for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
+      int64_t length = a < n_attr ? read.graph.attr[a] : -1;
+      if (length < 0) return refuse("nodes have other attributes than their types");
+      a += 1 + length * types.data_ints[number];
+      f += length * types.data_floats[number];
+    }
+    if (a > n_attr || f > n_floats) return refuse("nodes have other attributes than their types");
+    read.int_starts[node + 1] = (int32_t)a;
+    read.float_starts[node + 1] = (int32_t)f;
+  }
+  return (a == n_attr && f == n_floats) || refuse("nodes have other attributes than their types");
+}
+
+// Whether edges and outputs name outputs and ports that the types have.
+bool fits_types(const Graph& graph, const Types& types) {
+  bool outside = false;
+  for (ptrdiff_t node = 0; node < graph.n_nodes(); node++) {
+    int32_t type_id = graph.type_id[node], n_ports = types.port_ptr[type_id + 1] - types.port_ptr[type_id];
+    for (int32_t e = graph.edge_ptr[node]; e < graph.edge_ptr[node + 1]; e++) {
+      int32_t source = graph.edge_src[e], out = graph.edge_out[e] & OUTPUT;
+      outside |= types.port_plain.size && graph.edge_in[e] >= n_ports;
+      if (source >= 0) outside |= out >= types.out_ptr[graph.type_id[source] + 1] - types.out_ptr[graph.type_id[source]];
+    }
+  }
+  for (ptrdiff_t o = 0; o < graph.out_node.size; o++) {
+    int32_t source = graph.out_node[o], out = graph.out_port[o] & OUTPUT;
+    if (source >= 0) outside |= out >= types.out_ptr[graph.type_id[source] + 1] - types.out_ptr[graph.type_id[source]];
+  }
+  return !outside || refuse("an edge names an output or a port that its type does not have");
+}
+
+}  // namespace
+
+bool sizes_of(Span<const int32_t> words, Sizes& sizes) {
+  if (words.size < HEADER) return false;
+  for (ptrdiff_t k = 0; k < HEADER; k++)
+    if (words[k] < 0) return false;
+  sizes = {words[0], words[1], words[2], words[3], words[4], words[5]};
+  return sizes.words() <= words.size;
+}
+
+bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources sources) {
+  if (!sizes_of(words, sizes) || sizes.words() != words.size) return refuse("the sizes are not those of the array");
+  graph = parts_of(words.data, sizes);
+  int64_t n = sizes.nodes, low = sources == Sources::OWN ? 0 : INT32_MIN;
+  if (!rises(graph.instance_ptr, n) || !rises(graph.output_ptr, sizes.outputs)) return refuse("instances are not in order");
+  if (!rises(graph.edge_ptr, sizes.edges)) return refuse("the edges of nodes are not in order");
+  if (!within(graph.type_id, 0, INT32_MAX)) return refuse("a type is negative");
+  if (!within(graph.edge_src, low, n) || !within(graph.out_node, low, n)) return refuse("a node does not exist");
+  if (!within(graph.edge_out, 0, INT64_MAX) || !within(graph.edge_in, 0, INT64_MAX) ||
+      !within(graph.out_port, 0, INT64_MAX))
+    return refuse("an output or a port is negative");
+  return true;
+}
+
+bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {
+  Span<const int32_t> ints;
+  if (!read<int32_t>(words, "words", ints) || !read_types(types, found.types)) return false;
+  if (!view_graph(ints, found.graph, found.sizes, sources)) return false;
+  if (!within(found.graph.type_id, 0, found.types.n_types())) return refuse("a type does not exist");
+  return fits_types(found.graph, found.types) && find_starts(found);
+}
+
+Ref make_words(const Sizes& sizes, NewGraph& graph) {
+  if (sizes.words() > INT32_MAX) {
+    PyErr_Format(PyExc_OverflowError, "a graph of %lld words is too large: positions are int32", (long long)sizes.words());
+    return Ref();
+  }
+  Span<int32_t> words;
+  Ref made = make_array<int32_t>((ptrdiff_t)sizes.words(), words);
+  if (!made) return made;
+  const int64_t header[HEADER] = {sizes.instances, sizes.nodes, sizes.edges, sizes.attr, sizes.outputs, sizes.floats};
+  for (ptrdiff_t k = 0; k < HEADER; k++) words[k] = (int32_t)header[k];
+  graph = parts_of(words.data, sizes);
+  graph.instance_ptr[0] = graph.output_ptr[0] = graph.edge_ptr[0] = 0;
+  return made;
+}
+
+int64_t slice_length(int64_t n, int64_t start, int64_t stop, int64_t step) {
+  auto clipped = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
+  int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
+  int64_t first = clipped(start < 0 ? start + n : start, low, high), last = clipped(stop < 0 ? stop + n : stop, low, high);
+  int64_t span = last - first + step - (step > 0 ? 1 : -1);
+  return (span > 0) == (step > 0) ? span / step : 0;
+}
+
+void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types& types, int64_t* lengths) {
+  int32_t type_id = graph.type_id[node];
+  for (int32_t group = 0; group < types.group_ptr[type_id + 1] - types.group_ptr[type_id]; group++) lengths[group] = 0;
+  bool has_ports = types.port_group.size > 0;
+  for (int32_t e = graph.edge_ptr[node]; has_ports && e < graph.edge_ptr[node + 1]; e++) {
+    int32_t group = types.port_group[types.port_ptr[type_id] + graph.edge_in[e]];
+    if (group >= 0) lengths[group]++;
+  }
+  at += types.int_width[type_id];
+  for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
+    int64_t n = graph.attr[at];
+    lengths[types.data_group[number]] = n;
+    at += 1 + n * types.data_ints[number];
+  }
+  for (int32_t part = types.part_ptr[type_id]; part < types.part_ptr[type_id + 1]; part++) {
+    const int64_t* cut = types.part_cut.data + 4 * part;
+    int64_t n = types.part_of[part] >= 0 ? lengths[types.part_of[part]] : cut[0];
+    int64_t count = slice_length(n, cut[1], cut[2], cut[3]);
+    if (types.part_times[part] >= 0) count *= lengths[types.part_times[part]];
+    lengths[types.part_group[part]] += count;
+  }
+}
+
+void copy_outputs(const Graph& graph, NewGraph& result, Span<const int32_t> number) {
+  for (ptrdiff_t o = 0; o < graph.out_node.size; o++) result.out_node[o] = number[graph.out_node[o]];
+  copy_shifted(result.output_ptr, 0, graph.output_ptr, 0);
+  copy_shifted(result.out_port, 0, graph.out_port, 0);
+  copy_shifted(result.out_slot, 0, graph.out_slot, 0);
+}
+
+}  // namespace autobatch

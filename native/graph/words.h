@@ -1,0 +1,104 @@
+// The encoding of a graph as one int32 array: `autobatch.graph.words`, which draws its layout.
+
+#pragma once
+
+#include "graph/types.h"
+#include "support/arrays.h"
+
+namespace autobatch {
+
+constexpr ptrdiff_t HEADER = 6;
+constexpr int32_t OUTPUT_BITS = 8, OUTPUT = (1 << OUTPUT_BITS) - 1;
+
+// The sizes of a graph, as its header has them.
+struct Sizes {
+  int64_t instances = 0, nodes = 0, edges = 0, attr = 0, outputs = 0, floats = 0;
+
+  int64_t words() const { return HEADER + 2 * (instances + 1) + 2 * nodes + 1 + 3 * edges + attr + 3 * outputs; }
+};
+
+// The parts of a graph's words, by name; of const ints where they are only read.
+template <class T>
+struct Parts {
+  Span<T> instance_ptr, output_ptr, type_id, edge_ptr, edge_src, edge_out, edge_in, attr, out_node, out_port, out_slot;
+
+  ptrdiff_t n_instances() const { return instance_ptr.size - 1; }
+  ptrdiff_t n_nodes() const { return type_id.size; }
+};
+using Graph = Parts<const int32_t>;
+using NewGraph = Parts<int32_t>;
+
+// Views words of these sizes by parts.
+template <class T>
+Parts<T> parts_of(T* words, const Sizes& sizes) {
+  T* at = words + HEADER;
+  auto take = [&at](int64_t size) {
+    Span<T> span{at, (ptrdiff_t)size};
+    at += size;
+    return span;
+  };
+  Parts<T> parts;
+  parts.instance_ptr = take(sizes.instances + 1);
+  parts.output_ptr = take(sizes.instances + 1);
+  parts.type_id = take(sizes.nodes);
+  parts.edge_ptr = take(sizes.nodes + 1);
+  parts.edge_src = take(sizes.edges);
+  parts.edge_out = take(sizes.edges);
+  parts.edge_in = take(sizes.edges);
+  parts.attr = take(sizes.attr);
+  parts.out_node = take(sizes.outputs);
+  parts.out_port = take(sizes.outputs);
+  parts.out_slot = take(sizes.outputs);
+  return parts;
+}
+
+// Reads the sizes in a header; false, without an error, if these words do not hold such a graph.
+bool sizes_of(Span<const int32_t> words, Sizes& sizes);
+
+// What edges and outputs may name.
+enum class Sources { OWN, EARLIER };  // nodes of the graph alone; or negative numbers, too: nodes of earlier phases
+
+// Views one graph; a ValueError unless its offsets and numbers of nodes stay within it. It does not know the types.
+bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources sources = Sources::OWN);
+
+// A graph that is read, with what it holds of its types checked: ids, outputs, ports, and the number of attributes.
+struct TypedGraph {
+  Graph graph;
+  Sizes sizes;
+  Types types;
+  Vec<int32_t> int_starts, float_starts;  // [N+1] where the attributes of each node begin
+};
+bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
+
+// Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. A GraphError
+// is not known here: an OverflowError where positions do not fit 32 bits.
+Ref make_words(const Sizes& sizes, NewGraph& graph);
+
+// Counts the edges of each variadic group of a node, whose int attributes begin at `at`, in `lengths`.
+void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types& types, int64_t* lengths);
+
+// Counts the elements that Python's slice start:stop:step gives of n.
+int64_t slice_length(int64_t n, int64_t start, int64_t stop, int64_t step);
+
+// Writes `source + shift` to `target` from position `at` on.
+inline void copy_shifted(Span<int32_t> target, ptrdiff_t at, Span<const int32_t> source, int32_t shift) {
+  for (ptrdiff_t k = 0; k < source.size; k++) target[at + k] = source[k] + shift;
+}
+
+// Copies the returned outputs of a graph into one whose nodes are renumbered by `number[node]`.
+void copy_outputs(const Graph& graph, NewGraph& result, Span<const int32_t> number);
+
+// Copies the attributes, which start at `starts`, of the kept nodes: those after which `number` rises.
+template <class T>
+void copy_attributes(Span<const T> values, Span<T> result, Span<const int32_t> starts, Span<const int32_t> number) {
+  if (values.size == result.size) {
+    if (values.size) memcpy(result.data, values.data, (size_t)values.size * sizeof(T));
+    return;
+  }
+  ptrdiff_t target = 0;
+  for (ptrdiff_t node = 0; node + 1 < starts.size; node++)
+    if (number[node] < number[node + 1])
+      for (int32_t source = starts[node]; source < starts[node + 1]; source++) result[target++] = values[source];
+}
+
+}  // namespace autobatch

@@ -1,0 +1,24 @@
+// The extension module `autobatch._native`: the functions and types of all stages.
+
+#define AUTOBATCH_IMPORTS_NUMPY
+#include "support/python.h"
+
+namespace autobatch {
+bool add_graph(PyObject* module);
+
+namespace {
+
+int execute(PyObject* module) {
+  if (PyArray_ImportNumPyAPI() < 0) return -1;
+  return add_graph(module) ? 0 : -1;
+}
+
+PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(execute)}, {0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "autobatch._native", "The native core; types are in _native.pyi.", 0,
+                          nullptr, slots, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace autobatch
+
+PyMODINIT_FUNC PyInit__native() { return PyModuleDef_Init(&autobatch::definition); }

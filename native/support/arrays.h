@@ -1,0 +1,57 @@
+// NumPy arrays as spans: read with their types checked, and made for results.
+
+#pragma once
+
+#include "support/python.h"
+#include "support/vec.h"
+
+namespace autobatch {
+
+template <class T> struct NumpyType;
+template <> struct NumpyType<int32_t> { static constexpr int number = NPY_INT32; static constexpr const char* name = "int32"; };
+template <> struct NumpyType<int64_t> { static constexpr int number = NPY_INT64; static constexpr const char* name = "int64"; };
+template <> struct NumpyType<double> { static constexpr int number = NPY_FLOAT64; static constexpr const char* name = "float64"; };
+template <> struct NumpyType<uint8_t> { static constexpr int number = NPY_UINT8; static constexpr const char* name = "uint8"; };
+template <> struct NumpyType<bool> { static constexpr int number = NPY_BOOL; static constexpr const char* name = "bool"; };
+
+// Sets a TypeError unless the object is a contiguous array of this type and number of dimensions.
+bool check_array(PyObject* object, const char* what, int type, const char* type_name, int ndim);
+
+// Reads an array of one dimension; `what` names it in the error.
+template <class T>
+bool read(PyObject* object, const char* what, Span<const T>& span) {
+  if (!check_array(object, what, NumpyType<T>::number, NumpyType<T>::name, 1)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  span = {static_cast<const T*>(PyArray_DATA(array)), PyArray_DIM(array, 0)};
+  return true;
+}
+
+// The same for an array that is written to; a ValueError if it is read-only.
+template <class T>
+bool read_mutable(PyObject* object, const char* what, Span<T>& span) {
+  Span<const T> found;
+  if (!read<T>(object, what, found)) return false;
+  if (PyArray_FailUnlessWriteable(reinterpret_cast<PyArrayObject*>(object), what) < 0) return false;
+  span = {const_cast<T*>(found.data), found.size};
+  return true;
+}
+
+// Makes an array that is not set; null with an error where there is no memory.
+template <class T>
+Ref make_array(ptrdiff_t size, Span<T>& span) {
+  npy_intp shape[1] = {size};
+  Ref made(PyArray_SimpleNew(1, shape, NumpyType<T>::number));
+  if (made) span = {static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made.get()))), size};
+  return made;
+}
+
+// Copies a vector into an array of its own.
+template <class T>
+Ref to_array(Span<const T> values) {
+  Span<T> span;
+  Ref made = make_array<T>(values.size, span);
+  if (made && values.size) memcpy(span.data, values.data, (size_t)values.size * sizeof(T));
+  return made;
+}
+
+}  // namespace autobatch

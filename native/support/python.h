@@ -1,0 +1,68 @@
+// Python's and NumPy's interfaces, and an owner of references.
+//
+// Functions that may fail return nullptr, or false, with a Python error set. No code here throws.
+
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL autobatch_numpy
+#ifndef AUTOBATCH_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include <stdint.h>
+#include <string.h>
+
+namespace autobatch {
+
+// Owns one reference to a Python object, or none.
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* owned) : object_(owned) {}
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  Ref(Ref&& other) : object_(other.release()) {}
+  Ref& operator=(Ref&& other) {
+    PyObject* before = object_;
+    object_ = other.release();
+    Py_XDECREF(before);
+    return *this;
+  }
+  ~Ref() { Py_XDECREF(object_); }
+
+  // A new reference to an object that somebody else owns, too.
+  static Ref borrowed(PyObject* object) { return Ref(Py_XNewRef(object)); }
+
+  PyObject* get() const { return object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+
+  // Gives the reference to the caller.
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// Releases the interpreter lock while it lives; nothing of Python's may be touched meanwhile.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(state_); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace autobatch

@@ -1,0 +1,91 @@
+// Spans and growing vectors of plain numbers; a vector that cannot grow says so, and nothing throws.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace autobatch {
+
+// Numbers in a row that somebody else owns.
+template <class T>
+struct Span {
+  T* data = nullptr;
+  ptrdiff_t size = 0;
+
+  T& operator[](ptrdiff_t i) const { return data[i]; }
+  T* begin() const { return data; }
+  T* end() const { return data + size; }
+  Span part(ptrdiff_t first, ptrdiff_t stop) const { return {data + first, stop - first}; }
+  operator Span<const T>() const { return {data, size}; }
+};
+
+// A vector of plain numbers. `reserve` and `resize` return false where there is no memory, and leave it as it was.
+template <class T>
+class Vec {
+ public:
+  Vec() = default;
+  Vec(const Vec&) = delete;
+  Vec& operator=(const Vec&) = delete;
+  Vec(Vec&& other) : data_(other.data_), size_(other.size_), room_(other.room_) {
+    other.data_ = nullptr;
+    other.size_ = other.room_ = 0;
+  }
+  ~Vec() { free(data_); }
+
+  // Makes room for this many more elements.
+  bool reserve(ptrdiff_t more) {
+    if (size_ + more <= room_) return true;
+    ptrdiff_t room = room_ * 2 > size_ + more ? room_ * 2 : size_ + more + 16;
+    void* grown = realloc(data_, (size_t)room * sizeof(T));
+    if (!grown) return false;
+    data_ = static_cast<T*>(grown);
+    room_ = room;
+    return true;
+  }
+  // Sets the size; new elements are not set.
+  bool resize(ptrdiff_t size) {
+    if (size > size_ && !reserve(size - size_)) return false;
+    size_ = size;
+    return true;
+  }
+  // Sets the size, and all elements.
+  bool assign(ptrdiff_t size, T value) {
+    if (!resize(size)) return false;
+    for (ptrdiff_t i = 0; i < size; i++) data_[i] = value;
+    return true;
+  }
+  bool push(T value) {
+    if (!reserve(1)) return false;
+    data_[size_++] = value;
+    return true;
+  }
+  // Appends where `reserve` has made room.
+  void append(T value) { data_[size_++] = value; }
+  // Gives memory beyond this many elements back.
+  void shrink(ptrdiff_t room) {
+    if (room_ <= room || size_ > room) return;
+    void* less = realloc(data_, (size_t)(room ? room : 1) * sizeof(T));
+    if (less) {
+      data_ = static_cast<T*>(less);
+      room_ = room ? room : 1;
+    }
+  }
+
+  T& operator[](ptrdiff_t i) { return data_[i]; }
+  const T& operator[](ptrdiff_t i) const { return data_[i]; }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  ptrdiff_t size() const { return size_; }
+  T& back() { return data_[size_ - 1]; }
+  operator Span<T>() { return {data_, size_}; }
+  operator Span<const T>() const { return {data_, size_}; }
+
+ private:
+  T* data_ = nullptr;
+  ptrdiff_t size_ = 0, room_ = 0;
+};
+
+}  // namespace autobatch
