@@ -1,6 +1,7 @@
 // The extension module `autobatch._native`: the functions and types of all stages.
 
 #define AUTOBATCH_IMPORTS_NUMPY
+#include "record/record.h"
 #include "support/python.h"
 
 namespace autobatch {
@@ -10,7 +11,7 @@ namespace {
 
 int execute(PyObject* module) {
   if (PyArray_ImportNumPyAPI() < 0) return -1;
-  return add_graph(module) ? 0 : -1;
+  return add_graph(module) && add_record(module) ? 0 : -1;
 }
 
 PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(execute)}, {0, nullptr}};

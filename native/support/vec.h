@@ -9,6 +9,29 @@
 
 namespace autobatch {
 
+// Tells the `operator new` below, which makes an object at a place, from that of the library that is not here.
+enum class At { PLACE };
+
+}  // namespace autobatch
+
+inline void* operator new(size_t, void* place, autobatch::At) noexcept { return place; }
+
+namespace autobatch {
+
+// Makes an object in memory that `free` takes back after `discard`; null where there is no memory.
+template <class T>
+T* make() {
+  void* place = malloc(sizeof(T));
+  return place ? new (place, At::PLACE) T() : nullptr;
+}
+
+template <class T>
+void discard(T* object) {
+  if (!object) return;
+  object->~T();
+  free(object);
+}
+
 // Numbers in a row that somebody else owns.
 template <class T>
 struct Span {
