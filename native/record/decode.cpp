@@ -1,0 +1,270 @@
+#include "record/decode.h"
+
+#include "graph/words.h"
+#include "record/handles.h"
+
+namespace autobatch {
+namespace {
+
+enum Status : int { FINE = 0, STALE = 1, TOO_LARGE = 2 };
+
+// What a walk over the log stops at.
+struct Fault {
+  Status status = FINE;
+  int64_t instance = 0, node = -1, at = 0;
+};
+
+// One item of a form's code, as it lies in the log at some position.
+struct Item {
+  int32_t kind;
+  int64_t length;   // of a list, or of data of any length
+  int64_t n_parts;  // values of an element
+  int64_t n_words;  // in the log, the length included
+  const int32_t* ports;
+};
+
+// Reads the item whose code begins at `code`, and moves `code` behind it.
+Item read_item(const int32_t*& code, const int64_t* log) {
+  Item item = {code[0], 1, 1, 1, nullptr};
+  switch (item.kind) {
+    case WORDS:
+      item.n_words = code[1];
+      code += 2;
+      return item;
+    case ROWS:
+      item.length = log[0];
+      item.n_words = 1 + item.length * code[1];
+      code += 2;
+      return item;
+    case EACH:
+      item.length = log[0];
+      item.n_parts = code[1];
+      item.n_words = 1 + item.length * item.n_parts;
+      code += 2;
+      break;
+    default:
+      code += 1;
+  }
+  item.ports = code;
+  for (int64_t part = 0; part < item.n_parts; part++) code += 1 + code[0];
+  return item;
+}
+
+// Reads a list of ints.
+bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found) {
+  if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "%s must be a list of ints", what), false;
+  Py_ssize_t n = PyList_GET_SIZE(list);
+  if (!found.reserve(n)) return PyErr_NoMemory(), false;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    int64_t x = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
+    if (x == -1 && PyErr_Occurred()) return false;
+    found.append(x);
+  }
+  return true;
+}
+
+// Whether offsets rise from 0 to `last`.
+bool rises(const Vec<int64_t>& ptr, int64_t last) {
+  for (ptrdiff_t i = 0; i + 1 < ptr.size(); i++)
+    if (ptr[i] > ptr[i + 1]) return false;
+  return ptr.size() && ptr[0] == 0 && ptr[ptr.size() - 1] == last;
+}
+
+// What decoding reads and writes.
+struct Decoder {
+  const Log* log;
+  Vec<int64_t> log_ptr, refs, slots, output_ptr;
+  Span<const int32_t> owner;  // the instances of nodes of earlier phases
+  bool has_phases;
+  Sizes sizes;
+  NewGraph graph;
+  Fault fault;
+  int64_t first = 0;  // node of the present instance
+  int64_t n = 0, e = 0, a = 0;
+
+  // Counts nodes, edges and attribute words.
+  bool count() {
+    ptrdiff_t at = 0;
+    for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
+      while (at < log_ptr[i + 1]) {
+        int32_t form = log->form_of[id_of(log->ints[at])];
+        const int32_t* code = log->code.data() + log->code_ptr[form] + 1;
+        sizes.nodes++;
+        at++;
+        while (*code != END) {
+          Item item = read_item(code, log->ints.data() + at);
+          if (item.kind == WORDS || item.kind == ROWS) {
+            sizes.attr += item.n_words;
+          } else {
+            const int32_t* ports = item.ports;
+            for (int64_t part = 0; part < item.n_parts; part++, ports += 1 + ports[0])
+              for (int32_t k = 1; k <= ports[0]; k++) sizes.edges += ports[k] >= 0 ? item.length : 0;
+          }
+          at += item.n_words;
+        }
+      }
+      if (at != log_ptr[i + 1]) return false;  // an instance ends inside of a call
+    }
+    return true;
+  }
+
+  // The node of a ref, counted from the first of this graph; false for one of another instance or recording.
+  bool find(int64_t ref, int64_t instance, int64_t& node) const {
+    int64_t id = id_of(ref);
+    node = id - log->first_id;
+    if (ref < 0 || node >= n) return false;
+    if (node >= first) return true;
+    if (!has_phases || node >= 0) return false;
+    int64_t earlier = log->node_of[id];
+    node = earlier - owner.size;
+    return earlier >= 0 && owner[earlier] == instance;
+  }
+
+  bool stop(Status status, int64_t instance, int64_t node) {
+    fault.status = status;
+    fault.instance = instance;
+    fault.node = node;
+    return false;
+  }
+
+  bool write_call(int64_t instance, ptrdiff_t& at) {
+    fault.at = at;
+    const int64_t* ints = log->ints.data();
+    const int32_t* code = log->code.data() + log->code_ptr[log->form_of[id_of(ints[at])]];
+    graph.type_id[n] = *code++;
+    at++;
+    while (*code != END) {
+      Item item = read_item(code, ints + at);
+      if (item.kind == WORDS || item.kind == ROWS) {
+        for (int64_t k = 0; k < item.n_words; k++) {
+          int64_t word = ints[at + k];
+          if (word < -INT32_MAX || word > INT32_MAX) return stop(TOO_LARGE, instance, n - first);
+          graph.attr[a++] = (int32_t)word;
+        }
+      } else {
+        const int32_t* ports = item.ports;
+        ptrdiff_t start = at + (item.kind == EACH), end = at + item.n_words;
+        for (int64_t part = 0; part < item.n_parts; part++, ports += 1 + ports[0])
+          for (int32_t k = 0; k < ports[0]; k++) {
+            if (ports[1 + k] < 0) continue;
+            for (ptrdiff_t place = start + part; place < end; place += item.n_parts) {
+              int64_t ref = ints[place], node;
+              if (!find(ref, instance, node)) return stop(STALE, instance, n - first);
+              graph.edge_src[e] = (int32_t)node;
+              graph.edge_out[e] = (int32_t)(((ref & OUTPUT) + k) | (ref >> ROW_SHIFT) << OUTPUT_BITS);
+              graph.edge_in[e++] = ports[1 + k];
+            }
+          }
+      }
+      at += item.n_words;
+    }
+    graph.edge_ptr[++n] = (int32_t)e;
+    return true;
+  }
+
+  bool write() {
+    ptrdiff_t at = 0;
+    for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
+      first = n;
+      while (at < log_ptr[i + 1])
+        if (!write_call(i, at)) return false;
+      graph.instance_ptr[i + 1] = (int32_t)n;
+      graph.output_ptr[i + 1] = (int32_t)output_ptr[i + 1];
+      for (int64_t o = output_ptr[i]; o < output_ptr[i + 1]; o++) {
+        int64_t node;
+        if (!find(refs[o], i, node)) return stop(STALE, i, -1);
+        graph.out_node[o] = (int32_t)node;
+        graph.out_port[o] = (int32_t)((refs[o] & OUTPUT) | (refs[o] >> ROW_SHIFT) << OUTPUT_BITS);
+        graph.out_slot[o] = (int32_t)slots[o];
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+bool is_code(Span<const int32_t> code) {
+  if (code.size < 2 || code[0] < 0) return false;
+  ptrdiff_t c = 1;
+  while (c < code.size && code[c] != END) {
+    int32_t kind = code[c++];
+    if (kind < VALUE || kind > ROWS || c >= code.size || code[c] < 0) return false;
+    if (kind == WORDS || kind == ROWS) {
+      c++;
+      continue;
+    }
+    int32_t n_parts = kind == EACH ? code[c++] : 1;
+    for (int32_t part = 0; part < n_parts; part++) {
+      if (c >= code.size || code[c] < 0) return false;
+      c += 1 + (ptrdiff_t)code[c];
+    }
+  }
+  return c == code.size - 1 && code[c] == END;
+}
+
+bool fits_code(const Log* log, int32_t form, Span<const int64_t> ints) {
+  const int32_t* code = log->code.data() + log->code_ptr[form] + 1;
+  ptrdiff_t at = 0;
+  while (*code != END) {
+    if (*code != WORDS && (at >= ints.size || ints[at] < 0 || (*code != VALUE && ints[at] > ints.size))) return false;
+    at += (ptrdiff_t)read_item(code, ints.data + at).n_words;
+  }
+  return at == ints.size;
+}
+
+PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = reinterpret_cast<Log*>(self);
+  if (n_args != 5) return PyErr_SetString(PyExc_TypeError, "decode takes four lists and the owners"), nullptr;
+  if (log->busy) return PyErr_SetString(PyExc_RuntimeError, "the log is being decoded"), nullptr;
+  Decoder decoder;
+  decoder.log = log;
+  decoder.has_phases = args[4] != Py_None;
+  if (!read_ints(args[0], "log_ptr", decoder.log_ptr) || !read_ints(args[1], "refs", decoder.refs) ||
+      !read_ints(args[2], "slots", decoder.slots) || !read_ints(args[3], "output_ptr", decoder.output_ptr))
+    return nullptr;
+  if (decoder.has_phases && !read<int32_t>(args[4], "owner", decoder.owner)) return nullptr;
+  if (!rises(decoder.log_ptr, log->ints.size()) || !rises(decoder.output_ptr, decoder.refs.size()) ||
+      decoder.slots.size() != decoder.refs.size() || decoder.output_ptr.size() != decoder.log_ptr.size()) {
+    PyErr_SetString(PyExc_ValueError, "offsets must rise to the ends of the log and of the refs, got others");
+    return nullptr;
+  }
+  ptrdiff_t n_before = log->node_of.size();
+  for (ptrdiff_t id = 0; decoder.has_phases && id < n_before; id++)
+    if (log->node_of[id] >= decoder.owner.size) {
+      PyErr_SetString(PyExc_ValueError, "owner must name the instance of each earlier node, got fewer");
+      return nullptr;
+    }
+  if (decoder.has_phases ? n_before != log->first_id : log->first_id != 0) {
+    PyErr_SetString(PyExc_ValueError, "owner must be given for all phases of a recording, or for none");
+    return nullptr;
+  }
+  decoder.sizes.instances = decoder.log_ptr.size() - 1;
+  decoder.sizes.outputs = decoder.refs.size();
+  decoder.sizes.floats = log->floats.size();
+  if (!decoder.count()) {
+    PyErr_SetString(PyExc_ValueError, "log_ptr must lie between calls, got positions within them");
+    return nullptr;
+  }
+  Ref words = make_words(decoder.sizes, decoder.graph);
+  if (!words) return nullptr;
+  bool is_written;
+  log->busy = true;
+  {
+    Unlocked unlocked;
+    is_written = decoder.write();
+  }
+  log->busy = false;
+  if (is_written && decoder.has_phases) {
+    if (!log->node_of.reserve(decoder.n)) return PyErr_NoMemory();
+    for (int64_t k = 0; k < decoder.n; k++) log->node_of.append((int32_t)(decoder.owner.size + k));
+  }
+  Ref floats = to_array<double>(log->floats);
+  if (!floats) return nullptr;
+  if (is_written) return Py_BuildValue("OOO", words.get(), floats.get(), Py_None);
+  const Fault& fault = decoder.fault;
+  return Py_BuildValue("OO(iLLL)", words.get(), floats.get(), (int)fault.status, (long long)fault.instance,
+                       (long long)fault.node, (long long)fault.at);
+}
+
+}  // namespace autobatch

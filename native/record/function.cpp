@@ -1,0 +1,211 @@
+#include "record/function.h"
+
+#include "record/forms.h"
+
+namespace autobatch {
+namespace {
+
+constexpr Py_ssize_t FEW = 32;
+
+struct Function {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* name;
+  PyObject* names;     // of the arguments: a tuple of text
+  PyObject* defaults;  // of the last of them: a tuple
+  PyObject* bind;      // bind(args, kwargs) gives the list of all arguments, for calls that are not plain; or None
+  PyObject* slow;      // slow(arguments): takes calls of no known form
+  PyObject* forms;     // a tuple of forms
+  bool is_plain;       // whether all arguments may be given by position
+};
+
+Function* as_function(PyObject* self) { return reinterpret_cast<Function*>(self); }
+
+PyObject* call_slowly(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+  Ref tuple(PyTuple_New(n));
+  for (Py_ssize_t i = 0; tuple && i < n; i++) PyTuple_SET_ITEM(tuple.get(), i, Py_NewRef(arguments[i]));
+  return tuple ? PyObject_CallOneArg(function->slow, tuple.get()) : nullptr;
+}
+
+PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+  Ref forms = Ref::borrowed(function->forms);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(forms.get()); i++) {
+    Form* form = reinterpret_cast<Form*>(PyTuple_GET_ITEM(forms.get(), i));
+    PyObject* made = form->n_arguments == n ? record_call(form, arguments, n) : nullptr;
+    if (made || PyErr_Occurred()) return made;
+  }
+  return call_slowly(function, arguments, n);
+}
+
+// Binds arguments by position and by name; false, without an error, where `bind` must do it.
+bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, PyObject** bound) {
+  Py_ssize_t n = PyTuple_GET_SIZE(function->names), n_defaults = PyTuple_GET_SIZE(function->defaults);
+  if (!function->is_plain || n_args > n) return false;
+  for (Py_ssize_t i = 0; i < n; i++) bound[i] = i < n_args ? args[i] : nullptr;
+  for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
+    Py_ssize_t place = n_args;  // names are interned, those of the call and those of the signature
+    while (place < n && PyTuple_GET_ITEM(function->names, place) != PyTuple_GET_ITEM(kwnames, k)) place++;
+    if (place == n || bound[place]) return false;
+    bound[place] = args[n_args + k];
+  }
+  for (Py_ssize_t i = n_args; i < n; i++) {
+    if (bound[i]) continue;
+    Py_ssize_t k = i - (n - n_defaults);
+    if (k < 0) return false;
+    bound[i] = PyTuple_GET_ITEM(function->defaults, k);
+  }
+  return true;
+}
+
+PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+  Ref given(PyTuple_New(n_args)), named(PyDict_New());
+  if (!given || !named) return nullptr;
+  for (Py_ssize_t i = 0; i < n_args; i++) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
+  for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
+    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, k), args[n_args + k]) < 0) return nullptr;
+  Ref bound(PyObject_CallFunctionObjArgs(function->bind, given.get(), named.get(), nullptr));
+  if (!bound) return nullptr;
+  Ref arguments(PySequence_Tuple(bound.get()));
+  return arguments ? record(function, &PyTuple_GET_ITEM(arguments.get(), 0), PyTuple_GET_SIZE(arguments.get())) : nullptr;
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  Function* function = as_function(self);
+  Py_ssize_t n_args = PyVectorcall_NARGS(nargsf), n = PyTuple_GET_SIZE(function->names);
+  if (function->is_plain && n_args == n && !kwnames) return record(function, args, n);
+  PyObject* bound[FEW];
+  if (n <= FEW && bind_plainly(function, args, n_args, kwnames, bound)) return record(function, bound, n);
+  return call_bound(function, args, n_args, kwnames);
+}
+
+// function.record(form, arguments): what a call of this form returns; None where the arguments are of another one.
+PyObject* record_one(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
+  if (n_args != 2 || Py_TYPE(args[0]) != &FormType || !PyTuple_Check(args[1]))
+    return PyErr_SetString(PyExc_TypeError, "record takes a form and a tuple of arguments"), nullptr;
+  Form* form = reinterpret_cast<Form*>(args[0]);
+  if (PyTuple_GET_SIZE(args[1]) != form->n_arguments) Py_RETURN_NONE;
+  PyObject* made = record_call(form, &PyTuple_GET_ITEM(args[1], 0), form->n_arguments);
+  if (made || PyErr_Occurred()) return made;
+  Py_RETURN_NONE;
+}
+
+// function.record_tuple(arguments): a call with all arguments in order.
+PyObject* record_tuple(PyObject* self, PyObject* arguments) {
+  if (!PyTuple_Check(arguments)) return PyErr_SetString(PyExc_TypeError, "arguments must be a tuple"), nullptr;
+  return record(as_function(self), &PyTuple_GET_ITEM(arguments, 0), PyTuple_GET_SIZE(arguments));
+}
+
+bool are_forms(PyObject* forms) {
+  bool are = PyTuple_Check(forms);
+  for (Py_ssize_t i = 0; are && i < PyTuple_GET_SIZE(forms); i++) are = Py_TYPE(PyTuple_GET_ITEM(forms, i)) == &FormType;
+  if (!are) PyErr_SetString(PyExc_TypeError, "forms must be a tuple of forms");
+  return are;
+}
+
+PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"name", "names", "defaults", "is_plain", "bind", "slow", nullptr};
+  PyObject *name, *of, *defaults, *bind, *slow;
+  int is_plain;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UO!O!pOO:Function", const_cast<char**>(names), &name, &PyTuple_Type, &of,
+                                   &PyTuple_Type, &defaults, &is_plain, &bind, &slow))
+    return nullptr;
+  if (PyTuple_GET_SIZE(defaults) > PyTuple_GET_SIZE(of) || !PyCallable_Check(slow) || !PyCallable_Check(bind))
+    return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults of the last, and callables"), nullptr;
+  Ref interned(PyTuple_New(PyTuple_GET_SIZE(of)));
+  for (Py_ssize_t i = 0; interned && i < PyTuple_GET_SIZE(of); i++) {
+    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(of, i))) return PyErr_SetString(PyExc_TypeError, "names must be text"), nullptr;
+    PyObject* text = Py_NewRef(PyTuple_GET_ITEM(of, i));
+    PyUnicode_InternInPlace(&text);
+    PyTuple_SET_ITEM(interned.get(), i, text);
+  }
+  PyObject* forms = interned ? PyTuple_New(0) : nullptr;
+  Function* function = forms ? as_function(type->tp_alloc(type, 0)) : nullptr;
+  if (!function) return Py_XDECREF(forms), nullptr;
+  function->vectorcall = call;
+  function->name = Py_NewRef(name);
+  function->names = interned.release();
+  function->defaults = Py_NewRef(defaults);
+  function->bind = Py_NewRef(bind);
+  function->slow = Py_NewRef(slow);
+  function->forms = forms;
+  function->is_plain = is_plain;
+  return reinterpret_cast<PyObject*>(function);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Function* function = as_function(self);
+  Py_VISIT(function->defaults);
+  Py_VISIT(function->bind);
+  Py_VISIT(function->slow);
+  Py_VISIT(function->forms);
+  return 0;
+}
+
+// Breaks circles; what may still be called stays callable.
+int clear(PyObject* self) {
+  Function* function = as_function(self);
+  Py_XSETREF(function->slow, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));
+  Py_XSETREF(function->bind, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));
+  PyObject* none = PyTuple_New(0);
+  if (none) Py_XSETREF(function->forms, none);
+  return 0;
+}
+
+void free_function(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  Function* function = as_function(self);
+  Py_XDECREF(function->name);
+  Py_XDECREF(function->names);
+  Py_XDECREF(function->defaults);
+  Py_XDECREF(function->bind);
+  Py_XDECREF(function->slow);
+  Py_XDECREF(function->forms);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* get_forms(PyObject* self, void*) { return Py_NewRef(as_function(self)->forms); }
+
+int set_forms(PyObject* self, PyObject* forms, void*) {
+  if (!forms || !are_forms(forms)) return forms ? -1 : (PyErr_SetString(PyExc_TypeError, "forms must not be deleted"), -1);
+  Py_XSETREF(as_function(self)->forms, Py_NewRef(forms));
+  return 0;
+}
+
+PyObject* get_name(PyObject* self, void*) { return Py_NewRef(as_function(self)->name); }
+
+PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<recording of %U>", as_function(self)->name); }
+
+PyGetSetDef attributes[] = {
+    {"forms", get_forms, set_forms, "The forms that it tries, one after another.", nullptr},
+    {"__name__", get_name, nullptr, nullptr, nullptr},
+    {"__qualname__", get_name, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMethodDef methods[] = {
+    {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(record_one)), METH_FASTCALL | METH_STATIC, nullptr},
+    {"record_tuple", record_tuple, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject function_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.Function";
+  type.tp_basicsize = sizeof(Function);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+  type.tp_doc = "Records the calls of a cell.";
+  type.tp_vectorcall_offset = offsetof(Function, vectorcall);
+  type.tp_call = PyVectorcall_Call;
+  type.tp_repr = represent;
+  type.tp_traverse = traverse;
+  type.tp_clear = clear;
+  type.tp_dealloc = free_function;
+  type.tp_getset = attributes;
+  type.tp_methods = methods;
+  type.tp_new = make_function;
+  return type;
+}
+
+}  // namespace
+
+PyTypeObject FunctionType = function_type();
+
+}  // namespace autobatch

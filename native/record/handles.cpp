@@ -1,0 +1,192 @@
+#include "record/handles.h"
+
+namespace autobatch {
+namespace {
+
+constexpr int MOST_SPARE = 4096;
+Handle* spare[MOST_SPARE];  // freed handles, to be used again
+int n_spare = 0;
+
+void forget(Handle* handle, int64_t ref) {
+  Log* log = log_in(handle->slot);
+  if (log && log->counts && log->session == handle->session) log->count(ref, -1);
+}
+
+void free_handle(PyObject* self) {
+  Handle* handle = reinterpret_cast<Handle*>(self);
+  PyTypeObject* kind = Py_TYPE(self);
+  forget(handle, handle->ref);
+  if (n_spare < MOST_SPARE)
+    spare[n_spare++] = handle;
+  else
+    PyObject_Free(self);
+  Py_DECREF(kind);
+}
+
+void free_rows(PyObject* self) {
+  Rows* rows = reinterpret_cast<Rows*>(self);
+  PyTypeObject* kind = Py_TYPE(self);
+  if (rows->refs)
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows->refs); i++)
+      forget(&rows->handle, PyLong_AsLongLong(PyList_GET_ITEM(rows->refs, i)));
+  else
+    forget(&rows->handle, rows->handle.ref);
+  Py_XDECREF(rows->refs);
+  Py_XDECREF(rows->whole);
+  PyObject_Free(self);
+  Py_DECREF(kind);
+}
+
+PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) {
+  PyErr_SetString(PyExc_TypeError, "recorded values are made by a recording alone");
+  return nullptr;
+}
+
+void free_base(PyObject* self) { PyObject_Free(self); }  // of no instance: classes are sealed before they have any
+
+Log* present_log(Handle* handle) {
+  Log* log = log_in(handle->slot);
+  return log && log->session == handle->session ? log : nullptr;
+}
+
+PyObject* get_ref(PyObject* self, void*) {
+  Handle* handle = reinterpret_cast<Handle*>(self);
+  return PyLong_FromLongLong(present_log(handle) ? handle->ref : STALE_REF);
+}
+
+PyObject* get_is_row(PyObject* self, void*) { return PyBool_FromLong(reinterpret_cast<Handle*>(self)->is_row); }
+
+PyObject* rebind(PyObject* self, PyObject* other) {
+  if (!PyObject_TypeCheck(other, &HandleType) || PyObject_TypeCheck(self, &RowsType) ||
+      PyObject_TypeCheck(other, &RowsType)) {
+    PyErr_SetString(PyExc_TypeError, "a value is bound to another value alone");
+    return nullptr;
+  }
+  Handle *handle = reinterpret_cast<Handle*>(self), *to = reinterpret_cast<Handle*>(other);
+  Log* log = present_log(to);
+  if (!log || log != present_log(handle)) {
+    PyErr_SetString(PyExc_ValueError, "a value is bound to one of the same recording alone");
+    return nullptr;
+  }
+  if (log->counts) {
+    log->count(to->ref, 1);
+    log->count(handle->ref, -1);
+  }
+  handle->ref = to->ref;
+  Py_RETURN_NONE;
+}
+
+PyGetSetDef handle_attributes[] = {
+    {"ref", get_ref, nullptr, "Identifies the node, the output and the row.", nullptr},
+    {"is_row", get_is_row, nullptr, "Whether it is a row of a value of any number of rows.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMethodDef handle_methods[] = {{"rebind", rebind, METH_O, "Stand for another value from now on."},
+                                {nullptr, nullptr, 0, nullptr}};
+
+PyObject* get_refs(PyObject* self, void*) {
+  Rows* rows = reinterpret_cast<Rows*>(self);
+  if (rows->refs) return present_log(&rows->handle) ? Py_NewRef(rows->refs) : PyList_New(0);
+  int64_t first = present_log(&rows->handle) ? rows->handle.ref : STALE_REF;
+  return PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "LLL", (long long)first,
+                               (long long)(first + (rows->n << ROW_SHIFT)), (long long)(int64_t(1) << ROW_SHIFT));
+}
+
+PyObject* get_whole(PyObject* self, void*) {
+  PyObject* whole = reinterpret_cast<Rows*>(self)->whole;
+  return Py_NewRef(whole ? whole : Py_None);
+}
+
+int set_whole(PyObject* self, PyObject* value, void*) {
+  Py_XSETREF(reinterpret_cast<Rows*>(self)->whole, Py_XNewRef(value));
+  return 0;
+}
+
+PyObject* get_n_rows(PyObject* self, void*) { return PyLong_FromLongLong(reinterpret_cast<Rows*>(self)->n); }
+
+PyGetSetDef rows_attributes[] = {
+    {"refs", get_refs, nullptr, "Of the rows, in order.", nullptr},
+    {"n_rows", get_n_rows, nullptr, "Number of rows.", nullptr},
+    {"whole", get_whole, set_whole, "All rows as one value, if recorded; else None.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyTypeObject handle_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.Handle";
+  type.tp_basicsize = sizeof(Handle);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
+  type.tp_doc = "An output of a recorded node.";
+  type.tp_dealloc = free_base;
+  type.tp_getset = handle_attributes;
+  type.tp_methods = handle_methods;
+  type.tp_new = refuse_new;
+  return type;
+}
+
+PyTypeObject rows_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.RowsHandle";
+  type.tp_basicsize = sizeof(Rows);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
+  type.tp_doc = "An output of any number of rows, or rows of such outputs.";
+  type.tp_dealloc = free_base;
+  type.tp_getset = rows_attributes;
+  type.tp_base = &HandleType;
+  type.tp_new = refuse_new;
+  return type;
+}
+
+}  // namespace
+
+PyTypeObject HandleType = handle_type();
+PyTypeObject RowsType = rows_type();
+
+PyObject* make_handle(Log* log, PyTypeObject* kind, int64_t ref, bool is_row) {
+  Handle* handle = n_spare ? spare[--n_spare] : static_cast<Handle*>(PyObject_Malloc(sizeof(Handle)));
+  if (!handle) return PyErr_NoMemory();
+  PyObject_Init(reinterpret_cast<PyObject*>(handle), kind);
+  handle->ref = ref;
+  handle->session = log->session;
+  handle->slot = log->slot;
+  handle->is_row = is_row;
+  if (log->counts) log->count(ref, 1);
+  return reinterpret_cast<PyObject*>(handle);
+}
+
+PyObject* make_rows(Log* log, PyTypeObject* kind, int64_t ref, int64_t n) {
+  Rows* rows = static_cast<Rows*>(PyObject_Malloc(sizeof(Rows)));
+  if (!rows) return PyErr_NoMemory();
+  PyObject_Init(reinterpret_cast<PyObject*>(rows), kind);
+  rows->handle.ref = ref;
+  rows->handle.session = log->session;
+  rows->handle.slot = log->slot;
+  rows->handle.is_row = false;
+  rows->n = n;
+  rows->refs = rows->whole = nullptr;
+  if (log->counts) log->count(ref, 1);
+  return reinterpret_cast<PyObject*>(rows);
+}
+
+bool is_sealed(PyObject* kind) {
+  if (!PyType_Check(kind)) return false;
+  destructor dealloc = reinterpret_cast<PyTypeObject*>(kind)->tp_dealloc;
+  return dealloc == free_handle || dealloc == free_rows;
+}
+
+PyObject* seal(PyObject*, PyObject* argument) {
+  PyTypeObject* kind = reinterpret_cast<PyTypeObject*>(argument);
+  if (!PyType_Check(argument) || !PyType_IsSubtype(kind, &HandleType) || !(kind->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
+    PyErr_SetString(PyExc_TypeError, "kind must be a class of handles");
+    return nullptr;
+  }
+  bool is_rows = PyType_IsSubtype(kind, &RowsType);
+  Py_ssize_t size = is_rows ? (Py_ssize_t)sizeof(Rows) : (Py_ssize_t)sizeof(Handle);
+  if (kind->tp_basicsize != size || kind->tp_itemsize || (kind->tp_flags & Py_TPFLAGS_HAVE_GC)) {
+    PyErr_SetString(PyExc_TypeError, "a class of handles must have __slots__ = () and no attributes of its own");
+    return nullptr;
+  }
+  kind->tp_dealloc = is_rows ? free_rows : free_handle;
+  Py_RETURN_NONE;
+}
+
+}  // namespace autobatch

@@ -1,0 +1,52 @@
+// Handles: the objects that stand for outputs of nodes while a program is recorded.
+//
+// A handle holds a ref, the number of a node and of one of its outputs, and the session of the log that it belongs to,
+// which tells a handle kept from an earlier recording. Its class, made by `autobatch.trace.handles`, tells its shape.
+// Refs are 64 bits: the output in the lowest 8, the number of the node in the next 32, the row in the others.
+
+#pragma once
+
+#include "record/log.h"
+#include "support/python.h"
+
+namespace autobatch {
+
+constexpr int ID_SHIFT = 8, ROW_SHIFT = 40;
+constexpr int64_t ID_MASK = (int64_t(1) << (ROW_SHIFT - ID_SHIFT)) - 1;
+constexpr int64_t STALE_REF = ID_MASK << ID_SHIFT;  // what a handle of another session is logged as
+constexpr int64_t MOST_ROWS = int64_t(1) << 23;     // that edges can number
+
+inline int64_t id_of(int64_t ref) { return ref >> ID_SHIFT & ID_MASK; }
+
+struct Handle {
+  PyObject_HEAD
+  int64_t ref;
+  uint32_t session;
+  uint16_t slot;    // of its log
+  uint16_t is_row;  // whether it is a row of a value of any number of rows
+};
+
+// A value of any number of rows: of one output, or rows of such outputs in any order.
+struct Rows {
+  Handle handle;
+  int64_t n;
+  PyObject* refs;   // a list of the refs of the rows; null for all rows of one output
+  PyObject* whole;  // all rows as one value, if recorded
+};
+
+extern PyTypeObject HandleType, RowsType;
+
+// The ref of a handle in its log's present session, or STALE_REF.
+inline int64_t ref_in(const Log* log, const Handle* handle) {
+  return handle->session == log->session ? handle->ref : STALE_REF;
+}
+
+// Makes a handle of a class that `seal` has prepared. A class of `Rows` makes one of n rows.
+PyObject* make_handle(Log* log, PyTypeObject* kind, int64_t ref, bool is_row = false);
+PyObject* make_rows(Log* log, PyTypeObject* kind, int64_t ref, int64_t n);
+
+// seal(kind): prepares a class of handles: its instances are allocated and freed here.
+PyObject* seal(PyObject*, PyObject* kind);
+bool is_sealed(PyObject* kind);
+
+}  // namespace autobatch

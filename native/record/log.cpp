@@ -1,0 +1,400 @@
+#include "record/log.h"
+
+#include "record/decode.h"
+#include "record/handles.h"
+#include "support/arrays.h"
+
+namespace autobatch {
+namespace {
+
+constexpr int N_SLOTS = 1 << 16;
+constexpr ptrdiff_t KEPT_ROOM = 1 << 17;  // elements for which a vector always keeps its memory
+Log* slots[N_SLOTS];
+int next_slot = 0;
+uint32_t last_session = 0;
+
+Log* as_log(PyObject* self) { return reinterpret_cast<Log*>(self); }
+
+bool refuse_if_busy(Log* log) {
+  if (!log->busy) return false;
+  PyErr_SetString(PyExc_RuntimeError, "a log that is being decoded must not be changed");
+  return true;
+}
+
+// Empties a vector; gives back memory far beyond what it held.
+template <class T>
+void empty(Vec<T>& vec) {
+  ptrdiff_t room = 4 * vec.size() > KEPT_ROOM ? 4 * vec.size() : KEPT_ROOM;
+  vec.resize(0);
+  vec.shrink(room);
+}
+
+PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  PyObject* owner;
+  static const char* names[] = {"owner", nullptr};
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Log", const_cast<char**>(names), &owner)) return nullptr;
+  int slot = next_slot;
+  for (int tried = 0; slots[slot]; tried++, slot = (slot + 1) % N_SLOTS)
+    if (tried == N_SLOTS) return PyErr_Format(PyExc_RuntimeError, "there are more than %d logs", N_SLOTS);
+  Log* log = as_log(type->tp_alloc(type, 0));
+  if (!log) return nullptr;
+  new (&log->ints, At::PLACE) Vec<int64_t>();
+  new (&log->floats, At::PLACE) Vec<double>();
+  new (&log->form_of, At::PLACE) Vec<int32_t>();
+  new (&log->code, At::PLACE) Vec<int32_t>();
+  new (&log->code_ptr, At::PLACE) Vec<int32_t>();
+  new (&log->node_of, At::PLACE) Vec<int32_t>();
+  new (&log->alive, At::PLACE) Vec<int32_t>();
+  new (&log->survivors, At::PLACE) Vec<int32_t>();
+  log->owner = Py_NewRef(owner);
+  log->session = ++last_session;
+  log->slot = (uint16_t)slot;
+  slots[slot] = log;
+  next_slot = (slot + 1) % N_SLOTS;
+  return reinterpret_cast<PyObject*>(log);
+}
+
+int traverse_log(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(as_log(self)->owner);
+  Py_VISIT(as_log(self)->draw);
+  return 0;
+}
+
+int clear_log(PyObject* self) {
+  Py_CLEAR(as_log(self)->owner);
+  Py_CLEAR(as_log(self)->draw);
+  return 0;
+}
+
+void free_log(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear_log(self);
+  Log* log = as_log(self);
+  slots[log->slot] = nullptr;
+  log->ints.~Vec();
+  log->floats.~Vec();
+  log->form_of.~Vec();
+  log->code.~Vec();
+  log->code_ptr.~Vec();
+  log->node_of.~Vec();
+  log->alive.~Vec();
+  log->survivors.~Vec();
+  Py_TYPE(self)->tp_free(self);
+}
+
+Py_ssize_t length(PyObject* self) { return as_log(self)->ints.size(); }
+
+PyObject* begin(PyObject* self, PyObject* counts) {
+  Log* log = as_log(self);
+  int is_counting = PyObject_IsTrue(counts);
+  if (is_counting < 0 || refuse_if_busy(log)) return nullptr;
+  empty(log->ints);
+  empty(log->floats);
+  empty(log->form_of);
+  empty(log->node_of);
+  empty(log->alive);
+  empty(log->survivors);
+  log->first_id = log->swept = 0;
+  log->counts = is_counting;
+  log->session = ++last_session;
+  Py_RETURN_NONE;
+}
+
+PyObject* clear(PyObject* self, PyObject*) {
+  Log* log = as_log(self);
+  if (refuse_if_busy(log)) return nullptr;
+  empty(log->ints);
+  empty(log->floats);
+  log->first_id = log->form_of.size();
+  if (log->counts) {  // of calls that were logged after the last decoding nothing becomes a node
+    if (!log->node_of.reserve(log->first_id - log->node_of.size())) return PyErr_NoMemory();
+    while (log->node_of.size() < log->first_id) log->node_of.append(-1);
+  }
+  Py_RETURN_NONE;
+}
+
+// Reads a range of positions start:stop of n.
+bool read_range(PyObject* const* args, Py_ssize_t n_args, ptrdiff_t n, ptrdiff_t& start, ptrdiff_t& stop) {
+  if (n_args != 2) return PyErr_SetString(PyExc_TypeError, "two positions must be given, start and stop"), false;
+  start = PyNumber_AsSsize_t(args[0], PyExc_IndexError);
+  if (start == -1 && PyErr_Occurred()) return false;
+  stop = PyNumber_AsSsize_t(args[1], PyExc_IndexError);
+  if (stop == -1 && PyErr_Occurred()) return false;
+  if (start < 0 || stop < start || stop > n) {
+    PyErr_Format(PyExc_IndexError, "positions must lie within 0..%zd, got %zd:%zd", n, start, stop);
+    return false;
+  }
+  return true;
+}
+
+PyObject* ints_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = as_log(self);
+  ptrdiff_t start, stop;
+  if (!read_range(args, n_args, log->ints.size(), start, stop)) return nullptr;
+  Ref found(PyList_New(stop - start));
+  for (ptrdiff_t i = start; found && i < stop; i++) {
+    PyObject* x = PyLong_FromLongLong(log->ints[i]);
+    if (!x) return nullptr;
+    PyList_SET_ITEM(found.get(), i - start, x);
+  }
+  return found.release();
+}
+
+PyObject* floats_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = as_log(self);
+  ptrdiff_t start, stop;
+  if (!read_range(args, n_args, log->floats.size(), start, stop)) return nullptr;
+  return to_array<double>(Span<const double>{log->floats.data() + start, stop - start}).release();
+}
+
+// add_form(code): a new form of calls; gives its number. Its code is that of `autobatch.trace.decode`.
+PyObject* add_form(PyObject* self, PyObject* argument) {
+  Log* log = as_log(self);
+  if (refuse_if_busy(log)) return nullptr;
+  Vec<int32_t> code;
+  Ref items(PySequence_Fast(argument, "code must be a sequence of ints"));
+  if (!items) return nullptr;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); i++) {
+    long word = PyLong_AsLong(PySequence_Fast_GET_ITEM(items.get(), i));
+    if (word == -1 && PyErr_Occurred()) return nullptr;
+    if (word < -1 || word > INT32_MAX) return PyErr_Format(PyExc_ValueError, "code must hold int32, got %ld", word);
+    if (!code.push((int32_t)word)) return PyErr_NoMemory();
+  }
+  if (!is_code(code)) {
+    PyErr_SetString(PyExc_ValueError, "code must be a type and what a form logs, got other ints");
+    return nullptr;
+  }
+  if (!log->code_ptr.size() && !log->code_ptr.push(0)) return PyErr_NoMemory();
+  if (!log->code.reserve(code.size()) || !log->code_ptr.reserve(1)) return PyErr_NoMemory();
+  for (ptrdiff_t i = 0; i < code.size(); i++) log->code.append(code[i]);
+  log->code_ptr.append((int32_t)log->code.size());
+  return PyLong_FromSsize_t(log->code_ptr.size() - 2);
+}
+
+// Reads a number from 0 to n - 1.
+bool read_index(PyObject* x, const char* what, int64_t n, int64_t& index) {
+  index = PyLong_AsLongLong(x);
+  if (index == -1 && PyErr_Occurred()) return false;
+  if (index >= 0 && index < n) return true;
+  PyErr_Format(PyExc_IndexError, "%s must lie within 0..%lld, got %lld", what, (long long)n - 1, (long long)index);
+  return false;
+}
+
+// add(form, ints, floats): logs a call; gives the ref of its first output.
+PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = as_log(self);
+  int64_t form;
+  if (n_args != 3) return PyErr_SetString(PyExc_TypeError, "add takes a form, ints and floats"), nullptr;
+  if (refuse_if_busy(log) || !read_index(args[0], "form", log->code_ptr.size() - 1, form)) return nullptr;
+  Ref ints(PySequence_Fast(args[1], "ints must be a sequence")), floats(PySequence_Fast(args[2], "floats must be one"));
+  if (!ints || !floats) return nullptr;
+  Py_ssize_t n_ints = PySequence_Fast_GET_SIZE(ints.get()), n_floats = PySequence_Fast_GET_SIZE(floats.get());
+  Vec<int64_t> items;
+  Vec<double> numbers;
+  for (Py_ssize_t i = 0; i < n_ints; i++) {
+    int64_t x = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(ints.get(), i));
+    if (x == -1 && PyErr_Occurred()) return nullptr;
+    if (!items.push(x)) return PyErr_NoMemory();
+  }
+  for (Py_ssize_t i = 0; i < n_floats; i++) {
+    double x = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(floats.get(), i));
+    if (x == -1 && PyErr_Occurred()) return nullptr;
+    if (!numbers.push(x)) return PyErr_NoMemory();
+  }
+  if (!fits_code(log, (int32_t)form, items)) {
+    PyErr_SetString(PyExc_ValueError, "ints must be those that the form logs, got others");
+    return nullptr;
+  }
+  if (!log->ints.reserve(n_ints + 1) || !log->floats.reserve(n_floats)) return PyErr_NoMemory();
+  int64_t id = log->add_call((int32_t)form);
+  if (id < 0) return nullptr;
+  for (Py_ssize_t i = 0; i < n_ints; i++) log->ints.append(items[i]);
+  for (Py_ssize_t i = 0; i < n_floats; i++) log->floats.append(numbers[i]);
+  return PyLong_FromLongLong(id << ID_SHIFT);
+}
+
+// form_of(ref): the form of the call that made a value.
+PyObject* form_of(PyObject* self, PyObject* ref) {
+  Log* log = as_log(self);
+  int64_t number = PyLong_AsLongLong(ref);
+  if (number == -1 && PyErr_Occurred()) return nullptr;
+  int64_t id = id_of(number);
+  if (number < 0 || id >= log->form_of.size()) return PyErr_Format(PyExc_IndexError, "no call made ref %lld", (long long)number);
+  return PyLong_FromLong(log->form_of[id]);
+}
+
+bool read_class(PyObject* kind, bool is_rows) {
+  if (is_sealed(kind) && (bool)PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(kind), &RowsType) == is_rows) return true;
+  PyErr_Format(PyExc_TypeError, "kind must be a sealed class of %s", is_rows ? "rows" : "values");
+  return false;
+}
+
+// value(kind, ref, is_row): another handle of an output, or of a row of one.
+PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (n_args != 3) return PyErr_SetString(PyExc_TypeError, "value takes a class, a ref and a bool"), nullptr;
+  if (!read_class(args[0], false)) return nullptr;
+  int64_t ref = PyLong_AsLongLong(args[1]);
+  int is_row = PyObject_IsTrue(args[2]);
+  if ((ref == -1 && PyErr_Occurred()) || is_row < 0) return nullptr;
+  return make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, is_row);
+}
+
+// rows(kind, refs): the value whose rows have these refs, in this order.
+PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = as_log(self);
+  if (n_args != 2) return PyErr_SetString(PyExc_TypeError, "rows takes a class and refs"), nullptr;
+  if (!read_class(args[0], true)) return nullptr;
+  Ref refs(PySequence_List(args[1]));
+  if (!refs) return nullptr;
+  Py_ssize_t n = PyList_GET_SIZE(refs.get());
+  for (Py_ssize_t i = 0; i < n; i++) {
+    PyObject* ref = PyList_GET_ITEM(refs.get(), i);
+    if (!PyLong_CheckExact(ref)) return PyErr_SetString(PyExc_TypeError, "refs must be ints"), nullptr;
+    if (PyLong_AsLongLong(ref) == -1 && PyErr_Occurred()) return nullptr;
+  }
+  int64_t first = n ? PyLong_AsLongLong(PyList_GET_ITEM(refs.get(), 0)) : STALE_REF;
+  bool counts = log->counts;
+  log->counts = false;  // each ref is counted below
+  PyObject* made = make_rows(log, reinterpret_cast<PyTypeObject*>(args[0]), first, n);
+  log->counts = counts;
+  if (!made) return nullptr;
+  for (Py_ssize_t i = 0; counts && i < n; i++) log->count(PyLong_AsLongLong(PyList_GET_ITEM(refs.get(), i)), 1);
+  reinterpret_cast<Rows*>(made)->refs = refs.release();
+  return made;
+}
+
+// Gives an array of the nodes of ids, without those that were forgotten.
+Ref nodes_of(Log* log, const Vec<int32_t>& ids) {
+  Vec<int32_t> found;
+  if (!found.reserve(ids.size())) return Ref(PyErr_NoMemory());
+  for (ptrdiff_t i = 0; i < ids.size(); i++)
+    if (ids[i] < log->node_of.size() && log->node_of[ids[i]] >= 0) found.append(log->node_of[ids[i]]);
+  return to_array<int32_t>(found);
+}
+
+// sweep(): the nodes of earlier phases that are in use since their first sweep, and those no longer in use.
+PyObject* sweep(PyObject* self, PyObject*) {
+  Log* log = as_log(self);
+  if (refuse_if_busy(log)) return nullptr;
+  Vec<int32_t> kept, gone, left;
+  for (ptrdiff_t i = 0; i < log->survivors.size(); i++) {
+    int32_t id = log->survivors[i];
+    if (!(log->alive[id] > 0 ? left : gone).push(id)) return PyErr_NoMemory();
+  }
+  ptrdiff_t n = log->alive.size();
+  for (ptrdiff_t id = log->swept; id < n; id++)
+    if (log->alive[id] > 0 && (!kept.push((int32_t)id) || !left.push((int32_t)id))) return PyErr_NoMemory();
+  if (!log->survivors.resize(left.size())) return PyErr_NoMemory();
+  for (ptrdiff_t i = 0; i < left.size(); i++) log->survivors[i] = left[i];
+  log->swept = n;
+  Ref in_use = nodes_of(log, kept), unused = nodes_of(log, gone);
+  if (!in_use || !unused) return nullptr;
+  return PyTuple_Pack(2, in_use.get(), unused.get());
+}
+
+// uses_form(form): whether any value that a call of this form made is in use.
+PyObject* uses_form(PyObject* self, PyObject* form) {
+  Log* log = as_log(self);
+  long number = PyLong_AsLong(form);
+  if (number == -1 && PyErr_Occurred()) return nullptr;
+  for (ptrdiff_t id = 0; id < log->alive.size(); id++)
+    if (log->alive[id] > 0 && log->form_of[id] == number) Py_RETURN_TRUE;
+  Py_RETURN_FALSE;
+}
+
+// renumber(of_node): nodes of earlier phases have other numbers now, or -1 if they are forgotten.
+PyObject* renumber(PyObject* self, PyObject* argument) {
+  Log* log = as_log(self);
+  Span<const int32_t> of_node;
+  if (refuse_if_busy(log) || !read<int32_t>(argument, "of_node", of_node)) return nullptr;
+  for (ptrdiff_t id = 0; id < log->node_of.size(); id++)
+    if (log->node_of[id] >= of_node.size) {
+      PyErr_SetString(PyExc_ValueError, "of_node must have a number for each node, got fewer");
+      return nullptr;
+    }
+  for (ptrdiff_t id = 0; id < log->node_of.size(); id++)
+    if (log->node_of[id] >= 0) log->node_of[id] = of_node[log->node_of[id]];
+  Py_RETURN_NONE;
+}
+
+PyObject* get_n_floats(PyObject* self, void*) { return PyLong_FromSsize_t(as_log(self)->floats.size()); }
+
+PyObject* get_draw(PyObject* self, void*) { return Py_NewRef(as_log(self)->draw ? as_log(self)->draw : Py_None); }
+
+int set_draw(PyObject* self, PyObject* value, void*) {
+  Py_XSETREF(as_log(self)->draw, Py_XNewRef(value));
+  return 0;
+}
+
+PyGetSetDef attributes[] = {{"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
+                            {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL
+
+PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
+                         {"clear", clear, METH_NOARGS, nullptr},
+                         {"ints", FAST(ints_of), nullptr},
+                         {"floats", FAST(floats_of), nullptr},
+                         {"add_form", add_form, METH_O, nullptr},
+                         {"add", FAST(add), nullptr},
+                         {"form_of", form_of, METH_O, nullptr},
+                         {"value", FAST(value), nullptr},
+                         {"rows", FAST(rows), nullptr},
+                         {"sweep", sweep, METH_NOARGS, nullptr},
+                         {"uses_form", uses_form, METH_O, nullptr},
+                         {"renumber", renumber, METH_O, nullptr},
+                         {"decode", FAST(decode), nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PySequenceMethods as_sequence = [] {
+  PySequenceMethods found = {};
+  found.sq_length = length;
+  return found;
+}();
+
+PyTypeObject log_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.Log";
+  type.tp_basicsize = sizeof(Log);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  type.tp_doc = "The calls of a recording, as ints and floats.";
+  type.tp_traverse = traverse_log;
+  type.tp_clear = clear_log;
+  type.tp_dealloc = free_log;
+  type.tp_as_sequence = &as_sequence;
+  type.tp_getset = attributes;
+  type.tp_methods = methods;
+  type.tp_new = make_log;
+  return type;
+}
+
+}  // namespace
+
+PyTypeObject LogType = log_type();
+
+Log* log_in(uint16_t slot) { return slots[slot]; }
+
+int64_t Log::add_call(int32_t form) {
+  int64_t id = form_of.size();
+  if (busy || id >= ID_MASK || !form_of.reserve(1) || (counts && !alive.reserve(1)) || !ints.reserve(1)) {
+    if (busy)
+      PyErr_SetString(PyExc_RuntimeError, "a log that is being decoded must not be changed");
+    else if (id >= ID_MASK)
+      PyErr_SetString(PyExc_OverflowError, "a recording has more calls than 32 bits can number");
+    else
+      PyErr_NoMemory();
+    return -1;
+  }
+  form_of.append(form);
+  if (counts) alive.append(0);
+  ints.append(id << ID_SHIFT);
+  return id;
+}
+
+void Log::count(int64_t ref, int by) {
+  int64_t id = id_of(ref);
+  if (id < alive.size()) alive[id] += by;
+}
+
+}  // namespace autobatch

@@ -1,0 +1,23 @@
+#include "record/record.h"
+
+#include "record/forms.h"
+#include "record/function.h"
+#include "record/handles.h"
+#include "record/log.h"
+#include "record/stage.h"
+
+namespace autobatch {
+namespace {
+
+PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+bool add_record(PyObject* module) {
+  PyTypeObject* types[] = {&HandleType, &RowsType, &LogType, &FormType, &FunctionType, &StageType};
+  for (PyTypeObject* type : types)
+    if (PyModule_AddType(module, type) < 0) return false;
+  return PyModule_AddFunctions(module, functions) == 0;
+}
+
+}  // namespace autobatch
