@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from autobatch._native import Stage
 from autobatch.errors import GraphError
 
 OPS: dict[str, Any] = {}  # each an `autobatch.ops.define.Op`
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # functions of ops that operators and methods apply, by name
 
 
-class Stage(threading.local):
-    """The stage of this thread: `current` traces a cell's body, records a program, or is None in eager mode.
-
-    Cells, ops of parameters alone and lists of values use it; symbols hold their own stage.
-    """
-
-    current: Any = None
-
-
 STAGE = Stage()
+"""The stage of this thread: `current` traces a cell's body, records a program, or is None in eager mode.
+
+Cells, ops of parameters alone and lists of values use it; symbols hold their own stage.
+"""
 
 
 class stage:

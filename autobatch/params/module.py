@@ -17,12 +17,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import getattr_static
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from autobatch._native import Function
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.keywords import checked
@@ -292,7 +292,7 @@ def _check_name(owner: type, name: str, value: Any, in_class: bool) -> None:
 
 
 def _stands_in(value: object) -> bool:
-    return isinstance(value, FunctionType) and hasattr(value, "stands_in")
+    return type(value) is Function
 
 
 def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:

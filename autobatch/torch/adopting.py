@@ -20,13 +20,13 @@ from autobatch.torch.entering import CURRENT
 from autobatch.torch.kinds import WITHIN, to_floats
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.stacked import STACK, join_rows
-from autobatch.trace.handles import Outputs, Rows, Value
+from autobatch.trace.handles import Rows, Value
 
 
 def to_arrays(x: Any) -> Any:
     """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
     kind = type(x)
-    if issubclass(kind, (Value, Outputs)):
+    if issubclass(kind, Value):
         return join_rows(x) if issubclass(kind, Rows) and x.key.detail is STACK else x
     if kind is int or kind is str or kind is bool:
         return x

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from autobatch.errors import GraphError
-from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ops.operators import STAGE
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import cell_of_function
@@ -98,15 +97,8 @@ def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 
 def _check_own(target: Value, method: str) -> None:
     """Raise a GraphError if, in torch, other values may share memory with this one."""
-    calls, number = STAGE.current, target.ref >> OUTPUT_BITS
-    is_row = isinstance(target, Rows) or isinstance(getattr(target, "kept", None), Rows)
-    if is_row or Flow.of(calls).is_shared(target):
+    if isinstance(target, Rows) or target.is_row or Flow.of(STAGE.current).is_shared(target):
         raise GraphError(
             f"{method} changes a recorded value in place that is a view of another one, or of which there are views, "
             f"and torch would change these too; {INSTEAD}"
-        )
-    if calls.handles.pool(calls.handles.form_of[number]).is_whole_in_use(number):
-        raise GraphError(
-            f"{method} changes a recorded value in place that is a part of a tuple which a cell returned, and which is "
-            f"still in use; {INSTEAD}"
         )

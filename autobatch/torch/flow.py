@@ -57,7 +57,6 @@ class Flow:
         self._has_views = self._is_async and any(map(self._is_view_in_use, range(len(calls.forms))))
         self._with_gradient: set[int] = set()
         self._shared: set[int] = set()
-        self._replaced: list[tuple[Value, int, Any]] = []
 
     @classmethod
     def of(cls, calls: Any) -> Flow:
@@ -88,9 +87,8 @@ class Flow:
         return self._has_views or value.ref in self._shared
 
     def replace(self, value: Value, new: Value) -> None:
-        """Rebind a handle, under all its names, to another value until the instance ends."""
-        self._replaced.append((value, value.ref, getattr(value, "kept", None)))
-        value.ref, value.kept = new.ref, new
+        """Rebind a handle, under all its names, to another value."""
+        value.rebind(new)
 
     def forget(self) -> None:
         """Read the log before the recording clears it."""
@@ -98,21 +96,15 @@ class Flow:
             self._read()
             self._read_up_to = 0, 0
 
-    def end(self) -> None:
-        """Restore the original values of handles, which are reused."""
-        for value, ref, kept in reversed(self._replaced):
-            value.ref, value.kept = ref, kept
-        self._replaced.clear()
-
     def _is_view_in_use(self, form: int) -> bool:
         """Whether values made by calls of a form may share memory with others."""
         shares = any(reach.shared or reach.is_twin for reach in reaches(self._calls.families[form].node_type.program))
-        return shares and self._calls.handles.pool(form).is_in_use()
+        return shares and self._calls.log.uses_form(form)
 
     def _read(self) -> None:
         calls = self._calls
         tape = Tape(calls, self._read_up_to)
-        self._read_up_to = len(calls.log), len(calls.floats)
+        self._read_up_to = len(calls.log), calls.log.n_floats
         tape.close()
         for call in tape.recorded:
             family = calls.families[call.form]

@@ -29,14 +29,14 @@ def stack_values(values: Sequence[Any]) -> Rows | None:
     if len(kinds) > 1 or not issubclass(kinds.pop(), Value) or isinstance(lifted[0], Rows):
         return None
     kind = STAGE.current.handles.class_of(Key("rows", STACK, (lifted[0].key,)))
-    return cast(Rows, kind(lifted[0].ref).of([x.ref for x in lifted], lifted))
+    return cast(Rows, STAGE.current.log.rows(kind, [x.ref for x in lifted]))
 
 
 def join_rows(rows: Rows) -> Any:
     """Record the rows as one value, which represents the stack from then on."""
     is_stack = rows.key.detail is STACK
-    if is_stack and (whole := getattr(rows, "whole", None)) is not None:
-        return whole
+    if is_stack and rows.whole is not None:
+        return rows.whole
     if len(rows):
         whole = STAGE.current.call_cell(cell_of_function(torch.stack), None, ([*rows],), {})
     else:

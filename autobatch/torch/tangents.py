@@ -24,7 +24,7 @@ from autobatch.torch.adopting import to_arrays
 from autobatch.torch.entering import CURRENT, TensorInputs
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.parameters import Tangent, TensorParameter
-from autobatch.trace.handles import Outputs, Rows, Value
+from autobatch.trace.handles import Rows, Value
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.results import SlotTable
 from autobatch.trace.tape import Derivatives, Tape
@@ -183,8 +183,6 @@ def _tangents(x: Any, found: Derivatives) -> Any:
         refs = x.refs if isinstance(x, Rows) else [x.ref]
         values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
         return STAGE.current.handles.rows_of(values) if isinstance(x, Rows) else values[0]
-    if isinstance(x, Outputs):
-        return tuple(_tangents(part, found) for part in x)
     if is_structure(x):
         return Key.of_structure(x, ()).build([_tangents(part, found) for part in parts_of(x)])
     return None

@@ -9,7 +9,6 @@ if its type is new, and the function is generated again with the new form.
 from __future__ import annotations
 
 import inspect
-from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import is_
@@ -18,8 +17,8 @@ from weakref import WeakSet
 
 import numpy as np
 
+from autobatch._native import Function, Log
 from autobatch.errors import GraphError, ShapeError
-from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import CellProgram, first_leaf
@@ -30,12 +29,11 @@ from autobatch.ops.randomness import DrawCount
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
-from autobatch.trace.decode import EACH, FormTables, form_tables
+from autobatch.trace.decode import EACH
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.entries import Entry, Known, Patches, invoke
+from autobatch.trace.entries import NOTHING, Entry, Known, Patches, invoke
 from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
-from autobatch.trace.generated import Namespace
-from autobatch.trace.handles import RECYCLE, Handles, Rows
+from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
@@ -66,15 +64,12 @@ class Noted(Protocol):
     def forget(self) -> None:
         """Read the log before the recording clears it."""
 
-    def end(self) -> None:
-        """End the notes: before the next instance begins, or after all instances of an async function."""
-
 
 class Calls:
     """The entries, forms, types and handles of one recorded function, and the log that its calls append to.
 
     Attributes:
-        log: ints, see `decode`; floats: the float attributes in call order.
+        log: of the calls, in the native core.
         traces: the traces of the cells called so far.
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
         steps: the derivatives of calls met so far.
@@ -98,8 +93,7 @@ class Calls:
         carry: Callable[[], Any] | None = None,
         in_rounds: bool = False,
     ) -> None:
-        self.log: list[int] = []
-        self.floats = array("d")
+        self.log = Log(self)
         self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
         self.types = self.traces.types
         self.forms: list[Form] = []
@@ -113,58 +107,34 @@ class Calls:
         self._sums: dict[Shape, int] = {}
         self.patches = Patches()
         self.adopt, self.in_rounds = adopt, in_rounds
-        self._namespace = Namespace(
-            {
-                "__stage": STAGE,
-                "__calls": self,
-                "__log": self.log,
-                "__log_float": self.floats.append,
-                "__log_each": self.floats.extend,
-                "__log_floats": self.floats.frombytes,
-            }
-        )
-        self.handles = Handles(self, self._namespace.names, methods)
+        self.handles = Handles(self, methods)
         self.lifting = Lifting(self.handles, self.record_source)
         self._entries: dict[Any, Entry] = {}
-        self._tables = form_tables([], [])
-        self._recycle_at = RECYCLE
 
-    def start(self) -> None:
-        """Empty the log for a new recording, or another phase of one."""
+    def begin(self) -> None:
+        """Begin a recording: empty the log; values of earlier recordings mean nothing in it."""
+        self.noted = None
+        self.log.begin(self.in_rounds)
+        self.begun = None
+
+    def start_phase(self) -> None:
+        """Empty the log for the next phase of a recording."""
         for tape in self.open_tapes:
             tape.save()
         if self.noted is not None:
             self.noted.forget()
-        self._recycle_at -= len(self.log)
         self.log.clear()
-        del self.floats[:]
-        self.begun = None
 
     def start_instance(self) -> None:
-        """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""
-        if self.noted is not None:
-            self._end_noted()
+        """Forget the sources of the last instance, and restart the numbering of draws."""
+        self.noted = None
         self.lifting.start_instance()
         self.enter_branch(DrawCount())
-        at = len(self.log)
-        self.begun = at, len(self.floats)
-        if at >= self._recycle_at:
-            self.handles.recycle()
-            self._recycle_at = at + RECYCLE
-
-    def recycle(self) -> None:
-        """Recycle handles, before and after an async function is recorded."""
-        self._end_noted()
-        self.handles.recycle()
-
-    def _end_noted(self) -> None:
-        if self.noted is not None:
-            self.noted.end()
-            self.noted = None
+        self.begun = len(self.log), self.log.n_floats
 
     def enter_branch(self, draws: DrawCount) -> None:
         """Number the draws of a branch of an async program from now on."""
-        self._namespace.names["__draw"] = draws.numbers.__next__
+        self.log.draw = draws.numbers.__next__
 
     def kept_type(self, table: Kept) -> int:
         """The type of the nodes that read a row of a table of kept values."""
@@ -175,17 +145,10 @@ class Calls:
             entry = self._add(key, Entry("kept", (Static("kept"), Static(table)), NUMBERED_ROW, run, never, key))
         return self.family_of(entry, {"row": Key("int", ())}, ()).node_type.number
 
-    def form_tables(self) -> FormTables:
-        """The form of each handle and the codes of all forms, for the decoder."""
-        form_of = self.handles.form_of
-        if self._tables.of.size < len(form_of):  # a new form has new handles
-            self._tables = form_tables(form_of, [form.code for form in self.forms])
-        return self._tables
-
     def type_at(self, at: int) -> NodeType:
         """The type of the node whose call begins at this position of the log."""
-        form = self.forms[self.handles.form_of[self.log[at] >> OUTPUT_BITS]]
-        return self.types[form.code[0]]
+        (ref,) = self.log.ints(at, at + 1)
+        return self.types[self.forms[self.log.form_of(ref)].code[0]]
 
     # Entries: one for each thing that can be called.
 
@@ -214,7 +177,7 @@ class Calls:
 
     def call_cell(self, cell: Cell, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a cell that is not replaced by an entry's function."""
-        return self.entry(cell, owner).known.function(*args, **kwargs)
+        return self.entry(cell, owner).function(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes.
@@ -229,7 +192,7 @@ class Calls:
                     break
         if op is OPS["slice"] and isinstance(args[0], Parameter) and (row := _row(args[0], **static)) is not None:
             op, args, static = OPS["lookup"], (args[0], row), {}
-        return self._entry_of_op(op, static).known.function(*args)
+        return self._entry_of_op(op, static).function(*args)
 
     def _beside_rows(self, x: Any, rows: Rows) -> Any:
         """An array with rows if it has as many as a value; anything else as it is."""
@@ -261,7 +224,7 @@ class Calls:
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
-        return self._entry_of_function(function).known.function(*args, **kwargs)
+        return self._entry_of_function(function).function(*args, **kwargs)
 
     def as_list(self, values: Iterable[Any]) -> list[Any]:
         """Values outside cells as a list: it holds no elements of a traced list."""
@@ -289,10 +252,10 @@ class Calls:
     def record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
         if type(x) is np.ndarray:
-            return self._entry_of_arrays(is_ragged).known.function(x)
+            return self._entry_of_arrays(is_ragged).function(x)
         if isinstance(x, FloatInput):
             return x.read(is_ragged)
-        return self._entry_of_parameter(x).known.function()
+        return self._entry_of_parameter(x).function()
 
     def _entry_of_arrays(self, is_ragged: bool) -> Entry:
         key = ("source", is_ragged)
@@ -325,12 +288,12 @@ class Calls:
                 key, Entry("input", identity, NUMBERED_ARRAY, run, never, key, lifts=False, ragged=ragged)
             )
         at = len(self.log)
-        value, _ = entry.known.function(data, number)
+        value, _ = entry.function(data, number)
         return value, self.type_at(at).number
 
     def alias(self, value: Any) -> Any:
         """A value like another one, that only what is given it reads; copy propagation leaves nothing of its node."""
-        return self._entry_of_alias().known.function(value)
+        return self._entry_of_alias().function(value)
 
     def _entry_of_alias(self) -> Entry:
         key = ("alias",)
@@ -399,28 +362,29 @@ class Calls:
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry
-        self._know(entry, (), {})
+        entry.function = Function(
+            entry.name, entry.keywords, entry.defaults, entry.is_positional, entry.bind,
+            lambda args: self._slow(entry, args),
+        )  # fmt: skip
         return entry
 
-    def _know(self, entry: Entry, forms: tuple[Form, ...], by_form: dict[tuple[str, ...], Any]) -> None:
-        """Set the forms of an entry, and generate the function that tries the first of them."""
-        entry.known = Known(forms, by_form, self._generate(entry, forms, lambda *args: self._slow(entry, args)))
-
-    def _generate(self, entry: Entry, forms: Sequence[Form], slow: Callable[..., Any]) -> Any:
-        return self._namespace.generate(entry.name, entry.signature, forms, slow)
+    def _know(self, entry: Entry, known: Known) -> None:
+        """Set the forms of an entry, of which its function tries the first."""
+        entry.known = known
+        entry.function.forms = tuple(form.recorder for form in known.forms)
 
     # The slow path: the first call of each form, and calls that pass arrays or parameters.
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
         if STAGE.current is not self:  # the caller is another thread, or traces a cell
-            return entry.call(entry.plain, args)
+            return entry.call_plainly(args)
         given = args if self.adopt is None else [*map(self.adopt, args)]
         if all(map(is_, given, args)) and entry.lifts:
             given = self._lifted(entry, args)
         if not all(map(is_, given, args)):
-            return entry.call(entry.known.function, given)  # the form with values may be known
+            return entry.function.record_tuple(tuple(given))  # the form with values may be known
         reader, keys = self._read(entry, dict(zip(entry.names, args, strict=True)))
-        form = tuple(reader.conditions)
+        conditions = reader.conditions
         try:
             family = self.family_of(entry, keys, reader.lengths)
         except NeedsLength as needs:
@@ -442,10 +406,11 @@ class Calls:
                 raise GraphError(f"in cell {entry.name!r}: {needs}") from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = texts
             return self._slow(entry, args)
-        if form not in entry.known.by_form:
+        if conditions not in entry.known.by_form:
             self._note_lengths(entry, keys, reader)
             self._add_form(entry, reader, family)
-        return entry.call(entry.known.by_form[form], args)
+        made = Function.record(entry.known.by_form[conditions].recorder, args)
+        return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
 
     def _lifted(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
         """The arguments with values for arrays and parameters."""
@@ -476,9 +441,8 @@ class Calls:
         """Read arguments, and again where the body needs the length of a list, or the numbers of data, of these."""
         fixed = set[str]()
         while True:
-            reader = FormReader(
-                self.handles, self._namespace.constant, entry.is_static, entry.ragged, fixed, self.adopt is not None
-            )
+            tells_bools = self.adopt is not None
+            reader = FormReader(arguments, self.handles, entry.is_static, entry.ragged, fixed, tells_bools)
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
             needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:
@@ -486,27 +450,23 @@ class Calls:
             fixed |= needed
 
     def _add_form(self, entry: Entry, reader: FormReader, family: Family) -> None:
-        node_type = family.node_type
-        outputs, build = self.handles.add_pool(len(self.forms), node_type)
-        rebuild = None if build is None else self._namespace.constant(build)
-        form = make_form(reader, len(self.forms), node_type, family.lengths, outputs, rebuild)
+        outputs = self.handles.outputs_of(family.node_type)
+        form = make_form(reader, self.log, family.node_type, family.lengths, outputs)
         self.forms.append(form)
         self.families.append(family)
         known = entry.known
-        known.by_form[tuple(reader.conditions)] = self._generate(
-            entry, [form], lambda *args: self._refuse_lengths(entry, family.node_type.program, args)
-        )
-        if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
-            self._know(entry, (form, *known.forms), known.by_form)
-            self.patches.renew(entry)
+        by_form = {**known.by_form, form.conditions: form}
+        # Newest first: the earliest forms, such as initial states, are often rare.
+        forms = (form, *known.forms) if len(known.forms) < MAX_FORMS else known.forms
+        self._know(entry, Known(forms, by_form))
 
     def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
         """Add a form that no function recognises, of a family and what is logged of its calls; give its number."""
-        number, node_type = len(self.forms), family.node_type
-        self.handles.add_pool(number, node_type)
-        self.forms.append(Form((), (), code_of(node_type, ints), tuple(ints), tuple(floats)))
+        self.handles.outputs_of(family.node_type)  # refuses too many
+        code = code_of(family.node_type, ints)
+        self.forms.append(Form((), code, tuple(ints), tuple(floats)))
         self.families.append(family)
-        return number
+        return self.log.add_form(code)
 
     def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
         """Refuse a call of a known form: lists or arrays that must be equally long are not."""
@@ -541,14 +501,14 @@ class Calls:
         retired = self.traces.forget(gone, bound)
         if not gone:
             return
-        dead = {form.conditions for form in self.forms if form.code[0] in retired}
         for key, entry in list(self._entries.items()):
             if entry.uses(gone):
                 del self._entries[key]
                 entry.clear()
             elif any(form.code[0] in retired for form in entry.known.forms) or entry.former:
                 forms = tuple(form for form in entry.known.forms if form.code[0] not in retired)
-                self._know(entry, forms, {c: f for c, f in entry.known.by_form.items() if c not in dead})
+                by_form = {c: form for c, form in entry.known.by_form.items() if form.code[0] not in retired}
+                self._know(entry, Known(forms, by_form))
                 entry.former.clear()
         self.steps.clear()
 
@@ -560,11 +520,7 @@ class Calls:
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
         """Switch an entry to the forms of its present types, and keep the forms of its former types."""
         entry.former[before] = entry.known
-        if now in entry.former:
-            entry.known = entry.former.pop(now)
-        else:
-            self._know(entry, (), {})
-        self.patches.renew(entry)
+        self._know(entry, entry.former.pop(now, NOTHING))
 
 
 def cell_at(owner: Any, path: str) -> Any:

@@ -25,7 +25,7 @@ from autobatch.ops.taped import Taped
 from autobatch.params.parameter import Parameter
 from autobatch.trace.differentiation import Differentiation, differentiation
 from autobatch.trace.elements import Element, NeedsLength, TracedList
-from autobatch.trace.handles import Outputs, Value
+from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Held, is_float_array
 from autobatch.trace.ragged import Ragged
 
@@ -54,7 +54,7 @@ class Variables:
         if wrt is None and type(args[0]) is float:
             args = (np.asarray(args[0]), *args[1:])
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
-        is_whole = wrt is None or type(chosen) is tuple or isinstance(chosen, Outputs)
+        is_whole = wrt is None or type(chosen) is tuple
         self._chosen = Held(chosen if is_whole else (chosen,), _is_variable)
         self.values = self._chosen.arrays
         if not self.values and not _is_empty(chosen):
@@ -142,7 +142,7 @@ def _replace(x: Any, values: Iterator[Any]) -> Any:
     """A structure with other values in the place of its own."""
     if is_structure(x):
         parts = [_replace(part, values) for part in parts_of(x)]
-        return tuple(parts) if isinstance(x, Outputs) else Key.of_structure(x, ()).build(parts)
+        return Key.of_structure(x, ()).build(parts)
     return next(values) if _leaves(x) else x
 
 

@@ -209,7 +209,6 @@ class Recorded:
         def zeros(shape: tuple[int, ...]) -> Value:
             """Zeros that are no other value, to be differentiated by."""
             made: Value = self._calls.zeros(shape)
-            found.keep(made)
             return found.value(made.ref, shape)
 
         if isinstance(x, Parameter):

@@ -11,23 +11,22 @@ from typing import Any, NamedTuple
 
 from autobatch.ir.arguments import Key, Static
 from autobatch.trace.cell import Cell
-from autobatch.trace.forms import Form
+from autobatch.trace.forms import Form, Step
 
 
 class Known(NamedTuple):
     """The forms in which a cell with certain types has been called.
 
     Attributes:
-        forms: the forms that `function`, the generated one, tries one after another.
-        by_form: for each form met, a function that records this form alone.
+        forms: those that the entry's function tries one after another.
+        by_form: all that were met, by the steps that identify them.
     """
 
     forms: tuple[Form, ...]
-    by_form: dict[tuple[str, ...], Any]
-    function: Any
+    by_form: Mapping[tuple[Step, ...], Form]
 
 
-NOTHING = Known((), {}, None)
+NOTHING = Known((), MappingProxyType({}))
 
 
 @dataclass(eq=False)
@@ -43,6 +42,7 @@ class Entry:
         run: runs the body on arguments by name, for tracing.
         is_static: whether an argument (name, value), or a value in it, is part of the type.
         plain: the cell itself, for callers that do not record.
+        function: records calls; made when the entry is added to a recording.
         lifts: whether arrays among the arguments become sources; else they are data.
         lists: whether sequences with values among the arguments become lists of values alone.
         ragged: the arguments whose arrays have any number of rows.
@@ -63,13 +63,16 @@ class Entry:
     lists: bool = False
     ragged: tuple[str, ...] = ()
     known: Known = NOTHING
+    function: Any = None
     former: dict[Hashable, Known] = field(default_factory=dict)
     fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         parameters = self.signature.parameters
         self.names = tuple(parameters)
-        self._is_positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+        self.defaults = tuple(p.default for p in parameters.values() if p.default is not p.empty)
+        self.is_positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+        self.keywords = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in parameters.values())
 
     def uses(self, gone: set[int]) -> bool:
         """Whether the entry belongs to an object with one of these `id`s."""
@@ -78,15 +81,22 @@ class Entry:
     def clear(self) -> None:
         """Drop all references; the entry is never called again."""
         self.identity, self.origin, self.plain, self.run = (), ("forgotten",), None, _forgotten
-        self.known = NOTHING
+        self.known, self.function.forms = NOTHING, ()
         self.former.clear()
         self.fixed.clear()
 
-    def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a function of the same signature with arguments in its order."""
-        if self._is_positional:
-            return function(*args)
-        return invoke(function, self.signature, dict(zip(self.names, args, strict=True)))
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments of a call, in order; TypeError if they do not fit."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
+        bound.apply_defaults()
+        return [*bound.arguments.values()]
+
+    def call_plainly(self, args: Sequence[Any]) -> Any:
+        """Call the cell itself with arguments in order."""
+        return invoke(self.plain, self.signature, dict(zip(self.names, args, strict=True)))
 
 
 def ids_in(x: Any) -> set[int]:
@@ -154,13 +164,9 @@ class Patches:
         self._around = around
         self._apply(self._patches)
 
-    def renew(self, entry: Entry) -> None:
-        """Replace the old function of an entry by its new one."""
-        self._apply({entry} & self._patches.keys())
-
     def _apply(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            function = entry.known.function if self._around is None else self._around(entry.known.function)
+            function = entry.function if self._around is None else self._around(entry.function)
             for patch in self._patches[entry]:
                 patch.attributes[patch.name] = function if patch.wrap is None else patch.wrap(function)
 

@@ -1,159 +1,222 @@
-"""Call forms: a few generated lines of Python that recognise how a cell is called and log the call as ints.
+"""Call forms: how a call of a cell is recognised, and what of it is logged, as ints.
 
-    def merge(left, right):
-        if __type(left) is Outputs_2 and __type(right) is Outputs_2:
-            for __out in pool_5: break
-            else: __out = grow_5()
-            __to = __log
-            __to += (__out[0].ref, left[0].ref, right[0].ref)
-            return __out
-        return slow_merge(left, right)
+A form is a list of steps for the native core (`native/record/forms.h`). They test the arguments, which are in numbered
+registers, and load parts of them into others; for `merge(left, right)` of two values with two outputs each:
 
-The arguments keep their names, and a cell may name an argument `type` or `out`; generated code therefore uses other
-names for builtins.
+    ("class", 0, tuple), ("size", 0, 2), ("item", 0, 0, 2), ("class", 2, Value), ("item", 0, 1, 3), ("class", 3, Value),
+    ("class", 1, tuple), ...
 
-The functions replace methods of modules that other threads may call too. A call that passes recorded values belongs to
-the recording; for any other call, the form tests whether this thread records.
+If all hold, the call is logged: the ref of what it returns, then what the writers name, ("ref", 2), ("ref", 3), ... .
+`code` describes this to the decoder.
 
-A form is finer than a type: it also distinguishes a tuple of all outputs of a node (logged as one int) from a tuple
-that the user made (logged as an int per value). `code` describes to the decoder what the form logged.
+A form is finer than a type: calls of one type may give data in several ways.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import chain, count, islice
-from typing import Any, NamedTuple
+from itertools import chain, count
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from autobatch import _native
+from autobatch._native import Log
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure, parts_of
 from autobatch.ir.program import DRAW, LEAVES, NODE, Attribute, CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
-from autobatch.ops.rows import count_rows
 from autobatch.trace.awaiting import close
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
-from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
+from autobatch.trace.handles import Handles, Outputs, Rows, Value
 
-IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
-BUILTINS: dict[str, Any] = {
-    f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, Fixed, np.ndarray, np.float64)
-}
-BUILTINS["__rows"] = count_rows
 BOOL = "bool"
-LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()", "each": "*{}"}
-LOG_FLOATS = {
-    "float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())", "each": "__log_each({})",
-}  # fmt: skip
+INTS = ("int", "ints", "each")
+MOST = 2**62  # rows of a list
+Step: TypeAlias = tuple[Any, ...]
+"""A test of a register: its name, the register, and objects, those that are compared by bits as `Static`."""
 
 
-@dataclass
-class Leaf:
-    """A part of a call's arguments, read by the expression `text`: data, values, or a list of values.
+class Leaf(NamedTuple):
+    """A part of a call's arguments: data, values, or a list of values.
 
     Attributes:
-        kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats", "each", or "rows" of data.
+        kind: "value", "int", "ints", "float", "floats", "each", or "rows" of data.
+        text: its expression; register: where it is.
         first: the number of the first leaf.
-        refs: for "value" the expression of its ref; for "each" the name of the list of refs made by the conditions,
-            empty if the elements hold only data.
-        leaves: the numbers of the leaves of each ref; for "each" of all refs of one element.
+        refs: for "each" the registers of an element's values; none if the elements hold only data.
+        leaves: the number of the leaf of each value; for "each" of each value of one element.
     """
 
     kind: str
     text: str
+    register: int
     first: int
-    refs: str = ""
-    leaves: tuple[tuple[int, ...], ...] = ()
+    refs: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
 
 
 class Element(NamedTuple):
     """The matching and logging of a list element, or part of one.
 
     Attributes:
-        tests: the conditions that match an expression against the element.
-        refs: the expression of each value ref, with its leaves.
-        ints, floats: the expression of each int or float, or of several with a star, with its leaf.
+        refs, ints, floats: the register of each value, of ints and of each float, with its leaf.
     """
 
     key: Key
-    tests: list[str]
-    refs: list[tuple[str, tuple[int, ...]]]
-    ints: list[tuple[str, int]]
-    floats: list[tuple[str, int]]
+    refs: list[tuple[int, int]]
+    ints: list[tuple[int, int]]
+    floats: list[tuple[int, int]]
 
 
 class EachData(NamedTuple):
-    """The data in the elements of a list `x`; see `Element`."""
+    """The data in the elements of a list, or in an array of any number of rows; see `Element`."""
 
-    ints: list[tuple[str, int]]
-    floats: list[tuple[str, int]]
+    ints: list[tuple[int, int]]
+    floats: list[tuple[int, int]]
 
 
 class NotAlike(Exception):
     """The elements of a list do not share a form of values and data."""
 
 
-class FormReader:
-    """Reads one call's arguments: their keys, the conditions that identify the form, and its leaves in order.
+class Steps:
+    """The steps of a form, or of the elements of a list.
 
     Args:
-        handles: gives the classes of values; constant: gives any other object a name in generated code.
+        n: registers that are given.
+
+    Attributes:
+        steps: all of them; n_registers: that they use.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.steps: list[Step] = []
+        self.n_registers = n
+
+    def test(self, name: str, register: int, *what: Any) -> None:
+        """Test a register."""
+        self.steps.append((name, register, *what))
+
+    def load(self, name: str, register: int, what: Any) -> int:
+        """Load a part of what a register holds into another one, and give its number."""
+        self.steps.append((name, register, what, self.n_registers))
+        self.n_registers += 1
+        return self.n_registers - 1
+
+    def is_exactly(self, register: int, x: Any) -> None:
+        """Test that a register holds `x`, or what equals it to the bit."""
+        if isinstance(x, (*BY_IDENTITY, bool, type(None))):
+            self.test("is", register, Static(x))
+        elif type(x) is tuple and all(type(part) in (str, int) for part in x):
+            self.test("plain", register, Static(x))
+        elif isinstance(x, (float, complex, np.generic, tuple, frozenset)) or is_dataclass(x):
+            self.test("class", register, Static(type(x)))
+            self.test("same", register, Static(exact), Static(exact(x)))
+        else:
+            self.test("equal", register, Static(x))
+
+    def parts(self, register: int, x: Any) -> list[int]:
+        """Test that a register holds a container like `x`, and load its parts."""
+        if isinstance(x, dict):
+            self.test("class", register, Static(type(x)))
+            self.test("keys", register, Static(tuple(x)), Static(exact))
+            return [self.load("key", register, Static(key)) for key in x]
+        self.test("class", register, Static(type(x)))
+        if is_dataclass(x):
+            return [self.load("attribute", register, Static(f.name)) for f in fields(x)]
+        self.test("size", register, len(x))
+        return [self.load("item", register, i) for i in range(len(x))]
+
+    def array(self, register: int, x: Any, tells_bools: bool, is_ragged: bool = False) -> Key:
+        """Test that a register holds an array of the shape and kind of `x`; give the key, of a row if it is ragged."""
+        shape = x.shape[1:] if is_ragged else x.shape
+        kind, letters, dtype = "float", "f", ""
+        if x.dtype.kind != "f":
+            letters = "iub" if not tells_bools else "b" if x.dtype.kind == "b" else "iu"
+            kind, dtype = "int", BOOL if letters == "b" else ""
+        self.test("rows" if is_ragged else "array", register, letters, shape)
+        return Key(kind, shape, dtype=dtype)
+
+
+def unwrapped(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps as the core takes them."""
+    plain = (tuple(x.value if type(x) is Static else x for x in step) for step in steps)
+    return tuple((*step[:2], unwrapped(step[2]), step[3]) if step[0] == "each" else step for step in plain)
+
+
+class FormReader:
+    """Reads one call's arguments: their keys, the steps that identify the form, and its leaves in order.
+
+    Args:
+        names: of the arguments, which are in the first registers.
+        handles: gives the classes of values.
         is_static: whether an argument (by name) or a value in it is part of the type.
         ragged: the arguments whose arrays have any number of rows.
         fixed: the lists (by expression) whose length the cell's body needs, and the data whose numbers it needs.
         tells_bools: whether arrays of bools make another type than those of ints.
 
     Attributes:
-        lists: the expressions of the variadic groups, and `lengths` their lengths; `rows` those that are no lists.
+        program: the steps.
+        lists: the expressions of the variadic groups, `registers` where they are, and `lengths` their lengths; `rows`
+            those that are no lists.
         data_of: the data in list elements, by variadic group.
         of_one_length: what the elements of a list do that makes them separate arguments, by the list's expression.
     """
 
     def __init__(
         self,
+        names: Iterable[str],
         handles: Handles,
-        constant: Callable[[Any], str],
         is_static: Callable[[str, Any], bool],
         ragged: tuple[str, ...],
         fixed: set[str],
         tells_bools: bool,
     ) -> None:
+        self.names = tuple(names)
+        self._register_of = {name: register for register, name in enumerate(self.names)}
+        self.program = Steps(len(self._register_of))
         self.tells_bools = tells_bools
-        self.handles, self.constant, self.is_static = handles, constant, is_static
+        self.handles, self.is_static = handles, is_static
         self.ragged, self.fixed = ragged, fixed
-        self.conditions: list[str] = []
         self.leaves: list[Leaf] = []
         self.lists: list[str] = []
+        self.registers: list[int] = []
         self.rows: set[str] = set()
         self.lengths: list[int] = []
         self.data_of: dict[int, EachData] = {}
         self.of_one_length: dict[str, str] = {}
         self.n_leaves = 0
 
+    @property
+    def conditions(self) -> tuple[Step, ...]:
+        """The steps, which are equal for calls of one form."""
+        return tuple(self.program.steps)
+
     def read(self, name: str, x: Any, text: str) -> Key:
         """Read the value of the expression `text`, which is argument `name` or a part of it."""
+        register = self._register_of[text]
         if self.is_static(name, x):
-            return self._static(name, x, text)
+            return self._static(name, x, register)
         if isinstance(x, Rows):
-            return self._rows_handle(x, text)
-        if isinstance(x, (Value, Outputs)):
-            return self._handle(x, text)
+            return self._rows_handle(x, text, register)
+        if isinstance(x, Value):
+            return self._handle(x, text, register)
         if text in self.fixed and isinstance(x, (int, np.ndarray)):
-            self.conditions.append(f"__type({text}) is {self.constant(type(x))}")
-            self.conditions.append(f"__Fixed({text}) == {self.constant(Fixed(x))}")
+            self.program.test("class", register, Static(type(x)))
+            self.program.test("same", register, Static(Fixed), Static(Fixed(x)))
             return Key("static", Static(Fixed(x)))
         if type(x) in (int, float):
-            kind = type(x).__name__
-            return self._data(kind, (), text, f"__type({text}) is __{kind}")
+            self.program.test("class", register, Static(type(x)))
+            return self._data(type(x).__name__, Key(type(x).__name__, ()), text, register)
         if isinstance(x, np.ndarray):
-            return self._array(name, x, text)
-        if type(x) is list and text not in self.fixed and (key := self._each(name, x, text)) is not None:
+            return self._array(name, x, text, register)
+        if type(x) is list and text not in self.fixed and (key := self._each(name, x, text, register)) is not None:
             return key
         if is_structure(x):
-            return self._container(name, x, text)
+            return self._container(name, x, text, register)
         if not isinstance(x, (*PLAIN, *BY_IDENTITY)) and not callable(x):
             if hasattr(x, "__array__"):
                 raise DataError(
@@ -168,133 +231,92 @@ class FormReader:
                 f"argument; pass what the body reads of it, or make it part of the type by naming the argument in "
                 f"@ab.cell(static=...)."
             )
-        return self._static(name, x, text)
+        return self._static(name, x, register)
 
     def data(self, leaves: set[int] | None) -> set[str]:
         """The expressions of these leaves, or of all, as far as they are ints of the node."""
-        ints = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind in LOG_INTS]
+        ints = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind in INTS]
         ints += [(self.lists[group], leaf) for group, data in self.data_of.items() for _, leaf in data.ints]
         return {text for text, leaf in ints if leaves is None or leaf in leaves}
 
-    def _handle(self, x: Value | Outputs, text: str) -> Key:
+    def _handle(self, x: Value, text: str, register: int) -> Key:
         self.handles.check(x)
-        n = sum(1 for _ in x.key.leaves())
-        self.conditions.append(f"__type({text}) is {x.class_name}")
-        leaves = tuple(range(self.n_leaves, self.n_leaves + n))
-        self.leaves.append(Leaf("value", text, self.n_leaves, f"{text}{path_to_ref(x.key)}", (leaves,)))
-        self.n_leaves += n
+        self.program.test("class", register, Static(type(x)))
+        self.leaves.append(Leaf("value", text, register, self.n_leaves, leaves=(self.n_leaves,)))
+        self.n_leaves += 1
         return x.key
 
-    def _rows_handle(self, x: Rows, text: str) -> Key:
+    def _rows_handle(self, x: Rows, text: str, register: int) -> Key:
         """Read a value of any number of rows, which is logged as a list of them."""
         self.handles.check(x)
-        self.conditions.append(f"__type({text}) is {x.class_name}")
+        self.program.test("class", register, Static(type(x)))
         leaf = first_leaf(len(self.lists))
-        self.leaves.append(Leaf("each", text, leaf, f"{text}.refs", ((leaf,),)))
-        self._add_rows(x, text)
+        self.leaves.append(Leaf("each", text, register, leaf, leaves=(leaf,)))
+        self._add_rows(x, text, register)
         return x.key
 
-    def _data(self, kind: str, shape: tuple[int, ...], text: str, condition: str) -> Key:
-        self.conditions.append(condition)
-        self.leaves.append(Leaf(kind + "s" if shape else kind, text, self.n_leaves))
+    def _data(self, kind: str, key: Key, text: str, register: int) -> Key:
+        self.leaves.append(Leaf(kind, text, register, self.n_leaves))
         self.n_leaves += 1
-        return Key(kind, shape)
+        return key
 
-    def _array(self, name: str, x: Any, text: str) -> Key:
+    def _array(self, name: str, x: Any, text: str, register: int) -> Key:
         if x.dtype.kind not in "fiub":
             raise DataError(
                 f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
                 f"bools, so convert it first."
             )
-        if name in self.ragged and x.ndim:
-            return self._rows(x, text)
-        key, condition = self._array_key(x, text)
-        self._data(key.kind, x.shape, text, condition)
-        self.leaves[-1].kind = f"{key.kind}s"  # even without axes: it is not an int, and may be changed in place later
-        return key
+        is_ragged = name in self.ragged and x.ndim > 0
+        key = self.program.array(register, x, self.tells_bools, is_ragged)
+        if not is_ragged:
+            return self._data(f"{key.kind}s", key, text, register)
+        leaf = first_leaf(len(self.lists))
+        self.leaves.append(Leaf("rows", text, register, leaf))
+        self.data_of[len(self.lists)] = EachData([(register, leaf)], [])
+        self._add_rows(x, text, register)
+        return Key("rows", None, (key,))
 
-    def _array_key(self, x: Any, text: str) -> tuple[Key, str]:
-        """Return the key of an array and the condition that identifies it."""
-        kind, letters, dtype = self._kind_of(x)
-        test = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
-        return Key(kind, x.shape, dtype=dtype), test
-
-    def _kind_of(self, x: Any) -> tuple[str, str, str]:
-        """Return the kind of an array's key, the letters of its dtypes, and the dtype of the key."""
-        if x.dtype.kind == "f":
-            return "float", "f", ""
-        letters = "iub" if not self.tells_bools else "b" if x.dtype.kind == "b" else "iu"
-        return "int", letters, BOOL if letters == "b" else ""
-
-    def _rows(self, x: Any, text: str) -> Key:
-        """Read an array of any number of rows."""
-        shape, (kind, letters, dtype) = x.shape[1:], self._kind_of(x)
-        self.conditions.append(
-            f"__type({text}) is __ndarray and {text}.ndim == {x.ndim} and {text}.shape[1:] == {shape} "
-            f"and {text}.dtype.kind in {letters!r}"
-        )
-        self.leaves.append(Leaf("rows", text, first_leaf(len(self.lists))))
-        self.data_of[len(self.lists)] = EachData([(text, first_leaf(len(self.lists)))], [])
-        self._add_rows(x, text)
-        return Key("rows", None, (Key(kind, shape, dtype=dtype),))
-
-    def _static(self, name: str, x: Any, text: str) -> Key:
+    def _static(self, name: str, x: Any, register: int) -> Key:
         if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):
             raise GraphError(
                 f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), and static arguments are hashable; give a "
                 f"tuple or a frozenset instead."
             )
-        self.conditions.append(self._is_exactly(text, x))
+        self.program.is_exactly(register, x)
         return Key("static", Static(x))
 
-    def _is_exactly(self, text: str, x: Any) -> str:
-        """The condition that `text` is `x`, or equal to the bit; uses Python's operators where these are exact."""
-        name = self.constant(x)
-        if isinstance(x, (*BY_IDENTITY, bool, type(None))):
-            return f"{text} is {name}"
-        if type(x) is tuple and all(type(part) in (str, int) for part in x):
-            types = self.constant(tuple(map(type, x)))
-            return f"__type({text}) is __tuple and {text} == {name} and (*__map(__type, {text}),) == {types}"
-        if isinstance(x, (float, complex, np.generic, tuple, frozenset)) or is_dataclass(x):
-            return f"__exact({text}) == {self.constant(exact(x))}"
-        return f"__type({text}) is __type({name}) and {text} == {name}"
-
-    def _each(self, name: str, x: list[Any], text: str) -> Key | None:
+    def _each(self, name: str, x: list[Any], text: str, register: int) -> Key | None:
         """Return the key of a list of any length if its elements share a form of values and data; else None."""
         if not x:
-            self.conditions.append(f"__type({text}) is __list and not {text}")
-            self._add_list(x, text)
+            self.program.test("empty", register)
+            self._add_list(x, text, register)
             return Key("each", None)
-        examples = {_make_up(element): element for element in x}
-        whole, group = len(examples) == 1, len(self.lists)
+        group, found = len(self.lists), dict[Any, tuple[Element, Steps]]()
         try:
-            parts = [self._element(name, x, "x", whole, count(first_leaf(group))) for x in examples.values()]
+            for element in {_make_up(element): element for element in x}.values():
+                steps = Steps(1)
+                part = self._element(name, element, 0, steps, count(first_leaf(group)))
+                found[part.key, tuple(steps.steps)] = part, steps
         except NotAlike as error:
             self.of_one_length[text] = str(error)
             return None
-        part = parts[0]
-        if any(other.key != part.key for other in parts) or not any(True for _ in part.key.leaves()):
-            self.of_one_length[text] = f"differ: {' and '.join(dict.fromkeys(str(p.key) for p in parts))}"
+        part, steps = next(iter(found.values()))
+        if len(found) > 1 or not any(True for _ in part.key.leaves()):
+            keys = dict.fromkeys(str(key) for key, _ in found)
+            self.of_one_length[text] = f"differ: {' and '.join(keys)}"
             return None
-        refs = "0" if not part.refs else part.refs[0][0]
-        each, variable = f"for x in {text} if {' and '.join(part.tests)}", f"__refs_{group}"
-        if len(part.refs) > 1:
-            refs, each = "ref", f"{each} for ref in ({', '.join(ref for ref, _ in part.refs)})"
-        first = self._element(name, x[0], f"{text}[0]", whole, count()).tests
-        conditions = [f"__type({text}) is __list", text, *first]
-        conditions.append(f"__len({variable} := [{refs} {each}]) == {max(len(part.refs), 1)} * __len({text})")
-        self.conditions.append(" and ".join(conditions))
-        leaves = tuple(leaves for _, leaves in part.refs)
-        self.leaves.append(Leaf("each", text, first_leaf(group), variable if leaves else "", leaves))
+        self.program.test("each", register, tuple(steps.steps), steps.n_registers)
+        refs, leaves = zip(*part.refs, strict=True) if part.refs else ((), ())
+        self.leaves.append(Leaf("each", text, register, first_leaf(group), refs, leaves))
         self.data_of[group] = EachData(part.ints, part.floats)
-        self._add_list(x, text)
+        self._add_list(x, text, register)
         return Key("each", None, (part.key,))
 
-    def _element(self, name: str, x: Any, text: str, whole: bool, leaves: Iterator[int]) -> Element:
+    def _element(self, name: str, x: Any, register: int, steps: Steps, leaves: Iterator[int]) -> Element:
         """Read a list element, or part of one.
 
         Args:
-            whole: whether all outputs of a node together match by class and have one ref.
+            register: of the element's steps, where it is.
             leaves: yields the next leaf numbers.
 
         Raises:
@@ -302,52 +324,39 @@ class FormReader:
         """
         if self.is_static(name, x):
             raise NotAlike(f"hold {x!r}, which is part of the type")
-        if isinstance(x, Value | Outputs) and not isinstance(x, Rows) and (whole or isinstance(x, Value)):
+        if isinstance(x, Value) and not isinstance(x, Rows):
             self.handles.check(x)
-            own = tuple(islice(leaves, sum(1 for _ in x.key.leaves())))
-            return Element(x.key, [f"__type({text}) is {x.class_name}"], [(f"{text}{path_to_ref(x.key)}", own)], [], [])
+            steps.test("class", register, Static(type(x)))
+            return Element(x.key, [(register, next(leaves))], [], [])
         if type(x) in (int, float):
-            kind, data = type(x).__name__, [(text, next(leaves))]
-            test = f"__type({text}) is __{kind}"
-            return Element(Key(kind, ()), [test], [], *((data, []) if type(x) is int else ([], data)))
+            steps.test("class", register, Static(type(x)))
+            data = [(register, next(leaves))]
+            return Element(Key(type(x).__name__, ()), [], *((data, []) if type(x) is int else ([], data)))
         if isinstance(x, np.ndarray) and x.dtype.kind in "iub":
-            key, condition = self._array_key(x, text)
-            return Element(key, [condition], [], [(LOG_INTS["ints"].format(text), next(leaves))], [])
-        if not is_structure(x) or isinstance(x, (list, Rows)):
+            return Element(steps.array(register, x, self.tells_bools), [], [(register, next(leaves))], [])
+        if not is_structure(x) or isinstance(x, list):
             raise NotAlike(f"hold {_describe(x)}")
-        tests, paths = self._paths(x, text, whole)
-        parts = [self._element(name, part, path, whole, leaves) for part, path in zip(parts_of(x), paths, strict=True)]
-        joined = [[*chain.from_iterable(own)] for own in zip(*(part[1:] for part in parts), strict=True)]
-        of_parts, refs, ints, floats = joined or ([], [], [], [])
-        key = x.key if isinstance(x, Outputs) else Key.of_structure(x, [part.key for part in parts])
-        return Element(key, [*tests, *of_parts], refs, ints, floats)
+        registers = steps.parts(register, x)
+        parts = [self._element(name, y, at, steps, leaves) for y, at in zip(parts_of(x), registers, strict=True)]
+        refs, ints, floats = ([*chain.from_iterable(part[k] for part in parts)] for k in (1, 2, 3))
+        return Element(Key.of_structure(x, [part.key for part in parts]), refs, ints, floats)
 
-    def _paths(self, x: Any, text: str, whole: bool) -> tuple[list[str], list[str]]:
-        """Return the conditions that `text` is a container like `x`, and the expressions of its parts."""
-        cls = self.constant(type(x))
-        if isinstance(x, dict):
-            tests = [f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}"]
-            return tests, [f"{text}[{self.constant(key)}]" for key in x]
-        if is_dataclass(x):
-            return [f"__type({text}) is {cls}"], [f"{text}.{f.name}" for f in fields(x)]
-        is_kind = f"__type({text}) is {cls}"
-        if not whole and (type(x) is tuple or isinstance(x, Outputs)):
-            is_kind = f"__type({text}) in __tuples"
-        return [f"{is_kind} and __len({text}) == {len(x)}"], [f"{text}[{i}]" for i in range(len(x))]
-
-    def _add_rows(self, x: Any, text: str) -> None:
+    def _add_rows(self, x: Any, text: str, register: int) -> None:
         self.rows.add(text)
-        self._add_list(x, text)
+        self._add_list(x, text, register)
 
-    def _add_list(self, x: Any, text: str) -> None:
+    def _add_list(self, x: Any, text: str, register: int) -> None:
         self.lists.append(text)
+        self.registers.append(register)
         self.lengths.append(len(x))
 
-    def _container(self, name: str, x: Any, text: str) -> Key:
-        tests, paths = self._paths(x, text, whole=True)
-        self.conditions += tests
-        children = [self.read(name, part, path) for part, path in zip(parts_of(x), paths, strict=True)]
-        return Key.of_structure(x, children)
+    def _container(self, name: str, x: Any, text: str, register: int) -> Key:
+        if isinstance(x, dict):
+            texts = [f"{text}[{key!r}]" for key in x]
+        else:
+            texts = [f"{text}.{f.name}" for f in fields(x)] if is_dataclass(x) else [f"{text}[{i}]" for i in range(len(x))]
+        self._register_of.update(zip(texts, self.program.parts(register, x), strict=True))
+        return Key.of_structure(x, [self.read(name, part, at) for part, at in zip(parts_of(x), texts, strict=True)])
 
 
 class Item(NamedTuple):
@@ -384,113 +393,104 @@ class Form:
     """One recognised way to call a cell.
 
     Attributes:
-        conditions: Python expressions that identify the form.
-        body: Python statements that log the call.
-        code: for the decoder, see `decode.FormTables`.
+        conditions: the steps that identify the form.
+        code: for the decoder.
         ints: what it logs, in order, after the ref of the result; floats: what it adds to the float attributes.
+        recorder: the form of the core, which recognises and logs calls; None for one that no call has.
     """
 
-    conditions: tuple[str, ...]
-    body: tuple[str, ...]
+    conditions: tuple[Step, ...]
     code: tuple[int, ...]
     ints: tuple[Item, ...]
     floats: tuple[Item, ...]
+    recorder: _native.Form | None = None
 
 
-def make_form(
-    reader: FormReader, number: int, node_type: NodeType, lengths: Lengths, outputs: Key, rebuild: str | None
-) -> Form:
+def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Lengths, outputs: Outputs) -> Form:
     """The form that `reader` read, of this type.
 
     Args:
+        log: gets the form's code.
         lengths: those for which the type is right.
-        outputs: the key of the handles that it returns.
-        rebuild: the name of the function that turns a handle into what the call returns, if there is one.
+        outputs: what calls return.
     """
     program = node_type.program
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    logged, ints = [f"__out{path_to_ref(outputs)}"], list[Item]()
-    log_floats, floats = list[str](), list[Item]()
-    conditions = list(reader.conditions)
-    conditions += [f"{_length(reader, program, a)} == {_length(reader, program, b)}" for a, b in program.ties]
-    conditions += [f"{_length(reader, program, group)} == 1" for group in program.ones]
-    conditions += [f"{_length(reader, program, group)} >= {n}" for group, (n, _) in program.least.items()]
-    if lengths.walked:
-        found = _tuple([f"__len({reader.lists[group]})" for group in lengths.walked])
-        conditions.append(f"{found} in {reader.constant(lengths.found)}")
-    if not any(leaf.refs for leaf in reader.leaves):
-        conditions.append(IS_RECORDING)
+    group_of = {register: group for group, register in enumerate(reader.registers)}
+    write_ints, ints = list[Step](), list[Item]()
+    write_floats, floats = list[Step](), list[Item]()
     for leaf in reader.leaves:
-        if leaf.kind in ("value", "each"):
-            is_list = leaf.kind == "each"
-            item = Item(EACH if is_list else VALUE, leaf.leaves, group=leaf.first // LEAVES + NODE)
-            if is_list or item.is_needed(program):
-                logged += [f"__len({leaf.text})"] * is_list + [f"{'*' * is_list}{leaf.refs}"] * bool(leaf.refs)
+        if leaf.kind == "value":
+            item = Item(VALUE, (leaf.leaves,), group=NODE)
+            if item.is_needed(program):
+                write_ints.append(("ref", leaf.register))
                 ints.append(item)
+        elif leaf.kind == "each":
+            write_ints.append(("count", group_of[leaf.register]))
+            if leaf.refs:
+                write_ints.append(("each", leaf.register, leaf.refs))
+            elif leaf.leaves:
+                write_ints.append(("refs", leaf.register))
+            ints.append(Item(EACH, tuple((one,) for one in leaf.leaves), group=leaf.first // LEAVES + NODE))
         elif leaf.kind.startswith("int") and leaf.first in data:
-            logged.append(LOG_INTS[leaf.kind].format(leaf.text))
+            write_ints.append((leaf.kind, leaf.register))
             ints.append(Item(WORDS, ((leaf.first,),), data[leaf.first]))
-        elif leaf.kind != "rows" and leaf.first in data:
-            log_floats.append(LOG_FLOATS[leaf.kind].format(leaf.text))
+        elif leaf.kind.startswith("float") and leaf.first in data:
+            write_floats.append((leaf.kind, leaf.register))
             floats.append(Item(WORDS, ((leaf.first,),), data[leaf.first]))
     if program.draws and DRAW in data:
-        logged.append("__draw()")
+        write_ints.append(("draw",))
         ints.append(Item(WORDS, ((DRAW,),), 1))
     for group in program.data_groups:  # they follow all other attributes of a node
-        is_array = reader.lists[group] in reader.rows
         (of_ints, rows), (of_floats, float_rows) = (_rows_of(reader, program, group, kind) for kind in (False, True))
-        logged += [f"__len({reader.lists[group]})", LOG_INTS["ints" if is_array else "each"].format(rows)][
-            : 1 + bool(rows)
-        ]
-        log_floats += [LOG_FLOATS["floats" if is_array else "each"].format(float_rows)] * bool(float_rows)
+        write_ints += [("count", group), *rows]
+        write_floats += float_rows
         ints.append(of_ints)
         floats.append(of_floats)
-    body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
-    for place, index in enumerate(program.results):
-        if (group := program.vars[index].domain) >= 0:
-            made = "__out" if outputs.kind == "rows" else f"__out[{place}]"
-            body.append(f"{made}.resize({_length(reader, program, group)})")
-    body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
-    body += log_floats
-    body += ["__draw()"] if program.draws and DRAW not in data else []
-    body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
-    return Form(tuple(conditions), tuple(body), code_of(node_type, ints), tuple(ints), tuple(floats))
+    if program.draws and DRAW not in data:
+        write_ints.append(("count_draw",))
+    bounds = [(first, second, 0, 0) for first, second in program.ties]
+    bounds += [(group, -1, 1, 1) for group in program.ones]
+    bounds += [(group, -1, n, MOST) for group, (n, _) in program.least.items()]
+    code = code_of(node_type, ints)
+    recorder = _native.Form(
+        log, log.add_form(code), len(reader.names), reader.program.n_registers, unwrapped(reader.program.steps),
+        _groups(reader, program), tuple(bounds), lengths.walked, lengths.found, tuple(write_ints), tuple(write_floats),
+        outputs.kinds, outputs.structure,
+    )  # fmt: skip
+    return Form(reader.conditions, code, tuple(ints), tuple(floats), recorder)
 
 
-def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: bool) -> tuple[Item, str]:
-    """Return the item that logs a variadic group's ints or floats, and its expression."""
+def _groups(reader: FormReader, program: CellProgram) -> tuple[Any, ...]:
+    """The variadic groups for the core: the register of a list, or the parts that a derived group is joined from."""
+    derived = program.derived
+    n = max(len(reader.lists), *(group + 1 for group in derived), 0, 0)
+    return tuple(
+        reader.registers[group]
+        if group < len(reader.lists)
+        else tuple((part.group, part.n, part.cut, part.times) for part in derived.get(group, ()))
+        for group in range(n)
+    )
+
+
+def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: bool) -> tuple[Item, list[Step]]:
+    """Return the item that logs a variadic group's ints or floats, and what writes it."""
     attributes = [(v.source, v.size) for v in program.vars if isinstance(v.source, Attribute) and v.domain == group]
     own = {source.leaf: size for source, size in attributes if source.is_float == is_float}
     columns = tuple(leaf for leaf, size in own.items() for _ in range(size))
     item = Item(ROWS, tuple((source.leaf,) for source, _ in attributes), len(columns), group, columns)
-    text, data = reader.lists[group], reader.data_of.get(group)
+    data = reader.data_of.get(group)
     if not own or data is None:
-        return item, ""
-    if text in reader.rows:
-        return item, text
-    parts = {leaf: part for part, leaf in (data.floats if is_float else data.ints)}
-    row = [parts[leaf] for leaf in own]
-    if row == ["x"]:
-        return item, text
-    one = len(row) == 1 and not row[0].startswith("*")
-    return item, f"[{row[0]} for x in {text}]" if one else f"[i for x in {text} for i in ({', '.join(row)},)]"
+        return item, []
+    if reader.lists[group] in reader.rows:
+        return item, [("floats" if is_float else "ints", reader.registers[group])]
+    parts = {leaf: register for register, leaf in (data.floats if is_float else data.ints)}
+    return item, [("each_floats" if is_float else "each", reader.registers[group], tuple(parts[leaf] for leaf in own))]
 
 
 def code_of(node_type: NodeType, ints: Iterable[Item]) -> tuple[int, ...]:
     """Tell the decoder what is logged of the calls of a type."""
     return (node_type.number, *chain.from_iterable(item.code(node_type.program) for item in ints), END)
-
-
-def _length(reader: FormReader, program: CellProgram, group: int) -> str:
-    """The expression of the number of rows of a group in a call."""
-    if group not in program.derived:
-        return f"__len({reader.lists[group]})"
-    parts = list[str]()
-    for of, n, cut, times in program.derived[group]:
-        parts.append(f"__rows({n if of < 0 else _length(reader, program, of)}, {cut})")
-        if times >= 0:
-            parts[-1] += f" * ({_length(reader, program, times)})"
-    return " + ".join(parts)
 
 
 def _make_up(x: Any) -> Any:
@@ -499,7 +499,7 @@ def _make_up(x: Any) -> Any:
         return tuple(map(_make_up, x))
     if isinstance(x, np.ndarray):
         return x.shape, x.dtype.kind
-    if is_structure(x) and not isinstance(x, Outputs):
+    if is_structure(x):
         return type(x), (*x,) if isinstance(x, dict) else None, tuple(map(_make_up, parts_of(x)))
     return type(x)
 
@@ -511,7 +511,3 @@ def _describe(x: Any) -> str:
     if isinstance(x, list):
         return "lists, which have lengths of their own"
     return f"a {type(x).__name__}, which is part of the type" if not isinstance(x, Rows) else "arrays of n rows"
-
-
-def _tuple(items: list[str]) -> str:
-    return f"({', '.join(items)}{',' * (len(items) == 1)})"

@@ -30,7 +30,6 @@ from autobatch.ops.operators import STAGE, Operators, Symbol
 from autobatch.ops.ports import VariadicPort
 from autobatch.ops.taped import Taped, strip
 from autobatch.params.module import Module
-from autobatch.trace.handles import Outputs
 
 Array = NDArray[Any]
 FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
@@ -263,7 +262,7 @@ class Held:
         def get(part: Any) -> Any:
             key = id(part)
             if key in tuples and key not in made:
-                made[key] = tuple.__new__(tuple if isinstance(part, Outputs) else type(part), map(get, part))
+                made[key] = tuple.__new__(type(part), map(get, part))
             return made[key] if key in made else other(part)
 
         for x in self._holders:

@@ -11,7 +11,7 @@ import numpy as np
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.eager import plain_array
 from autobatch.params.parameter import Parameter
-from autobatch.trace.handles import Handles, Outputs, Value
+from autobatch.trace.handles import Handles, Value
 from autobatch.trace.inputs import PLAIN, FloatInput
 
 
@@ -56,7 +56,7 @@ class Lifting:
             return x
         if type(x) is np.ndarray and x.dtype.char in "fd":
             return self._source_of_array(x, is_ragged)
-        if isinstance(x, (Value, Outputs)):
+        if isinstance(x, Value):
             self._handles.check(x)
             return x
         if is_static("", x):

@@ -103,7 +103,6 @@ class Phases:
         self.graph = GrowingGraph(n_places, keys)
         self.output_slots = OutputSlots(*(np.zeros(0, np.int32) for _ in OutputSlots._fields))
         self.int_slots = set[int]()
-        self._first = recorder.first_serial()
         self._structures: list[Any] = [None] * n_places
         self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * n_places
         self._asked = dict[int, list[Any]]()
@@ -112,9 +111,7 @@ class Phases:
         self._switch_mode = None if recorder.module is None else recorder.module._switch_mode
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
-        self._calls.recycle()
-        if self._calls.handles.large:
-            self._calls.handles.settle()
+        self._calls.begin()
 
     def begin(self, place: int, instance: Any) -> None:
         """Begin the program of an instance."""
@@ -158,7 +155,7 @@ class Phases:
             As `advance`.
         """
         calls = self._calls
-        calls.start()
+        calls.start_phase()
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
         over, asked, log, programs = list[int](), dict[int, list[Any]](), calls.log, self.programs
         forget, enter, read = calls.lifting.start_instance, calls.enter_branch, self._read
@@ -184,10 +181,8 @@ class Phases:
         log_ptr += [len(log)] * n_left
         output_ptr += [len(refs)] * n_left
         forget()
-        first = self._first + self.graph.n_nodes
-        phase = self._recorder.decode(
-            log_ptr, refs, numbers, output_ptr, (None,) * len(self.programs), first, self.graph.owner
-        )
+        structures = (None,) * len(self.programs)
+        phase = self._recorder.decode(log_ptr, refs, numbers, output_ptr, structures, self.graph.owner)
         with stage(calls):
             for i, outside in find_out_of_range(phase).items():
                 programs[i].fail(outside)
@@ -229,12 +224,8 @@ class Phases:
 
     def compact(self) -> IntArray:
         """Forget the nodes that are done, and of which nothing can be read; give the new number of each value."""
-        node_of, first, n = self._recorder.node_of, self._first, self.graph.n_nodes
         of_node, of_value = self.graph.compact()
-        own = np.flatnonzero((node_of >= first) & (node_of < first + n))
-        new = of_node[node_of[own] - first]
-        self._first = first + n  # handles of what was forgotten keep smaller numbers, which are stale
-        node_of[own[new != NOWHERE]] = self._first + new[new != NOWHERE]
+        self._calls.log.renumber(of_node)
         return of_value
 
     def results(self) -> tuple[Results, list[Any]]:
@@ -285,9 +276,8 @@ class Phases:
                 program.end(error)
 
     def close(self) -> None:
-        """Leave the recording."""
-        self._recorder.next_serial(self._first + self.graph.n_nodes + len(self._calls.log))
-        self._calls.recycle()
+        """Leave the recording; values of it mean nothing any more."""
+        self._calls.begin()
 
     def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
         """Read what a program returned, and forget it; an error stays an error, which says more if it can."""
@@ -315,12 +305,11 @@ class Phases:
 
     def _sweep(self, over: list[int]) -> None:
         """Find out which values the programs may still use: all, while they may ask for derivatives."""
-        graph, node_of = self.graph, self._recorder.node_of
-        kept, gone = self._calls.handles.sweep() if not self._calls.tapes else ([], [])
-        for ids, in_use in ((gone, False), (kept, True)):
-            if ids:
-                nodes = (node_of[ids] - self._first).astype(np.int32)
-                graph.use(nodes[nodes >= 0], in_use)
+        graph = self.graph
+        if not self._calls.tapes:
+            kept, gone = self._calls.log.sweep()
+            graph.use(gone, False)
+            graph.use(kept, True)
         if over:
             graph.use(np.flatnonzero(np.isin(graph.owner, over)).astype(np.int32), False)
 

@@ -1,7 +1,7 @@
 """Recording: runs the user's function over instances, and records which cells it calls and which value feeds which.
 
-While a function is recorded, generated functions replace all cells (see `calls`). A call appends a few ints to one log
-and returns a handle. At the end one compiled pass turns the log into a `Graph`.
+While a function is recorded, functions of the native core replace all cells (see `calls`). A call appends a few ints to
+one log and returns a handle. At the end the core decodes the log: it becomes a `Graph`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
-from autobatch.trace.decode import STALE, decode_log, encode_log
+from autobatch.trace.decode import STALE
 from autobatch.trace.entries import Found, Patch, patches_in
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
@@ -39,7 +39,6 @@ from autobatch.trace.results import SlotTable, read_result
 ONE_INSTANCE = "for one instance give [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """Iterable types that are one instance, or part of one, not a list of instances."""
-NO_OWNER = np.zeros(0, np.int32)
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 
@@ -77,7 +76,6 @@ class Recorder:
         n_states: how often the module's submodules outside cells have changed. Functions may then run other code,
             unknown to recorded graphs.
         on_forget: called when the module has lost parameters or modules for good.
-        node_of: the serial number of the last node of each handle.
         kept: the tables of values that rounds keep.
     """
 
@@ -90,9 +88,7 @@ class Recorder:
         self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async)
         self.types = self.calls.types
         self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
-        self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
-        self._serial = 1
         self._checked: tuple[Any, ...] = ()
         self._looked_at: dict[str, Parameter] | None = None
         self._parameters: dict[str, Parameter] = {}
@@ -122,18 +118,14 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         with self.patching(), stage(calls):
-            if calls.handles.large:
-                calls.handles.settle()
-            calls.start()
+            calls.begin()
             for instance in instances:
                 if structures and (traces.n_renewed or len(structures) == 1):
                     self.check_unchanged(n_taken)
                 structures.append(self._run(len(structures), instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
-            first = self.first_serial()
-            graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures), first)
-            self.next_serial(first + graph.n_nodes)
+            graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures))
         self.check_unchanged(n_taken)
         check_ranges(graph)
         if keys is not None:
@@ -214,14 +206,6 @@ class Recorder:
                 self._carrier.forget()
                 if self.on_forget is not None:
                     self.on_forget()
-
-    def first_serial(self) -> int:
-        """The serial number that the next node gets."""
-        return self._serial
-
-    def next_serial(self, serial: int) -> None:
-        """Note that the nodes before this serial number are recorded; one between graphs tells them apart."""
-        self._serial = serial + 1
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Before a run, update live numbers, and trace again the cells that read something that has changed.
@@ -320,7 +304,7 @@ class Recorder:
             parameters = self.parameters()
             with recording_lock(), self._of_module(), stage(self.calls):
                 self.calls.traces.name_weights(parameters)
-                self.calls.start()
+                self.calls.begin()
                 for types in unknown:
                     self._carrier.find(types)
         memo: dict[int, Any] = {}
@@ -389,27 +373,18 @@ class Recorder:
 
     def decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int],
-        structures: tuple[Any, ...], serial: int, owner: IntArray = NO_OWNER,
+        structures: tuple[Any, ...], owner: IntArray | None = None,
     ) -> Graph:  # fmt: skip
         """Make a graph of what was logged.
 
         Args:
             log_ptr, output_ptr: where the log, and the refs and slots of results, of each instance begin.
-            serial: the serial number of the first node; owner: the instances of nodes before it that may be read.
+            owner: the instances of the nodes of earlier phases, which may be read; None for a recording without phases.
         """
-        calls = self.calls
-        try:
-            log = encode_log(calls.log, log_ptr, refs, slots, output_ptr)
-        except OverflowError:
-            raise DataError(f"recording met an int that {TOO_LONG}") from None
-        forms = calls.form_tables()
-        if forms.of.size > self.node_of.size:
-            self.node_of = np.concatenate((self.node_of, np.zeros(forms.of.size, np.int64)))
-        words, fault = decode_log(log, forms, self.node_of, serial, owner, len(calls.floats))
-        if fault[0]:
-            self._serial = serial + len(calls.log) + 1
-            raise self._fault(*fault.tolist())
-        return Graph(words, np.array(calls.floats, np.float64), self.types, structures)
+        words, floats, fault = self.calls.log.decode(log_ptr, refs, slots, output_ptr, owner)
+        if fault is not None:
+            raise self._fault(*fault)
+        return Graph(words, floats, self.types, structures)
 
     def _fault(self, status: int, instance: int, node: int, at: int) -> GraphError | DataError:
         where = f"what instance {instance} {'awaited or ' * self.is_async}returned"

@@ -19,7 +19,7 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ops.define import Shape
 from autobatch.trace.awaiting import close
-from autobatch.trace.handles import Outputs, Rows, Value
+from autobatch.trace.handles import Rows, Value
 
 NUMBERS = (int, float, bool)
 INT = "int64"
@@ -112,8 +112,6 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         refs.append(result.ref)
         numbers.append(found.number)
         return found
-    if isinstance(result, Outputs):
-        result = tuple(result)
     if type(result) is tuple:  # the most frequent container
         children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
         return slots.share(Key("tuple", None, tuple(children)))

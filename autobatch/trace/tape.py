@@ -10,7 +10,6 @@ All values are refs here, the ints that stand for them in the log (`autobatch.tr
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
@@ -83,7 +82,7 @@ class Call(NamedTuple):
     """A call on a tape.
 
     Attributes:
-        form: its number; number: of the handle that it returned.
+        form: its number; number: its own.
         at: where its items begin in the log; floats: where its float attributes begin.
         lengths: of its lists, by variadic group.
     """
@@ -104,20 +103,12 @@ class Derivatives:
 
     Attributes:
         parts: by ref, the values that add up to the derivative; of_parameters: by the `id` of the parameter.
-        kept: the handles that values belong to, by number.
     """
 
     def __init__(self, calls: Any) -> None:
         self._calls = calls
         self.parts: dict[int, list[int]] = defaultdict(list)
         self.of_parameters: dict[int, list[int]] = defaultdict(list)
-        self.kept: dict[int, Any] = {}
-
-    def keep(self, x: Any) -> Refs:
-        """The refs of a handle, which is kept."""
-        refs = _refs(x)
-        self.kept.update((_number(ref), x) for ref in refs)
-        return refs if isinstance(x, Rows) else refs[0]
 
     def total(self, ref: int, shape: Shape) -> int | None:
         """The derivative of a value; None if there is none."""
@@ -131,9 +122,9 @@ class Derivatives:
         """
         if len({ref & OUTPUT for ref in parts}) > 1:
             output_of: dict[int, int] = {}
-            forms, form_of = self._calls.forms, self._calls.handles.form_of
+            forms, form_of = self._calls.forms, self._calls.log.form_of
             for ref in parts:
-                made, output = forms[form_of[_number(ref)]].code[0], ref & OUTPUT
+                made, output = forms[form_of(ref)].code[0], ref & OUTPUT
                 if output_of.setdefault(made, output) != output:
                     return [self.whole(parts, shape)]
         return parts
@@ -148,22 +139,18 @@ class Derivatives:
         found = self.total(ref, shape)
         if found is None:
             zeros: Value = self._calls.zeros(shape)
-            self.keep(zeros)
             found = zeros.ref
         return found
 
     def value(self, ref: int, shape: Shape) -> Value:
         """A value as programs have it."""
-        found: Value = self._calls.handles.value(ref, shape, self.kept[_number(ref)])
+        found: Value = self._calls.handles.value(ref, shape)
         return found
 
     def whole(self, parts: list[int], shape: Shape) -> int:
         """The sum of values, which takes their place."""
         if len(parts) > 1:
-            made = self._calls.handles.take(self._calls.sum_form(shape))
-            self._calls.log += (made.ref, len(parts), *parts)
-            self.kept[_number(made.ref)] = made
-            parts[:] = [made.ref]
+            parts[:] = [self._calls.log.add(self._calls.sum_form(shape), (len(parts), *parts), ())]
         return parts[0]
 
 
@@ -231,21 +218,14 @@ class Step:
         return self.family.number == self._type and (not known.walked or known.of(lengths) in known.found)
 
     def record(self, tape: Tape, call: Call, given: Given, found: Derivatives) -> list[Refs]:
-        """Record a call; return its results. One that is a value is also what all rows have.
-
-        Args:
-            found: keeps the handle.
-        """
+        """Record a call; return its results. One that is a value is also what all rows have."""
         results: list[Refs] = [0] * len(self.results)
         for place, what in self._passed:
             shape, refs = self._shapes[what], given[what]
             results[place] = refs if shape is None else found.whole(refs, shape)
         if not self._made:
             return results
-        made, at = self._calls.handles.take(self._form), call.at
-        first = made[0].ref
-        found.kept[first >> OUTPUT_BITS] = made
-        words = [first]
+        at, words, floats = call.at, list[int](), list[float]()
         for place, columns in self._ints:
             part = tape.log[at[place] : at[place + 1]]
             words += [part[0], *_pick(part[1:], columns, call.layout.ints[place].size)] if columns is not None else part
@@ -256,21 +236,20 @@ class Step:
                 refs = found.terms(refs, shape)
             words.append(len(refs))
             words += refs
-        self._calls.log += words
         begin = call.floats
         for item, (needed, columns) in self._floats:
             size = _size(item, call.lengths)
             if needed is not None:
                 numbers = tape.floats[begin : begin + size]
-                self._calls.floats.extend(_pick(numbers, columns, item.size) if columns is not None else numbers)
+                floats.extend(_pick(numbers, columns, item.size) if columns is not None else numbers)
             begin += size
+        first = self._calls.log.add(self._form, words, floats)
         for place in self._made:
             results[place] = first + place
         if self._rows:
             counts = self._program.row_counts([*call.lengths, *(len(given[what]) for what in self._rows_given)])
             for place, domain in self._rows:
-                made[place].resize(counts[domain])
-                results[place] = made[place].refs
+                results[place] = _rows(first + place, counts[domain])
         return results
 
 
@@ -310,27 +289,27 @@ class Tape:
 
     def __init__(self, calls: Any, begun: tuple[int, int] | None = None) -> None:
         self._calls = calls
-        self.log, self.floats = list[int](), array("d")
+        self.log, self.floats = list[int](), list[float]()
         self.recorded: list[Call] = []
-        self._begun = begun or (len(calls.log), len(calls.floats))
+        self._begun = begun or (len(calls.log), calls.log.n_floats)
         calls.open_tapes.append(self)
         calls.tapes.add(self)
 
     def save(self) -> None:
         """Copy what was logged, which the recording is about to forget."""
-        log, floats = self._begun
-        self.log += self._calls.log[log:]
-        self.floats += self._calls.floats[floats:]
+        (ints, floats), log = self._begun, self._calls.log
+        self.log += log.ints(ints, len(log))
+        self.floats += log.floats(floats, log.n_floats).tolist()
         self._begun = 0, 0
 
     def close(self) -> None:
         """Find the calls on the tape."""
         self.save()
         self._calls.open_tapes.remove(self)
-        at, n_floats, form_of, layouts = 0, 0, self._calls.handles.form_of, dict[int, Layout]()
+        at, n_floats, form_of, layouts = 0, 0, self._calls.log.form_of, dict[int, Layout]()
         while at < len(self.log):
             number, lengths = self.log[at] >> OUTPUT_BITS, list[int]()
-            form = form_of[number]
+            form = form_of(self.log[at])
             layout = layouts.get(form) or layouts.setdefault(form, self._calls.layout(form))
             if layout.offsets:
                 places, size = [at + offset for offset in layout.offsets], layout.n_floats
@@ -353,7 +332,6 @@ class Tape:
         for result, gradient in seeds:
             for ref, part in zip(_refs(result), _refs(gradient), strict=True):
                 found.parts[ref].append(part)
-            found.keep(gradient)
         reading, read = [], {id(parameter) for parameter in parameters}
         for call in self.recorded:
             leaves = self._leaves(call, numbers)
@@ -375,10 +353,9 @@ class Tape:
         found, numbers = Derivatives(self._calls), set[int]()
         for x, tangent in seeds:
             found.parts.update((ref, [part]) for ref, part in zip(_refs(x), _refs(tangent), strict=True))
-            found.keep(tangent)
         numbers = {_number(ref) for ref in found.parts}
         of_parameter = {
-            id(p): tangent if isinstance(tangent, Parameter) else [found.keep(tangent)] for p, tangent in parameters
+            id(p): tangent if isinstance(tangent, Parameter) else [tangent.ref] for p, tangent in parameters
         }
         for call in self.recorded:
             leaves = self._leaves(call, numbers)
@@ -484,8 +461,7 @@ class Tape:
 
     def _rows(self, call: Call, ref: int, group: int) -> Sequence[int]:
         """The refs of the rows of a result."""
-        n = call.layout.program.row_counts(call.lengths)[group]
-        return range(ref, ref + (n << ROW_BIT), 1 << ROW_BIT)
+        return _rows(ref, call.layout.program.row_counts(call.lengths)[group])
 
 
 def _width(item: Item, n: int) -> int:
@@ -505,8 +481,13 @@ def _pick(rows: Sequence[Any], columns: Sequence[int], width: int) -> list[Any]:
     return [rows[row + column] for row in range(0, len(rows), width) for column in columns]
 
 
+def _rows(ref: int, n: int) -> Sequence[int]:
+    """The refs of the first n rows of an output."""
+    return range(ref, ref + (n << ROW_BIT), 1 << ROW_BIT)
+
+
 def _number(ref: int) -> int:
-    """The number of the handle of a ref."""
+    """The number of the call that made a value."""
     return ref >> OUTPUT_BITS & ID
 
 

@@ -73,6 +73,17 @@ Result test_keys(const Step& step, PyObject* x) {
   return (Result)PyObject_RichCompareBool(exact.get(), wanted.get(), Py_EQ);
 }
 
+// Compares with a tuple of texts and ints.
+Result test_plain(PyObject* x, PyObject* wanted) {
+  if (!PyTuple_CheckExact(x) || PyTuple_GET_SIZE(x) != PyTuple_GET_SIZE(wanted)) return DIFFERS;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x); i++) {
+    PyObject *part = PyTuple_GET_ITEM(x, i), *other = PyTuple_GET_ITEM(wanted, i);
+    Result result = Py_TYPE(part) == Py_TYPE(other) ? (Result)PyObject_RichCompareBool(part, other, Py_EQ) : DIFFERS;
+    if (result != MATCHES) return result;
+  }
+  return MATCHES;
+}
+
 Result run(const Program& program, Frame& frame);
 
 // Tests all elements of a list, and keeps what their registers hold; not of plain lists of values.
@@ -138,6 +149,8 @@ Result run_step(const Step& step, Frame& frame) {
     case Test::EQUAL:
       if (Py_TYPE(x) != Py_TYPE(step.object.get())) return DIFFERS;
       return (Result)PyObject_RichCompareBool(x, step.object.get(), Py_EQ);
+    case Test::PLAIN:
+      return test_plain(x, step.object.get());
     case Test::SAME: {
       Ref made(PyObject_CallOneArg(step.call.get(), x));
       return made ? (Result)PyObject_RichCompareBool(made.get(), step.object.get(), Py_EQ) : FAILED;
@@ -329,8 +342,11 @@ PyObject* make_output(Form* form, int32_t k, int64_t first, const Vec<int64_t>& 
   if (output.group < 0) return make_handle(form->log, output.kind, first + k);
   int64_t n = lengths[output.group];
   if (n > MOST_ROWS) {
-    PyErr_Format(PyExc_OverflowError, "a value of %lld rows goes from a cell to others, but %lld is the most.",
-                 (long long)n, (long long)MOST_ROWS);
+    Ref errors(PyImport_ImportModule("autobatch.errors"));
+    Ref kind(errors ? PyObject_GetAttrString(errors.get(), "DataError") : nullptr);
+    if (kind)
+      PyErr_Format(kind.get(), "a value of %lld rows goes from a cell to others, but %lld is the most.", (long long)n,
+                   (long long)MOST_ROWS);
     return nullptr;
   }
   return make_rows(form->log, output.kind, first + k, n);
@@ -370,7 +386,7 @@ struct Name {
 const Name TESTS[] = {{"class", (int)Test::CLASS}, {"size", (int)Test::SIZE},   {"item", (int)Test::ITEM},
                       {"keys", (int)Test::KEYS},   {"key", (int)Test::KEY},     {"attribute", (int)Test::ATTRIBUTE},
                       {"array", (int)Test::ARRAY}, {"rows", (int)Test::ROWS},   {"is", (int)Test::IS},
-                      {"equal", (int)Test::EQUAL}, {"same", (int)Test::SAME},   {"empty", (int)Test::EMPTY},
+                      {"equal", (int)Test::EQUAL}, {"same", (int)Test::SAME},   {"plain", (int)Test::PLAIN}, {"empty", (int)Test::EMPTY},
                       {"each", (int)Test::EACH}};
 const Name WRITINGS[] = {{"ref", (int)Writing::REF},
                          {"refs", (int)Writing::REFS},
@@ -465,7 +481,9 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, Program& progr
     }
     case Test::IS:
     case Test::EQUAL:
+    case Test::PLAIN:
       if (!has(3)) return false;
+      if (step.test == Test::PLAIN && !PyTuple_CheckExact(parts[2])) return refuse("a plain object must be a tuple");
       step.object = Ref::borrowed(parts[2]);
       program.calls_python |= step.test == Test::EQUAL;
       return true;
@@ -659,13 +677,12 @@ bool read_walked(PyObject* walked, PyObject* lengths, Form* form) {
 }
 
 PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"log",    "number",  "n_arguments", "n_registers", "steps",     "needs_stage", "groups",
-                                "bounds", "walked",  "lengths",     "ints",        "floats",    "outputs",     "structure",
-                                nullptr};
+  static const char* names[] = {"log",    "number",  "n_arguments", "n_registers", "steps",   "groups",    "bounds",
+                                "walked", "lengths", "ints",        "floats",      "outputs", "structure", nullptr};
   PyObject *log, *steps, *groups, *bounds, *walked, *lengths, *ints, *floats, *outputs, *structure;
-  int number, n_arguments, n_registers, needs_stage;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiiOpOOOOOOOO:Form", const_cast<char**>(names), &LogType, &log, &number,
-                                   &n_arguments, &n_registers, &steps, &needs_stage, &groups, &bounds, &walked, &lengths,
+  int number, n_arguments, n_registers;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiiOOOOOOOOO:Form", const_cast<char**>(names), &LogType, &log, &number,
+                                   &n_arguments, &n_registers, &steps, &groups, &bounds, &walked, &lengths,
                                    &ints, &floats, &outputs, &structure))
     return nullptr;
   Log* of = reinterpret_cast<Log*>(log);
@@ -688,7 +705,6 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   form->log = reinterpret_cast<Log*>(Py_NewRef(log));
   form->number = number;
   form->n_arguments = n_arguments;
-  form->needs_stage = needs_stage;
   if (!read_program(steps, n_arguments, n_registers, *form->program, false) || !read_groups(groups, form) ||
       !read_bounds(bounds, form) || !read_walked(walked, lengths, form) || !read_writers(ints, form, form->ints) ||
       !read_writers(floats, form, form->floats) || !read_outputs(outputs, structure, form))
@@ -772,7 +788,7 @@ Program::~Program() {
 
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = form->log;
-  if (form->needs_stage && current_stage() != log->owner) return nullptr;
+  if (current_stage() != log->owner) return nullptr;
   Frame frame(*form->program);
   if (!frame.is_made()) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < n; i++) frame.registers[i] = arguments[i];

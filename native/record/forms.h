@@ -23,6 +23,7 @@ enum class Test : uint8_t {
   ROWS,       // a plain array of any number of rows of this shape
   IS,         // is `object`
   EQUAL,      // is of the class of `object`, and equal to it
+  PLAIN,      // is a tuple of texts and ints, of the same classes and equal to those of `object`
   SAME,       // `call`, applied to it, gives something equal to `object`
   EMPTY,      // an empty list
   EACH,       // a list with elements, all of which match a program
@@ -82,7 +83,6 @@ struct Form {
   Log* log;
   int32_t number, n_arguments;
   Program* program;
-  bool needs_stage;  // holds no value, so that the thread must be recording
   Vec<Group*> groups;
   Vec<Bound> bounds;  // on lengths: equal ones, one, at least
   Vec<int32_t> walked;

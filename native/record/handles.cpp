@@ -181,10 +181,12 @@ PyObject* seal(PyObject*, PyObject* argument) {
   }
   bool is_rows = PyType_IsSubtype(kind, &RowsType);
   Py_ssize_t size = is_rows ? (Py_ssize_t)sizeof(Rows) : (Py_ssize_t)sizeof(Handle);
-  if (kind->tp_basicsize != size || kind->tp_itemsize || (kind->tp_flags & Py_TPFLAGS_HAVE_GC)) {
+  if (kind->tp_basicsize != size || kind->tp_itemsize) {
     PyErr_SetString(PyExc_TypeError, "a class of handles must have __slots__ = () and no attributes of its own");
     return nullptr;
   }
+  // Handles refer to nothing that refers to them, so the collector need not know them; nor may other classes inherit.
+  kind->tp_flags &= ~(Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE);
   kind->tp_dealloc = is_rows ? free_rows : free_handle;
   Py_RETURN_NONE;
 }
