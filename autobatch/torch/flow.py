@@ -49,10 +49,11 @@ class Flow:
 
     Args:
         calls: of the recording.
+        instance: number of the instance being recorded; None for an async function.
     """
 
-    def __init__(self, calls: Any) -> None:
-        self._calls, self._is_async = calls, calls.begun is None
+    def __init__(self, calls: Any, instance: int | None) -> None:
+        self._calls, self.instance, self._is_async = calls, instance, instance is None
         self._read_up_to = calls.begun or (0, 0)
         self._has_views = self._is_async and any(map(self._is_view_in_use, range(len(calls.forms))))
         self._with_gradient: set[int] = set()
@@ -62,8 +63,9 @@ class Flow:
     def of(cls, calls: Any) -> Flow:
         """Return the flow of the instance being recorded; for an async function, of all instances since they last
         waited."""
-        if calls.noted is None:
-            calls.noted = cls(calls)
+        instance = None if calls.begun is None else calls.log.n_instances
+        if calls.noted is None or calls.noted.instance != instance:
+            calls.noted = cls(calls, instance)
         found: Self = calls.noted
         return found
 

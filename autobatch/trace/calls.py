@@ -74,7 +74,6 @@ class Calls:
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
         steps: the derivatives of calls met so far.
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
-        begun: how long the log and the floats were when the instance began; None while an async function is recorded.
         noted: notes on the instance being recorded, besides its calls; None if there are none.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
@@ -100,7 +99,6 @@ class Calls:
         self.families: list[Family] = []
         self.steps: dict[Any, Step] = {}
         self.open_tapes: list[Tape] = []
-        self.begun: tuple[int, int] | None = None
         self.noted: Noted | None = None
         self.tapes: WeakSet[Tape] = WeakSet()
         self._layouts: dict[int, Layout] = {}
@@ -108,14 +106,14 @@ class Calls:
         self.patches = Patches()
         self.adopt, self.in_rounds = adopt, in_rounds
         self.handles = Handles(self, methods)
-        self.lifting = Lifting(self.handles, self.record_source)
+        self.lifting = Lifting(self.handles, self.log.sources, self.record_source)
         self._entries: dict[Any, Entry] = {}
+        self.log.source = self._entry_of_arrays(is_ragged=False).function
 
     def begin(self) -> None:
         """Begin a recording: empty the log; values of earlier recordings mean nothing in it."""
         self.noted = None
         self.log.begin(self.in_rounds)
-        self.begun = None
 
     def start_phase(self) -> None:
         """Empty the log for the next phase of a recording."""
@@ -125,12 +123,10 @@ class Calls:
             self.noted.forget()
         self.log.clear()
 
-    def start_instance(self) -> None:
-        """Forget the sources of the last instance, and restart the numbering of draws."""
-        self.noted = None
-        self.lifting.start_instance()
-        self.enter_branch(DrawCount())
-        self.begun = len(self.log), self.log.n_floats
+    @property
+    def begun(self) -> tuple[int, int] | None:
+        """How long the log and the floats were when the instance began; None while an async function is recorded."""
+        return None if self.in_rounds else self.log.begun
 
     def enter_branch(self, draws: DrawCount) -> None:
         """Number the draws of a branch of an async program from now on."""
@@ -264,7 +260,8 @@ class Calls:
             return known
         run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
         ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
-        return self._add(key, Entry("constant", identity, ONE_ARRAY, run, never, key, lifts=False, ragged=ragged))
+        entry = Entry("constant", identity, ONE_ARRAY, run, never, key, lifts=False, ragged=ragged)
+        return self._add(key, entry)
 
     def _entry_of_parameter(self, parameter: Parameter) -> Entry:
         key, identity = ("source", id(parameter)), (Static("source"), Static(parameter))
@@ -362,9 +359,10 @@ class Calls:
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry
+        lifts = b"" if self.adopt is not None or not entry.lifts else entry.lifted()
         entry.function = Function(
-            entry.name, entry.keywords, entry.defaults, entry.is_positional, entry.bind,
-            lambda args: self._slow(entry, args),
+            self.log, entry.name, entry.keywords, entry.defaults, entry.takes, entry.bind,
+            lambda args: self._slow(entry, args), lifts,
         )  # fmt: skip
         return entry
 

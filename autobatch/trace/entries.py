@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from autobatch.ir.arguments import Key, Static
 from autobatch.trace.cell import Cell
 from autobatch.trace.forms import Form, Step
@@ -26,6 +28,9 @@ class Known(NamedTuple):
     by_form: Mapping[tuple[Step, ...], Form]
 
 
+OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args` alone
+PLAINLY = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+AN_ARRAY = np.zeros(1)
 NOTHING = Known((), MappingProxyType({}))
 
 
@@ -71,7 +76,8 @@ class Entry:
         parameters = self.signature.parameters
         self.names = tuple(parameters)
         self.defaults = tuple(p.default for p in parameters.values() if p.default is not p.empty)
-        self.is_positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+        kinds = {p.kind for p in parameters.values()}
+        self.takes = COLLECTED if kinds == {inspect.Parameter.VAR_POSITIONAL} else PLAIN if kinds <= PLAINLY else OTHERWISE
         self.keywords = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in parameters.values())
 
     def uses(self, gone: set[int]) -> bool:
@@ -85,14 +91,39 @@ class Entry:
         self.former.clear()
         self.fixed.clear()
 
+    def lifted(self) -> bytes:
+        """For each argument a byte: 2 where arrays in it become sources, 1 where only an array itself does, or 0."""
+        return bytes(
+            0 if name in self.ragged or self.is_static(name, AN_ARRAY) else 1 if self._is_whole(name) else 2
+            for name in self.names
+        )
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether an argument that is a tuple or a list is not lifted part by part."""
+        return self.lists or self.is_static(name, (AN_ARRAY,))
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments of a call, in order; TypeError if they do not fit."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.name}() {error}") from None
+            raise TypeError(f"{self.name}() {self._fault(args, kwargs) or error}") from None
         bound.apply_defaults()
         return [*bound.arguments.values()]
+
+    def _fault(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """What Python says of a call that lacks arguments or has an unknown one; else empty."""
+        parameters = self.signature.parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            for name in kwargs.keys() - self.names:
+                return f"got an unexpected keyword argument {name!r}"
+        positional = [p for p in parameters if p.kind in PLAINLY]
+        missing = [p.name for p in positional[len(args) :] if p.default is p.empty and p.name not in kwargs]
+        if not missing:
+            return ""
+        *others, last = map(repr, missing)
+        listed = f"{', '.join(others)} and {last}" if others else last
+        return f"missing {len(missing)} required positional argument{'s' * (len(missing) > 1)}: {listed}"
 
     def call_plainly(self, args: Sequence[Any]) -> Any:
         """Call the cell itself with arguments in order."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch._native import array_key
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.eager import plain_array
 from autobatch.params.parameter import Parameter
@@ -25,12 +26,12 @@ class Lifting:
 
     Args:
         handles: those of the recording.
+        sources: the values of sources of the present instance, by their content.
         record: records a source, if asked for one of any number of rows; returns its value.
     """
 
-    def __init__(self, handles: Handles, record: Callable[[Any, bool], Value]) -> None:
-        self._handles, self._record = handles, record
-        self._sources: dict[Any, Value] = {}
+    def __init__(self, handles: Handles, sources: dict[Any, Value], record: Callable[[Any, bool], Value]) -> None:
+        self._handles, self._sources, self._record = handles, sources, record
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance."""
@@ -38,7 +39,7 @@ class Lifting:
 
     def forget(self, parameter: Parameter) -> None:
         """Make another node of a parameter when the instance uses it again."""
-        self._sources.pop((id(parameter), False), None)
+        self._sources.pop(id(parameter), None)
 
     def lift(
         self,
@@ -80,11 +81,11 @@ class Lifting:
         return x if is_same else Key.of_structure(x, ()).build(parts)
 
     def _source_of_array(self, x: np.ndarray[Any, Any], is_ragged: bool = False) -> Value:
-        return self._source(x, (x.shape, x.dtype.str, x.tobytes()), is_ragged and x.ndim > 0)
+        return self._source(x, array_key(x) or (x.shape, x.dtype.str, x.tobytes()), is_ragged and x.ndim > 0)
 
     def _source(self, x: Any, content: Any, is_ragged: bool = False) -> Value:
         """The value of an array, parameter or input; equal arrays share one node, and equal parts of inputs."""
-        key = content, is_ragged
+        key = (content, is_ragged) if is_ragged else content
         if key not in self._sources:
             self._sources[key] = self._record(x, is_ragged)
         return self._sources[key]

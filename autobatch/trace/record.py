@@ -34,7 +34,7 @@ from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
 from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
-from autobatch.trace.results import SlotTable, read_result
+from autobatch.trace.results import Slot, SlotTable, read_result
 
 ONE_INSTANCE = "for one instance give [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
@@ -84,6 +84,7 @@ class Recorder:
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
+        self._known_slots: dict[type[Value], tuple[int, Slot]] = {}
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async)
         self.types = self.calls.types
@@ -115,16 +116,26 @@ class Recorder:
         refuse_inside()
         self.renew()
         calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.lives.n_taken
-        refs, slots, structures = list[int](), list[int](), list[Any]()
-        log_ptr, output_ptr = [0], [0]
+        refs, slots, structures, log_ptr, output_ptr = list[int](), list[int](), list[Any](), [0], [0]
+        run = self.function if inputs is None else lambda instance: self.function(inputs.enter(instance))
+        read = lambda result: self.read_result(result, refs, slots)  # noqa: E731
+        pending = list(instances)
         with self.patching(), stage(calls):
             calls.begin()
-            for instance in instances:
-                if structures and (traces.n_renewed or len(structures) == 1):
+            while len(structures) < len(pending):
+                n = len(pending) if structures and not traces.n_renewed else len(structures) + 1
+                try:
+                    calls.log.run(
+                        run, pending[:n], self._known_slots, read, refs, slots, structures, log_ptr, output_ptr
+                    )
+                except Exception as error:
+                    explained = self.explain(error)
+                    note_instance(explained, len(structures))
+                    if explained is error:
+                        raise
+                    raise explained from None
+                if n < len(pending):
                     self.check_unchanged(n_taken)
-                structures.append(self._run(len(structures), instance, refs, slots, inputs))
-                log_ptr.append(len(calls.log))
-                output_ptr.append(len(refs))
             graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures))
         self.check_unchanged(n_taken)
         check_ranges(graph)
@@ -342,18 +353,6 @@ class Recorder:
                     )
         self._checked = checked
 
-    def _run(self, number: int, instance: Any, refs: list[int], slots: list[int], inputs: Inputs | None) -> Any:
-        self.calls.start_instance()
-        try:
-            result = self.function(instance if inputs is None else inputs.enter(instance))
-            return self.read_result(result, refs, slots)
-        except Exception as error:
-            explained = self.explain(error)
-            note_instance(explained, number)
-            if explained is error:
-                raise
-            raise explained from None
-
     def explain(self, error: BaseException) -> BaseException:
         """The error that a user's function raised, or one that says more."""
         if isinstance(error, RecursionError):
@@ -369,7 +368,11 @@ class Recorder:
         """Append the refs of the values that a function returned, and their slots; give the structure."""
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
-        return read_result(self.calls.lifting.lift(result, is_result=True), self.slots, refs, slots)
+        lifted = self.calls.lifting.lift(result, is_result=True)
+        structure = read_result(lifted, self.slots, refs, slots)
+        if type(structure) is Slot:
+            self._known_slots[type(lifted)] = structure.number, structure
+        return structure
 
     def decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int],

@@ -290,7 +290,10 @@ bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Fr
 }
 
 bool draw(Log* log, bool is_logged) {
-  if (!log->draw) return PyErr_SetString(PyExc_RuntimeError, "a log needs a count of draws for cells that draw"), false;
+  if (!log->draw) {
+    int64_t number = log->n_draws++;
+    return !is_logged || log->ints.push(number) || (PyErr_NoMemory(), false);
+  }
   Ref number(PyObject_CallNoArgs(log->draw));
   return number && (!is_logged || write_int(log, number.get()));
 }

@@ -1,11 +1,18 @@
 #include "record/function.h"
 
 #include "record/forms.h"
+#include "record/stage.h"
 
 namespace autobatch {
 namespace {
 
 constexpr Py_ssize_t FEW = 32;
+
+// How a function takes arguments: as `bind` says, by position or name, or any number as one tuple.
+enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
+
+// What of an argument becomes a source: nothing, an array, or arrays in tuples and lists, too.
+enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2 };
 
 struct Function {
   PyObject_HEAD
@@ -16,7 +23,9 @@ struct Function {
   PyObject* bind;      // bind(args, kwargs) gives the list of all arguments, for calls that are not plain; or None
   PyObject* slow;      // slow(arguments): takes calls of no known form
   PyObject* forms;     // a tuple of forms
-  bool is_plain;       // whether all arguments may be given by position
+  PyObject* lifts;     // of each argument, as a byte: LiftNothing, LiftArrays, or LiftParts; empty where none is lifted
+  Log* log;
+  int takes;
 };
 
 Function* as_function(PyObject* self) { return reinterpret_cast<Function*>(self); }
@@ -27,20 +36,75 @@ PyObject* call_slowly(Function* function, PyObject* const* arguments, Py_ssize_t
   return tuple ? PyObject_CallOneArg(function->slow, tuple.get()) : nullptr;
 }
 
-PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+// Records a call of a known form; null without an error if it has none.
+PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Ref forms = Ref::borrowed(function->forms);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(forms.get()); i++) {
     Form* form = reinterpret_cast<Form*>(PyTuple_GET_ITEM(forms.get(), i));
     PyObject* made = form->n_arguments == n ? record_call(form, arguments, n) : nullptr;
     if (made || PyErr_Occurred()) return made;
   }
-  return call_slowly(function, arguments, n);
+  return nullptr;
+}
+
+PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n);
+
+// Gives an argument with the values of sources for arrays; null, without an error, for what only Python can lift.
+PyObject* lift(Function* function, PyObject* x, char lifts) {
+  if (PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x) || x == Py_None || PyUnicode_CheckExact(x) ||
+      PyObject_TypeCheck(x, &HandleType))
+    return Py_NewRef(x);
+  if (lifts >= ARRAYS && Py_TYPE(x) == &PyArray_Type) {
+    Log* log = function->log;
+    Ref key(key_of_array(x));
+    if (!key) return nullptr;
+    PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
+    if (known || PyErr_Occurred() || !log->source) return Py_XNewRef(known);
+    Ref made(record(as_function(log->source), &x, 1));
+    return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
+  }
+  if (lifts < PARTS || !(PyTuple_CheckExact(x) || PyList_CheckExact(x))) return nullptr;
+  Ref parts(PySequence_Tuple(x));
+  bool is_same = true;
+  Py_ssize_t n = parts ? PyTuple_GET_SIZE(parts.get()) : 0;
+  Ref lifted(parts ? (PyList_CheckExact(x) ? PyList_New(n) : PyTuple_New(n)) : nullptr);
+  for (Py_ssize_t i = 0; lifted && i < n; i++) {
+    PyObject* part = lift(function, PyTuple_GET_ITEM(parts.get(), i), lifts);
+    if (!part) return nullptr;
+    is_same &= part == PyTuple_GET_ITEM(parts.get(), i);
+    if (PyList_CheckExact(x))
+      PyList_SET_ITEM(lifted.get(), i, part);
+    else
+      PyTuple_SET_ITEM(lifted.get(), i, part);
+  }
+  return is_same && lifted ? Py_NewRef(x) : lifted.release();
+}
+
+// Records a call in which sources stand for arrays; null, without an error, if none does, or if no form fits then.
+PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+  if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n || current_stage() != function->log->owner)
+    return nullptr;
+  Ref lifted(PyTuple_New(n));
+  bool is_same = true;
+  for (Py_ssize_t i = 0; lifted && i < n; i++) {
+    PyObject* x = lift(function, arguments[i], PyBytes_AS_STRING(function->lifts)[i]);
+    if (!x) return nullptr;
+    is_same &= x == arguments[i];
+    PyTuple_SET_ITEM(lifted.get(), i, x);
+  }
+  return is_same || !lifted ? nullptr : record_known(function, &PyTuple_GET_ITEM(lifted.get(), 0), n);
+}
+
+PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+  PyObject* made = record_known(function, arguments, n);
+  if (!made && !PyErr_Occurred()) made = record_lifted(function, arguments, n);
+  return made || PyErr_Occurred() ? made : call_slowly(function, arguments, n);
 }
 
 // Binds arguments by position and by name; false, without an error, where `bind` must do it.
 bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, PyObject** bound) {
   Py_ssize_t n = PyTuple_GET_SIZE(function->names), n_defaults = PyTuple_GET_SIZE(function->defaults);
-  if (!function->is_plain || n_args > n) return false;
+  if (function->takes != PLAIN || n_args > n) return false;
   for (Py_ssize_t i = 0; i < n; i++) bound[i] = i < n_args ? args[i] : nullptr;
   for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
     Py_ssize_t place = n_args;  // names are interned, those of the call and those of the signature
@@ -72,7 +136,13 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Function* function = as_function(self);
   Py_ssize_t n_args = PyVectorcall_NARGS(nargsf), n = PyTuple_GET_SIZE(function->names);
-  if (function->is_plain && n_args == n && !kwnames) return record(function, args, n);
+  if (function->takes == PLAIN && n_args == n && !kwnames) return record(function, args, n);
+  if (function->takes == COLLECTED && !kwnames) {
+    PyObject* tuple = PyTuple_New(n_args);
+    for (Py_ssize_t i = 0; tuple && i < n_args; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    Ref collected(tuple);
+    return tuple ? record(function, &tuple, 1) : nullptr;
+  }
   PyObject* bound[FEW];
   if (n <= FEW && bind_plainly(function, args, n_args, kwnames, bound)) return record(function, bound, n);
   return call_bound(function, args, n_args, kwnames);
@@ -103,11 +173,11 @@ bool are_forms(PyObject* forms) {
 }
 
 PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"name", "names", "defaults", "is_plain", "bind", "slow", nullptr};
-  PyObject *name, *of, *defaults, *bind, *slow;
-  int is_plain;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UO!O!pOO:Function", const_cast<char**>(names), &name, &PyTuple_Type, &of,
-                                   &PyTuple_Type, &defaults, &is_plain, &bind, &slow))
+  static const char* names[] = {"log", "name", "names", "defaults", "takes", "bind", "slow", "lifts", nullptr};
+  PyObject *log, *name, *of, *defaults, *bind, *slow, *lifts;
+  int takes;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!O!iOOS:Function", const_cast<char**>(names), &LogType, &log, &name,
+                                   &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &lifts))
     return nullptr;
   if (PyTuple_GET_SIZE(defaults) > PyTuple_GET_SIZE(of) || !PyCallable_Check(slow) || !PyCallable_Check(bind))
     return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults of the last, and callables"), nullptr;
@@ -128,7 +198,9 @@ PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   function->bind = Py_NewRef(bind);
   function->slow = Py_NewRef(slow);
   function->forms = forms;
-  function->is_plain = is_plain;
+  function->takes = takes;
+  function->lifts = Py_NewRef(lifts);
+  function->log = reinterpret_cast<Log*>(Py_NewRef(log));
   return reinterpret_cast<PyObject*>(function);
 }
 
@@ -138,6 +210,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(function->bind);
   Py_VISIT(function->slow);
   Py_VISIT(function->forms);
+  Py_VISIT(reinterpret_cast<PyObject*>(function->log));
   return 0;
 }
 
@@ -160,6 +233,8 @@ void free_function(PyObject* self) {
   Py_XDECREF(function->bind);
   Py_XDECREF(function->slow);
   Py_XDECREF(function->forms);
+  Py_XDECREF(function->lifts);
+  Py_XDECREF(reinterpret_cast<PyObject*>(function->log));
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -207,5 +282,26 @@ PyTypeObject function_type() {
 }  // namespace
 
 PyTypeObject FunctionType = function_type();
+
+PyObject* key_of_array(PyObject* x) {
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(x);
+  int type = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
+  if ((type != NPY_FLOAT32 && type != NPY_FLOAT64) || !PyArray_ISNOTSWAPPED(array) || !PyArray_IS_C_CONTIGUOUS(array))
+    return nullptr;
+  Py_ssize_t head = 1 + ndim * (Py_ssize_t)sizeof(npy_intp), size = PyArray_NBYTES(array);
+  PyObject* key = PyBytes_FromStringAndSize(nullptr, head + size);
+  if (!key) return nullptr;
+  char* at = PyBytes_AS_STRING(key);
+  *at++ = (char)type;
+  if (ndim) memcpy(at, PyArray_DIMS(array), (size_t)head - 1);
+  if (size) memcpy(at + head - 1, PyArray_DATA(array), (size_t)size);
+  return key;
+}
+
+PyObject* array_key(PyObject*, PyObject* x) {
+  Ref key(Py_TYPE(x) == &PyArray_Type ? key_of_array(x) : nullptr);
+  if (key || PyErr_Occurred()) return key.release();
+  Py_RETURN_NONE;
+}
 
 }  // namespace autobatch

@@ -8,4 +8,9 @@ namespace autobatch {
 
 extern PyTypeObject FunctionType;
 
+// array_key(x): bytes that tell the content of a plain float array, with its shape and type; null without an error where
+// it is none.
+PyObject* key_of_array(PyObject* x);
+PyObject* array_key(PyObject*, PyObject* x);
+
 }  // namespace autobatch

@@ -1,6 +1,7 @@
 #include "record/log.h"
 
 #include "record/decode.h"
+#include "record/function.h"
 #include "record/handles.h"
 #include "support/arrays.h"
 
@@ -36,7 +37,8 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int slot = next_slot;
   for (int tried = 0; slots[slot]; tried++, slot = (slot + 1) % N_SLOTS)
     if (tried == N_SLOTS) return PyErr_Format(PyExc_RuntimeError, "there are more than %d logs", N_SLOTS);
-  Log* log = as_log(type->tp_alloc(type, 0));
+  Ref sources(PyDict_New());
+  Log* log = sources ? as_log(type->tp_alloc(type, 0)) : nullptr;
   if (!log) return nullptr;
   new (&log->ints, At::PLACE) Vec<int64_t>();
   new (&log->floats, At::PLACE) Vec<double>();
@@ -47,6 +49,7 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&log->alive, At::PLACE) Vec<int32_t>();
   new (&log->survivors, At::PLACE) Vec<int32_t>();
   log->owner = Py_NewRef(owner);
+  log->sources = sources.release();
   log->session = ++last_session;
   log->slot = (uint16_t)slot;
   slots[slot] = log;
@@ -57,12 +60,16 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 int traverse_log(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_log(self)->owner);
   Py_VISIT(as_log(self)->draw);
+  Py_VISIT(as_log(self)->sources);
+  Py_VISIT(as_log(self)->source);
   return 0;
 }
 
 int clear_log(PyObject* self) {
   Py_CLEAR(as_log(self)->owner);
   Py_CLEAR(as_log(self)->draw);
+  Py_CLEAR(as_log(self)->sources);
+  Py_CLEAR(as_log(self)->source);
   return 0;
 }
 
@@ -94,9 +101,66 @@ PyObject* begin(PyObject* self, PyObject* counts) {
   empty(log->node_of);
   empty(log->alive);
   empty(log->survivors);
-  log->first_id = log->swept = 0;
+  log->first_id = log->swept = log->n_instances = 0;
   log->counts = is_counting;
   log->session = ++last_session;
+  Py_RETURN_NONE;
+}
+
+// Begins an instance: what stands for arrays in the last one means nothing in it, and draws are counted anew.
+void start_instance(Log* log) {
+  PyDict_Clear(log->sources);
+  log->begun_ints = log->ints.size();
+  log->begun_floats = log->floats.size();
+  log->n_instances++;
+  log->n_draws = 0;
+}
+
+PyObject* start(PyObject* self, PyObject*) {
+  start_instance(as_log(self));
+  Py_RETURN_NONE;
+}
+
+// Appends an int to a list.
+bool append_int(PyObject* list, int64_t number) {
+  Ref x(PyLong_FromLongLong(number));
+  return x && PyList_Append(list, x.get()) == 0;
+}
+
+// Appends the ref and the slot of a value that a function returned, if its class is known, or what `read` finds in it;
+// gives the structure.
+Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyObject* refs, PyObject* slots) {
+  PyObject* slot = PyDict_GetItemWithError(known, reinterpret_cast<PyObject*>(Py_TYPE(result)));
+  if (!slot) return PyErr_Occurred() ? Ref() : Ref(PyObject_CallOneArg(read, result));
+  if (!PyObject_TypeCheck(result, &HandleType) || !PyTuple_Check(slot) || PyTuple_GET_SIZE(slot) != 2) {
+    PyErr_SetString(PyExc_TypeError, "known must have a slot and a structure for classes of handles");
+    return Ref();
+  }
+  bool is_added = append_int(refs, ref_in(log, reinterpret_cast<Handle*>(result))) &&
+                  PyList_Append(slots, PyTuple_GET_ITEM(slot, 0)) == 0;
+  return is_added ? Ref::borrowed(PyTuple_GET_ITEM(slot, 1)) : Ref();
+}
+
+// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function of each instance
+// from the one whose structure would be the next.
+PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = as_log(self);
+  if (n_args != 9) return PyErr_SetString(PyExc_TypeError, "run takes nine arguments"), nullptr;
+  PyObject *function = args[0], *instances = args[1], *known = args[2], *read = args[3], *refs = args[4], *slots = args[5],
+           *structures = args[6], *log_ptr = args[7], *output_ptr = args[8];
+  if (!PyDict_Check(known)) return PyErr_SetString(PyExc_TypeError, "known must be a dict"), nullptr;
+  for (Py_ssize_t k = 1; k < n_args; k += k == 1 ? 3 : 1)
+    if (!PyList_Check(args[k])) return PyErr_SetString(PyExc_TypeError, "run takes lists"), nullptr;
+  for (Py_ssize_t i = PyList_GET_SIZE(structures); i < PyList_GET_SIZE(instances); i++) {
+    start_instance(log);
+    Ref instance = Ref::borrowed(PyList_GET_ITEM(instances, i));
+    Ref result(PyObject_CallOneArg(function, instance.get()));
+    if (!result) return nullptr;
+    Ref structure = read_result(log, result.get(), known, read, refs, slots);
+    if (!structure || PyList_Append(structures, structure.get()) < 0 || !append_int(log_ptr, log->ints.size()) ||
+        !append_int(output_ptr, PyList_GET_SIZE(refs)))
+      return nullptr;
+  }
   Py_RETURN_NONE;
 }
 
@@ -322,11 +386,33 @@ PyObject* get_n_floats(PyObject* self, void*) { return PyLong_FromSsize_t(as_log
 PyObject* get_draw(PyObject* self, void*) { return Py_NewRef(as_log(self)->draw ? as_log(self)->draw : Py_None); }
 
 int set_draw(PyObject* self, PyObject* value, void*) {
-  Py_XSETREF(as_log(self)->draw, Py_XNewRef(value));
+  Py_XSETREF(as_log(self)->draw, value == Py_None ? nullptr : Py_XNewRef(value));
   return 0;
 }
 
-PyGetSetDef attributes[] = {{"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
+PyObject* get_begun(PyObject* self, void*) {
+  Log* log = as_log(self);
+  return Py_BuildValue("LL", (long long)log->begun_ints, (long long)log->begun_floats);
+}
+
+PyObject* get_n_instances(PyObject* self, void*) { return PyLong_FromLongLong(as_log(self)->n_instances); }
+
+PyObject* get_sources(PyObject* self, void*) { return Py_NewRef(as_log(self)->sources); }
+
+PyObject* get_source(PyObject* self, void*) { return Py_NewRef(as_log(self)->source ? as_log(self)->source : Py_None); }
+
+int set_source(PyObject* self, PyObject* value, void*) {
+  if (!value || Py_TYPE(value) != &FunctionType) return PyErr_SetString(PyExc_TypeError, "source must be a function"), -1;
+  Py_XSETREF(as_log(self)->source, Py_NewRef(value));
+  return 0;
+}
+
+PyGetSetDef attributes[] = {
+    {"begun", get_begun, nullptr, "How many ints and floats were logged when the instance began.", nullptr},
+    {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
+    {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
+    {"source", get_source, set_source, "The function that records an array.", nullptr},
+    {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
                             {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -334,6 +420,8 @@ PyGetSetDef attributes[] = {{"n_floats", get_n_floats, nullptr, "Number of float
 
 PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
                          {"clear", clear, METH_NOARGS, nullptr},
+                         {"start", start, METH_NOARGS, nullptr},
+                         {"run", FAST(run), nullptr},
                          {"ints", FAST(ints_of), nullptr},
                          {"floats", FAST(floats_of), nullptr},
                          {"add_form", add_form, METH_O, nullptr},

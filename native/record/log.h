@@ -13,11 +13,15 @@ namespace autobatch {
 struct Log {
   PyObject_HEAD
   PyObject* owner;  // what is the stage of a thread while it records here
-  PyObject* draw;   // gives the number of the next draw of random numbers
+  PyObject* draw;   // gives the number of the next draw of random numbers; null to count the draws of an instance
+  PyObject* sources;  // what stands for arrays and parameters in this instance: a dict
+  PyObject* source;   // the function that records an array as a node
   uint32_t session;
   uint16_t slot;
   bool counts;  // whether it counts the handles of each call
   bool busy;    // while it is decoded without the interpreter lock
+  int64_t begun_ints, begun_floats;  // how long both were when the instance began
+  int64_t n_instances, n_draws;
   Vec<int64_t> ints;
   Vec<double> floats;
   Vec<int32_t> form_of;         // by id
