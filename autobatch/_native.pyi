@@ -53,6 +53,9 @@ class RowsHandle(Handle):
     def n_rows(self) -> int:
         """Number of rows."""
 
+def array_key(x: Any) -> bytes | None:
+    """Bytes that tell the content, shape and type of a plain array of floats; None for anything else."""
+
 def seal(kind: type[Handle]) -> None:
     """Prepare a class of handles, which has no attributes of its own: its instances are allocated here."""
 
@@ -63,20 +66,52 @@ class Log:
         owner: the stage of a thread while it records here.
 
     Attributes:
-        draw: gives the number of the next draw of random numbers.
+        draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
+        source: the function that records an array as a node.
+        sources: what stands for arrays and parameters in the present instance, by their content.
         n_floats: number of float attributes logged.
+        n_bytes: memory that is kept for calls.
+        n_instances: number of instances begun.
+        begun: how many ints and floats were logged when the instance began.
     """
 
     draw: Callable[[], int] | None
+    source: Function
 
     def __init__(self, owner: Any) -> None: ...
     def __len__(self) -> int: ...
     @property
+    def sources(self) -> dict[Any, Any]: ...
+    @property
     def n_floats(self) -> int: ...
+    @property
+    def n_bytes(self) -> int: ...
+    @property
+    def n_instances(self) -> int: ...
+    @property
+    def begun(self) -> tuple[int, int]: ...
     def begin(self, counts: bool) -> None:
-        """Begin a recording: forget all calls; handles of earlier ones are stale. Counts the uses of values if asked."""
+        """Begin a recording: forget all calls; handles of earlier ones are stale. Count the uses of values if asked."""
     def clear(self) -> None:
         """Begin another phase: forget what was logged, but not the numbers of calls."""
+    def run(
+        self,
+        function: Callable[[Any], Any],
+        instances: list[Any],
+        known: dict[Any, tuple[int, Any]],
+        read: Callable[[Any], Any],
+        refs: list[int],
+        slots: list[int],
+        structures: list[Any],
+        log_ptr: list[int],
+        output_ptr: list[int],
+    ) -> None:
+        """Call a function of each instance, from the one whose structure comes next; note what it logs and returns.
+
+        Args:
+            known: for classes of values that are returned: the slot, and the structure.
+            read: reads any other result: appends to `refs` and `slots`, and gives the structure.
+        """
     def ints(self, start: int, stop: int) -> list[int]:
         """What was logged from one position to another."""
     def floats(self, start: int, stop: int) -> FloatArray:
@@ -138,23 +173,27 @@ class Function:
     """Records the calls of a cell.
 
     Args:
+        log: of the recording.
         name: of the cell.
         names: of the arguments, empty for those that are given by position alone; defaults: of the last ones.
-        is_plain: whether all arguments may be given by position.
-        bind: gives the arguments of any other call, in order.
+        takes: how arguments are given: 1 by position or name, 2 in any number, as one tuple; 0 as `bind` says.
+        bind: gives the arguments of a call, in order.
         slow: takes the arguments of calls of no known form.
+        lifts: of each argument a byte: 2 where arrays in it become sources, 1 where only an array itself does, or 0.
     """
 
     forms: tuple[Form | None, ...]
 
     def __init__(
         self,
+        log: Log,
         name: str,
         names: tuple[str, ...],
         defaults: tuple[Any, ...],
-        is_plain: bool,
+        takes: int,
         bind: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[Any]],
         slow: Callable[[tuple[Any, ...]], Any],
+        lifts: bytes,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def record_tuple(self, arguments: tuple[Any, ...]) -> Any:

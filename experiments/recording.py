@@ -8,7 +8,6 @@ rounds in which all ways take turns.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +19,15 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models import find_model
-from autobatch.trace.entries import patches_in
+from autobatch.params.known import KnownModule
+from autobatch.trace.entries import Patch, patches_in
 from harness import find_data, run, take_turns
 from records import Findings, Settings
 
 MODELS = {"tree-lstm": "sst", "lattice-lstm": "lattice", "bilstm-tagger": "wikiner"}
 RECORDED, EACH, EMPTY = "recorded", "recorded, a graph each", "empty functions"
 TITLES = ("", "nodes", RECORDED, EACH, EMPTY, "recorded / empty", "a graph each / empty")
+WALKED = 8  # instances that are run eagerly, to learn what cells return
 
 
 @dataclass(frozen=True)
@@ -38,29 +39,96 @@ class Config(Settings):
     repeats: int = 51
 
 
+class Dummy:
+    """Stands for every value: adding, indexing and walking through it gives it again."""
+
+    shape = ()
+
+    def __add__(self, other: Any) -> Dummy:
+        return self
+
+    __radd__ = __mul__ = __rmul__ = __add__
+
+    def __getitem__(self, index: Any) -> Dummy:
+        return self
+
+
 def measure(config: Config) -> Iterator[Findings]:
     """Time the ways for each model."""
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
         data = spec.load(find_data(folder) or spec.default_data, rng)
-        model, instances = spec.build(data, config.dim, rng), data.items[: config.batch]
-        loss = ab.batched(model.loss)
-        n_nodes = loss.recorder.record(instances).n_nodes
-        ways: dict[str, Callable[[], Any]] = {
-            RECORDED: lambda loss=loss, xs=instances: loss.recorder.record(xs),
-            EACH: lambda loss=loss, xs=instances: loss.record_all(xs),
-            EMPTY: lambda model=model, xs=instances: walk(model, xs),
-        }
-        results = results_of(model, instances)
-        with replaced(model, results):
-            walk(model, instances)
-        gc.collect()
-        with replaced(model, results, only=False):
-            seconds = take_turns({**ways, EMPTY: lambda: timed_walk(model, instances, results)}, config.repeats)
+        model: Any = spec.build(data, config.dim, rng)
+        instances = list(data.train[: config.batch])
+        with empty_cells(model, instances[:WALKED]) as put:
+            seconds = take_turns(ways_of(model, instances, put), config.repeats)
+        n_nodes = ab.batched(model.loss).recorder.record(instances).n_nodes
         typical = {way: median(found) / n_nodes * 1e9 for way, found in seconds.items()}
-        row = [name, n_nodes, *(f"{typical[way]:.0f}" for way in ways)]
-        row += [f"{typical[RECORDED] / typical[EMPTY]:.2f}", f"{typical[EACH] / typical[EMPTY]:.2f}"]
+        row = [name, str(n_nodes), *(f"{typical[way]:.0f}" for way in (RECORDED, EACH, EMPTY))]
+        row += [f"{typical[way] / typical[EMPTY]:.2f}" for way in (RECORDED, EACH)]
         yield Findings(seconds, {"nodes": n_nodes, "ns": typical}, format_table(TITLES, [row]), part=name)
+
+
+def ways_of(model: Any, instances: Sequence[Any], put: Callable[[bool], None]) -> dict[str, Callable[[], Any]]:
+    """The three ways, each a call over all instances."""
+    loss = ab.batched(model.loss)
+
+    def walk() -> None:
+        put(True)
+        function = model.loss
+        for instance in instances:
+            function(instance)
+        put(False)
+
+    return {
+        RECORDED: lambda: loss.recorder.record(instances),
+        EACH: lambda: loss.record_all(instances),
+        EMPTY: walk,
+    }
+
+
+@contextmanager
+def empty_cells(model: Any, instances: Sequence[Any]) -> Iterator[Callable[[bool], None]]:
+    """Within the context, a function puts empty functions in the place of the model's cells, or takes them back."""
+    patches, found = [*patches_in(KnownModule(model).modules())], dict[int, Callable[..., Any]]()
+
+    def watched(patch: Patch) -> Callable[..., Any]:
+        cell = getattr(patch.owner, patch.name)
+
+        def call(*args: Any) -> Any:
+            result = cell(*args)
+            found[id(patch)] = empty(len(args), _dummy_like(result))
+            return result
+
+        return call
+
+    for patch, function in [(patch, watched(patch)) for patch in patches]:
+        patch.attributes[patch.name] = function
+    for instance in instances:
+        model.loss(instance)
+    for patch in patches:
+        del patch.attributes[patch.name]
+
+    def put(is_on: bool) -> None:
+        for patch in patches:
+            if is_on and id(patch) in found:
+                patch.attributes[patch.name] = found[id(patch)]
+            else:
+                patch.attributes.pop(patch.name, None)
+
+    yield put
+    put(False)
+
+
+def _dummy_like(result: Any) -> Any:
+    return tuple(map(_dummy_like, result)) if isinstance(result, tuple) else Dummy()
+
+
+def empty(n: int, result: Any) -> Callable[..., Any]:
+    """A Python function of n arguments that returns `result`."""
+    names = [f"a{i}" for i in range(n)]
+    function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: result", {"result": result})
+    return function
 
 
 if __name__ == "__main__":

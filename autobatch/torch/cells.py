@@ -201,8 +201,7 @@ def _detached(x: Any) -> Any:
     if not isinstance(x, Value) or not (x.dtype.is_floating_point or x.dtype.is_complex):  # type: ignore[attr-defined]
         return x
     if isinstance(x, Rows):
-        rows = [*map(_detached, x)]
-        return x.of([row.ref for row in rows], rows)
+        return x.of([_detached(row).ref for row in x])
     return STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (x,), {})
 
 

@@ -407,7 +407,9 @@ class Calls:
         if conditions not in entry.known.by_form:
             self._note_lengths(entry, keys, reader)
             self._add_form(entry, reader, family)
-        made = Function.record(entry.known.by_form[conditions].recorder, args)
+        recorder = entry.known.by_form[conditions].recorder
+        assert recorder is not None
+        made = Function.record(recorder, args)
         return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
 
     def _lifted(self, entry: Entry, args: Sequence[Any]) -> list[Any]:

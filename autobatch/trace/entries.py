@@ -77,7 +77,9 @@ class Entry:
         self.names = tuple(parameters)
         self.defaults = tuple(p.default for p in parameters.values() if p.default is not p.empty)
         kinds = {p.kind for p in parameters.values()}
-        self.takes = COLLECTED if kinds == {inspect.Parameter.VAR_POSITIONAL} else PLAIN if kinds <= PLAINLY else OTHERWISE
+        self.takes = (
+            COLLECTED if kinds == {inspect.Parameter.VAR_POSITIONAL} else PLAIN if kinds <= PLAINLY else OTHERWISE
+        )
         self.keywords = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in parameters.values())
 
     def uses(self, gone: set[int]) -> bool:

@@ -338,7 +338,9 @@ class FormReader:
             raise NotAlike(f"hold {_describe(x)}")
         registers = steps.parts(register, x)
         parts = [self._element(name, y, at, steps, leaves) for y, at in zip(parts_of(x), registers, strict=True)]
-        refs, ints, floats = ([*chain.from_iterable(part[k] for part in parts)] for k in (1, 2, 3))
+        refs = [*chain.from_iterable(part.refs for part in parts)]
+        ints = [*chain.from_iterable(part.ints for part in parts)]
+        floats = [*chain.from_iterable(part.floats for part in parts)]
         return Element(Key.of_structure(x, [part.key for part in parts]), refs, ints, floats)
 
     def _add_rows(self, x: Any, text: str, register: int) -> None:
@@ -354,7 +356,9 @@ class FormReader:
         if isinstance(x, dict):
             texts = [f"{text}[{key!r}]" for key in x]
         else:
-            texts = [f"{text}.{f.name}" for f in fields(x)] if is_dataclass(x) else [f"{text}[{i}]" for i in range(len(x))]
+            texts = (
+                [f"{text}.{f.name}" for f in fields(x)] if is_dataclass(x) else [f"{text}[{i}]" for i in range(len(x))]
+            )
         self._register_of.update(zip(texts, self.program.parts(register, x), strict=True))
         return Key.of_structure(x, [self.read(name, part, at) for part, at in zip(parts_of(x), texts, strict=True)])
 

@@ -207,8 +207,10 @@ bool fits_code(const Log* log, int32_t form, Span<const int64_t> ints) {
   const int32_t* code = log->code.data() + log->code_ptr[form] + 1;
   ptrdiff_t at = 0;
   while (*code != END) {
-    if (*code != WORDS && (at >= ints.size || ints[at] < 0 || (*code != VALUE && ints[at] > ints.size))) return false;
-    at += (ptrdiff_t)read_item(code, ints.data + at).n_words;
+    if (*code != WORDS && (at >= ints.size || ints[at] < 0 || (*code != VALUE && ints[at] > INT32_MAX))) return false;
+    int64_t n_words = read_item(code, ints.data + at).n_words;
+    if (n_words > ints.size - at) return false;
+    at += (ptrdiff_t)n_words;
   }
   return at == ints.size;
 }

@@ -187,8 +187,7 @@ int64_t slice_length(const LengthPart& part, int64_t n) {
   return PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, (Py_ssize_t)part.step);
 }
 
-bool find_lengths(const Form* form, PyObject** registers, Vec<int64_t>& lengths) {
-  if (!lengths.resize(form->groups.size())) return PyErr_NoMemory(), false;
+void find_lengths(const Form* form, PyObject** registers, int64_t* lengths) {
   for (ptrdiff_t g = 0; g < form->groups.size(); g++) {
     const Group& group = *form->groups[g];
     lengths[g] = 0;
@@ -199,10 +198,9 @@ bool find_lengths(const Form* form, PyObject** registers, Vec<int64_t>& lengths)
       lengths[g] += part.times < 0 ? n : n * lengths[part.times];
     }
   }
-  return true;
 }
 
-Result test_lengths(const Form* form, const Vec<int64_t>& lengths) {
+Result test_lengths(const Form* form, const int64_t* lengths) {
   for (ptrdiff_t i = 0; i < form->bounds.size(); i++) {
     const Bound& bound = form->bounds[i];
     int64_t n = lengths[bound.first];
@@ -254,9 +252,8 @@ bool write_floats(Log* log, PyObject* x) {
   return true;
 }
 
+// Writes the ref of a handle.
 bool write_ref(Log* log, PyObject* x) {
-  if (!PyObject_TypeCheck(x, &HandleType))
-    return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
   return log->ints.push(ref_in(log, reinterpret_cast<Handle*>(x))) || (PyErr_NoMemory(), false);
 }
 
@@ -278,12 +275,13 @@ bool write_refs(Log* log, PyObject* x, int64_t n) {
 bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Frame& frame, ptrdiff_t at) {
   const Program& program = *writer.each;
   bool is_list = program.is_one_class(), is_float = writer.what == Writing::EACH_FLOATS;
+  bool are_handles = is_list && is_sealed(program.steps[0]->object.get());
   if (!is_list && at + n * program.n_registers > frame.elements.size())
     return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
   for (int64_t i = 0; i < n; i++)
     for (ptrdiff_t k = 0; k < writer.registers.size(); k++) {
       PyObject* part = is_list ? PyList_GET_ITEM(x, i) : frame.elements[at + i * program.n_registers + writer.registers[k]];
-      bool is_handle = PyObject_TypeCheck(part, &HandleType);
+      bool is_handle = are_handles || PyObject_TypeCheck(part, &HandleType);
       if (!(is_float ? write_floats(log, part) : is_handle ? write_ref(log, part) : write_ints(log, part))) return false;
     }
   return true;
@@ -310,7 +308,7 @@ ptrdiff_t first_element(const Form* form, const Writer& writer, const Frame& fra
   return at;
 }
 
-bool write(Form* form, const Writer& writer, const Frame& frame, const Vec<int64_t>& lengths) {
+bool write(Form* form, const Writer& writer, const Frame& frame, const int64_t* lengths) {
   Log* log = form->log;
   PyObject* x = frame.registers[writer.from];
   switch (writer.what) {
@@ -340,7 +338,7 @@ bool write(Form* form, const Writer& writer, const Frame& frame, const Vec<int64
 
 // Results.
 
-PyObject* make_output(Form* form, int32_t k, int64_t first, const Vec<int64_t>& lengths) {
+PyObject* make_output(Form* form, int32_t k, int64_t first, const int64_t* lengths) {
   const Output& output = form->outputs[k];
   if (output.group < 0) return make_handle(form->log, output.kind, first + k);
   int64_t n = lengths[output.group];
@@ -356,7 +354,7 @@ PyObject* make_output(Form* form, int32_t k, int64_t first, const Vec<int64_t>& 
 }
 
 // Makes the structure of outputs that a call returns.
-PyObject* build(Form* form, PyObject* structure, int64_t first, const Vec<int64_t>& lengths) {
+PyObject* build(Form* form, PyObject* structure, int64_t first, const int64_t* lengths) {
   if (!PyTuple_CheckExact(structure)) return make_output(form, (int32_t)PyLong_AsLong(structure), first, lengths);
   Py_ssize_t n = PyTuple_GET_SIZE(structure);
   Ref made(PyTuple_New(n));
@@ -368,7 +366,7 @@ PyObject* build(Form* form, PyObject* structure, int64_t first, const Vec<int64_
   return made.release();
 }
 
-PyObject* build_result(Form* form, int64_t first, const Vec<int64_t>& lengths) {
+PyObject* build_result(Form* form, int64_t first, const int64_t* lengths) {
   if (PyTuple_Check(form->structure) || PyLong_Check(form->structure)) return build(form, form->structure, first, lengths);
   Ref values(PyTuple_New(form->outputs.size()));
   for (ptrdiff_t k = 0; values && k < form->outputs.size(); k++) {
@@ -796,9 +794,14 @@ PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   if (!frame.is_made()) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < n; i++) frame.registers[i] = arguments[i];
   if (run(*form->program, frame) != MATCHES) return nullptr;
-  Vec<int64_t> lengths;
-  if (form->groups.size() && (!find_lengths(form, frame.registers, lengths) || test_lengths(form, lengths) != MATCHES))
-    return nullptr;
+  int64_t few[FEW];
+  Vec<int64_t> many;
+  if (form->groups.size() > FEW && !many.resize(form->groups.size())) return PyErr_NoMemory();
+  int64_t* lengths = form->groups.size() > FEW ? many.data() : few;
+  if (form->groups.size()) {
+    find_lengths(form, frame.registers, lengths);
+    if (test_lengths(form, lengths) != MATCHES) return nullptr;
+  }
   ptrdiff_t n_ints = log->ints.size(), n_floats = log->floats.size();
   int64_t id = log->add_call(form->number);
   if (id < 0) return nullptr;

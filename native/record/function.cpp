@@ -11,7 +11,7 @@ constexpr Py_ssize_t FEW = 32;
 // How a function takes arguments: as `bind` says, by position or name, or any number as one tuple.
 enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
 
-// What of an argument becomes a source: nothing, an array, or arrays in tuples and lists, too.
+// What of an argument becomes a source: nothing, an array, or arrays in tuples, too.
 enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2 };
 
 struct Function {
@@ -23,7 +23,7 @@ struct Function {
   PyObject* bind;      // bind(args, kwargs) gives the list of all arguments, for calls that are not plain; or None
   PyObject* slow;      // slow(arguments): takes calls of no known form
   PyObject* forms;     // a tuple of forms
-  PyObject* lifts;     // of each argument, as a byte: LiftNothing, LiftArrays, or LiftParts; empty where none is lifted
+  PyObject* lifts;     // of each argument, as a byte: `Lifts`; empty where none is lifted
   Log* log;
   int takes;
 };
@@ -49,33 +49,27 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
 
 PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n);
 
-// Gives an argument with the values of sources for arrays; null, without an error, for what only Python can lift.
+// Gives an argument with the values of sources for arrays. What only Python can lift stays as it is: no form fits it.
 PyObject* lift(Function* function, PyObject* x, char lifts) {
-  if (PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x) || x == Py_None || PyUnicode_CheckExact(x) ||
-      PyObject_TypeCheck(x, &HandleType))
-    return Py_NewRef(x);
   if (lifts >= ARRAYS && Py_TYPE(x) == &PyArray_Type) {
     Log* log = function->log;
     Ref key(key_of_array(x));
-    if (!key) return nullptr;
+    if (!key) return PyErr_Occurred() ? nullptr : Py_NewRef(x);
     PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
-    if (known || PyErr_Occurred() || !log->source) return Py_XNewRef(known);
+    if (known || PyErr_Occurred()) return Py_XNewRef(known);
+    if (!log->source) return Py_NewRef(x);
     Ref made(record(as_function(log->source), &x, 1));
     return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
   }
-  if (lifts < PARTS || !(PyTuple_CheckExact(x) || PyList_CheckExact(x))) return nullptr;
-  Ref parts(PySequence_Tuple(x));
+  if (lifts < PARTS || !PyTuple_CheckExact(x)) return Py_NewRef(x);
+  Py_ssize_t n = PyTuple_GET_SIZE(x);
+  Ref lifted(PyTuple_New(n));
   bool is_same = true;
-  Py_ssize_t n = parts ? PyTuple_GET_SIZE(parts.get()) : 0;
-  Ref lifted(parts ? (PyList_CheckExact(x) ? PyList_New(n) : PyTuple_New(n)) : nullptr);
   for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* part = lift(function, PyTuple_GET_ITEM(parts.get(), i), lifts);
+    PyObject* part = lift(function, PyTuple_GET_ITEM(x, i), lifts);
     if (!part) return nullptr;
-    is_same &= part == PyTuple_GET_ITEM(parts.get(), i);
-    if (PyList_CheckExact(x))
-      PyList_SET_ITEM(lifted.get(), i, part);
-    else
-      PyTuple_SET_ITEM(lifted.get(), i, part);
+    is_same &= part == PyTuple_GET_ITEM(x, i);
+    PyTuple_SET_ITEM(lifted.get(), i, part);
   }
   return is_same && lifted ? Py_NewRef(x) : lifted.release();
 }

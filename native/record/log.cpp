@@ -9,7 +9,8 @@ namespace autobatch {
 namespace {
 
 constexpr int N_SLOTS = 1 << 16;
-constexpr ptrdiff_t KEPT_ROOM = 1 << 17;  // elements for which a vector always keeps its memory
+constexpr int64_t COLLECT_AFTER = 1 << 16;  // ints logged
+constexpr ptrdiff_t KEPT_ROOM = 1 << 12;  // elements for which a vector always keeps its memory
 Log* slots[N_SLOTS];
 int next_slot = 0;
 uint32_t last_session = 0;
@@ -116,11 +117,6 @@ void start_instance(Log* log) {
   log->n_draws = 0;
 }
 
-PyObject* start(PyObject* self, PyObject*) {
-  start_instance(as_log(self));
-  Py_RETURN_NONE;
-}
-
 // Appends an int to a list.
 bool append_int(PyObject* list, int64_t number) {
   Ref x(PyLong_FromLongLong(number));
@@ -141,6 +137,26 @@ Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyO
   return is_added ? Ref::borrowed(PyTuple_GET_ITEM(slot, 1)) : Ref();
 }
 
+// Turns automatic garbage collection off while it lives: a recording makes few circles, and many objects that are passed
+// over again and again.
+class NoCollection {
+ public:
+  NoCollection() : was_on_(PyGC_Disable()) {}
+  ~NoCollection() {
+    if (was_on_) PyGC_Enable();
+  }
+  // Collects the youngest objects, if automatic collection was on; null with an error.
+  bool collect_young() {
+    if (!was_on_) return true;
+    Ref gc(PyImport_ImportModule("gc"));
+    Ref found(gc ? PyObject_CallMethod(gc.get(), "collect", "i", 0) : nullptr);
+    return (bool)found;
+  }
+
+ private:
+  int was_on_;
+};
+
 // run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function of each instance
 // from the one whose structure would be the next.
 PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
@@ -151,8 +167,14 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!PyDict_Check(known)) return PyErr_SetString(PyExc_TypeError, "known must be a dict"), nullptr;
   for (Py_ssize_t k = 1; k < n_args; k += k == 1 ? 3 : 1)
     if (!PyList_Check(args[k])) return PyErr_SetString(PyExc_TypeError, "run takes lists"), nullptr;
+  NoCollection none;
+  int64_t collected = 0;
   for (Py_ssize_t i = PyList_GET_SIZE(structures); i < PyList_GET_SIZE(instances); i++) {
     start_instance(log);
+    if (log->ints.size() - collected > COLLECT_AFTER) {
+      if (!none.collect_young()) return nullptr;
+      collected = log->ints.size();
+    }
     Ref instance = Ref::borrowed(PyList_GET_ITEM(instances, i));
     Ref result(PyObject_CallOneArg(function, instance.get()));
     if (!result) return nullptr;
@@ -383,6 +405,12 @@ PyObject* renumber(PyObject* self, PyObject* argument) {
 
 PyObject* get_n_floats(PyObject* self, void*) { return PyLong_FromSsize_t(as_log(self)->floats.size()); }
 
+PyObject* get_n_bytes(PyObject* self, void*) {
+  Log* log = as_log(self);
+  return PyLong_FromSsize_t(log->ints.n_bytes() + log->floats.n_bytes() + log->form_of.n_bytes() + log->node_of.n_bytes() +
+                            log->alive.n_bytes() + log->survivors.n_bytes());
+}
+
 PyObject* get_draw(PyObject* self, void*) { return Py_NewRef(as_log(self)->draw ? as_log(self)->draw : Py_None); }
 
 int set_draw(PyObject* self, PyObject* value, void*) {
@@ -408,6 +436,7 @@ int set_source(PyObject* self, PyObject* value, void*) {
 }
 
 PyGetSetDef attributes[] = {
+    {"n_bytes", get_n_bytes, nullptr, "Memory that is kept for calls.", nullptr},
     {"begun", get_begun, nullptr, "How many ints and floats were logged when the instance began.", nullptr},
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
     {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
@@ -420,7 +449,6 @@ PyGetSetDef attributes[] = {
 
 PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
                          {"clear", clear, METH_NOARGS, nullptr},
-                         {"start", start, METH_NOARGS, nullptr},
                          {"run", FAST(run), nullptr},
                          {"ints", FAST(ints_of), nullptr},
                          {"floats", FAST(floats_of), nullptr},

@@ -102,6 +102,7 @@ class Vec {
   T* data() { return data_; }
   const T* data() const { return data_; }
   ptrdiff_t size() const { return size_; }
+  ptrdiff_t n_bytes() const { return room_ * (ptrdiff_t)sizeof(T); }
   T& back() { return data_[size_ - 1]; }
   operator Span<T>() { return {data_, size_}; }
   operator Span<const T>() const { return {data_, size_}; }

@@ -412,7 +412,7 @@ def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
         return await fail(model, item[0])
 
     run = batched(program, module=model, on_error="return")
-    n_handles = list[int]()
+    n_bytes = list[int]()
     for _ in range(3):
         told = [Data() for _ in given]
         alive = [weakref.ref(one) for one in told]
@@ -423,8 +423,8 @@ def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
         gc.collect()
         assert [ref() is None for ref in alive] == [True, False, True]  # its frames are part of an error
         del error
-        n_handles.append(len(run.recorder.calls.handles.form_of))
-    assert n_handles[0] == n_handles[1] == n_handles[2]
+        n_bytes.append(run.recorder.calls.log.n_bytes)
+    assert n_bytes[0] == n_bytes[1] == n_bytes[2]
 
 
 class Words(ab.Module):
