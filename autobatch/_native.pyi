@@ -68,6 +68,7 @@ class Log:
     Attributes:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
+        functions: those that record functions made of ops, by these.
         sources: what stands for arrays and parameters in the present instance, by their content.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
@@ -80,6 +81,8 @@ class Log:
 
     def __init__(self, owner: Any) -> None: ...
     def __len__(self) -> int: ...
+    @property
+    def functions(self) -> dict[Any, Function]: ...
     @property
     def sources(self) -> dict[Any, Any]: ...
     @property
@@ -168,6 +171,17 @@ class Form:
     @property
     def number(self) -> int:
         """Of the form in its log."""
+
+class Shortcut:
+    """A public function of a list, recorded without Python where a program gives it a plain list of values.
+
+    Args:
+        function: takes all other calls.
+        inner: what a program records of a list of values.
+    """
+
+    def __init__(self, function: Callable[..., Any], inner: Callable[..., Any]) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class Function:
     """Records the calls of a cell.

@@ -2,8 +2,8 @@
 
 The functions walk through trees, lattices and sentences, and call cells. In the first way these are recorded, as one
 graph of the mini-batch; in the second `record_all` makes a graph of each instance. In the third every cell is a Python
-function that returns an object made before: what is left is the user's own Python. Nanoseconds a node, by medians of
-rounds in which all ways take turns.
+function that returns an object made before, and so does every op between cells: what is left is the user's own Python.
+Nanoseconds a node, by medians of rounds in which all ways take turns.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models import find_model
+from autobatch.ops.operators import Symbol
 from autobatch.params.known import KnownModule
 from autobatch.trace.entries import Patch, patches_in
 from harness import find_data, run, take_turns
@@ -39,17 +40,18 @@ class Config(Settings):
     repeats: int = 51
 
 
-class Dummy:
-    """Stands for every value: adding, indexing and walking through it gives it again."""
+class Dummy(Symbol):
+    """Stands for every value; what is applied to it gives it again."""
 
+    __slots__ = ()
     shape = ()
 
-    def __add__(self, other: Any) -> Dummy:
+    def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Give it again."""
         return self
 
-    __radd__ = __mul__ = __rmul__ = __add__
-
-    def __getitem__(self, index: Any) -> Dummy:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give it again."""
         return self
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, wraps
-from inspect import Parameter, Signature, cleandoc, signature
+from functools import cached_property, update_wrapper, wraps
+from inspect import Parameter, Signature, cleandoc, signature, unwrap
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from autobatch._native import Shortcut
 from autobatch.arguments import RAW, show
 from autobatch.devices.store import HOST
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
@@ -318,6 +319,18 @@ def of_values(function: F) -> F:
             raise
 
     return cast(F, call)
+
+
+def shortcut(inner: Callable[..., Any]) -> Callable[[F], F]:
+    """Make the core record a function of a list of values, where it is `inner`, a `composite`, of that list.
+
+    What else it is called with, it takes itself.
+    """
+
+    def wrap(function: F) -> F:
+        return cast(F, update_wrapper(Shortcut(function, unwrap(inner)), function))
+
+    return wrap
 
 
 def refused_call(

@@ -232,7 +232,7 @@ class Calls:
             return known
         signature = inspect.signature(function)
         assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
-        return self._add(
+        found = self._add(
             function,
             Entry(
                 function.__name__.lstrip("_"),
@@ -244,6 +244,8 @@ class Calls:
                 lists=True,
             ),
         )
+        self.log.functions[function] = found.function
+        return found
 
     def record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
@@ -504,6 +506,7 @@ class Calls:
         for key, entry in list(self._entries.items()):
             if entry.uses(gone):
                 del self._entries[key]
+                self.log.functions.pop(key, None)
                 entry.clear()
             elif any(form.code[0] in retired for form in entry.known.forms) or entry.former:
                 forms = tuple(form for form in entry.known.forms if form.code[0] not in retired)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from autobatch import _native
+from autobatch._native import Form as CallForm
 from autobatch._native import Log
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure, parts_of
@@ -407,7 +407,7 @@ class Form:
     code: tuple[int, ...]
     ints: tuple[Item, ...]
     floats: tuple[Item, ...]
-    recorder: _native.Form | None = None
+    recorder: CallForm | None = None
 
 
 def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Lengths, outputs: Outputs) -> Form:
@@ -457,7 +457,7 @@ def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Length
     bounds += [(group, -1, 1, 1) for group in program.ones]
     bounds += [(group, -1, n, MOST) for group, (n, _) in program.least.items()]
     code = code_of(node_type, ints)
-    recorder = _native.Form(
+    recorder = CallForm(
         log, log.add_form(code), len(reader.names), reader.program.n_registers, unwrapped(reader.program.steps),
         _groups(reader, program), tuple(bounds), lengths.walked, lengths.found, tuple(write_ints), tuple(write_floats),
         outputs.kinds, outputs.structure,

@@ -277,6 +277,10 @@ PyTypeObject function_type() {
 
 PyTypeObject FunctionType = function_type();
 
+PyObject* record_known_call(PyObject* function, PyObject* const* arguments, Py_ssize_t n) {
+  return Py_TYPE(function) == &FunctionType ? record_known(as_function(function), arguments, n) : nullptr;
+}
+
 PyObject* key_of_array(PyObject* x) {
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(x);
   int type = PyArray_TYPE(array), ndim = PyArray_NDIM(array);

@@ -38,8 +38,8 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int slot = next_slot;
   for (int tried = 0; slots[slot]; tried++, slot = (slot + 1) % N_SLOTS)
     if (tried == N_SLOTS) return PyErr_Format(PyExc_RuntimeError, "there are more than %d logs", N_SLOTS);
-  Ref sources(PyDict_New());
-  Log* log = sources ? as_log(type->tp_alloc(type, 0)) : nullptr;
+  Ref sources(PyDict_New()), functions(PyDict_New());
+  Log* log = sources && functions ? as_log(type->tp_alloc(type, 0)) : nullptr;
   if (!log) return nullptr;
   new (&log->ints, At::PLACE) Vec<int64_t>();
   new (&log->floats, At::PLACE) Vec<double>();
@@ -51,6 +51,7 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&log->survivors, At::PLACE) Vec<int32_t>();
   log->owner = Py_NewRef(owner);
   log->sources = sources.release();
+  log->functions = functions.release();
   log->session = ++last_session;
   log->slot = (uint16_t)slot;
   slots[slot] = log;
@@ -63,6 +64,7 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_log(self)->draw);
   Py_VISIT(as_log(self)->sources);
   Py_VISIT(as_log(self)->source);
+  Py_VISIT(as_log(self)->functions);
   return 0;
 }
 
@@ -71,6 +73,7 @@ int clear_log(PyObject* self) {
   Py_CLEAR(as_log(self)->draw);
   Py_CLEAR(as_log(self)->sources);
   Py_CLEAR(as_log(self)->source);
+  Py_CLEAR(as_log(self)->functions);
   return 0;
 }
 
@@ -427,6 +430,8 @@ PyObject* get_n_instances(PyObject* self, void*) { return PyLong_FromLongLong(as
 
 PyObject* get_sources(PyObject* self, void*) { return Py_NewRef(as_log(self)->sources); }
 
+PyObject* get_functions(PyObject* self, void*) { return Py_NewRef(as_log(self)->functions); }
+
 PyObject* get_source(PyObject* self, void*) { return Py_NewRef(as_log(self)->source ? as_log(self)->source : Py_None); }
 
 int set_source(PyObject* self, PyObject* value, void*) {
@@ -440,6 +445,7 @@ PyGetSetDef attributes[] = {
     {"begun", get_begun, nullptr, "How many ints and floats were logged when the instance began.", nullptr},
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
     {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
+    {"functions", get_functions, nullptr, "The functions that record functions made of ops.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
                             {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},

@@ -4,6 +4,7 @@
 #include "record/function.h"
 #include "record/handles.h"
 #include "record/log.h"
+#include "record/shortcut.h"
 #include "record/stage.h"
 
 namespace autobatch {
@@ -14,7 +15,7 @@ PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr}, {"array_key", array_
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType, &RowsType, &LogType, &FormType, &FunctionType, &StageType};
+  PyTypeObject* types[] = {&HandleType, &RowsType, &LogType, &FormType, &FunctionType, &ShortcutType, &StageType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;

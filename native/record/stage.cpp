@@ -3,11 +3,17 @@
 namespace autobatch {
 namespace {
 
+thread_local Log* log = nullptr;           // of `current`, borrowed
 thread_local PyObject* current = nullptr;  // owned; a `with` block of each thread takes back what it has set
 
 PyObject* get_current(PyObject*, void*) { return Py_NewRef(current ? current : Py_None); }
 
 int set_current(PyObject*, PyObject* value, void*) {
+  PyObject* found = value && value != Py_None ? PyObject_GetAttrString(value, "log") : nullptr;
+  PyErr_Clear();  // what traces has none
+  log = found && Py_TYPE(found) == &LogType ? reinterpret_cast<Log*>(found) : nullptr;
+  if (log && log->owner != value) log = nullptr;  // a log lives as long as its owner
+  Py_XDECREF(found);
   PyObject* before = current;
   current = value == Py_None ? nullptr : Py_XNewRef(value);
   Py_XDECREF(before);
@@ -32,6 +38,8 @@ PyTypeObject stage_type() {
 }  // namespace
 
 PyObject* current_stage() { return current; }
+
+Log* current_log() { return log; }
 
 PyTypeObject StageType = stage_type();
 

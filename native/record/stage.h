@@ -2,12 +2,16 @@
 
 #pragma once
 
+#include "record/log.h"
 #include "support/python.h"
 
 namespace autobatch {
 
 // What records or traces in this thread, borrowed; null in eager mode.
 PyObject* current_stage();
+
+// The log of what records in this thread; null where nothing does.
+Log* current_log();
 
 extern PyTypeObject StageType;
 
