@@ -8,6 +8,7 @@ frees them, and knows which belong to the present recording.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,12 @@ from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, STAGE
 
 ROW_BIT = 40  # of a ref: from here on it numbers the row
+
+if "t" in getattr(sys, "abiflags", ""):
+    raise ImportError(
+        "autobatch needs a regular build of Python, and this one is free-threaded: the native core relies on the "
+        "interpreter lock."
+    )
 
 
 class Recording(Protocol):
