@@ -8,4 +8,7 @@ namespace autobatch {
 
 PyObject* merge_words(PyObject*, PyObject* parts);
 
+PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+PyObject* count_shared(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+
 }  // namespace autobatch

@@ -96,6 +96,14 @@ bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sourc
   return fits_types(found.graph, found.types) && find_starts(found);
 }
 
+NewGraph begin_words(int32_t* words, const Sizes& sizes) {
+  const int64_t header[HEADER] = {sizes.instances, sizes.nodes, sizes.edges, sizes.attr, sizes.outputs, sizes.floats};
+  for (ptrdiff_t k = 0; k < HEADER; k++) words[k] = (int32_t)header[k];
+  NewGraph graph = parts_of(words, sizes);
+  graph.instance_ptr[0] = graph.output_ptr[0] = graph.edge_ptr[0] = 0;
+  return graph;
+}
+
 Ref make_words(const Sizes& sizes, NewGraph& graph) {
   if (sizes.words() > INT32_MAX) {
     PyErr_Format(PyExc_OverflowError, "a graph of %lld words is too large: positions are int32", (long long)sizes.words());
@@ -104,10 +112,7 @@ Ref make_words(const Sizes& sizes, NewGraph& graph) {
   Span<int32_t> words;
   Ref made = make_array<int32_t>((ptrdiff_t)sizes.words(), words);
   if (!made) return made;
-  const int64_t header[HEADER] = {sizes.instances, sizes.nodes, sizes.edges, sizes.attr, sizes.outputs, sizes.floats};
-  for (ptrdiff_t k = 0; k < HEADER; k++) words[k] = (int32_t)header[k];
-  graph = parts_of(words.data, sizes);
-  graph.instance_ptr[0] = graph.output_ptr[0] = graph.edge_ptr[0] = 0;
+  graph = begin_words(words.data, sizes);
   return made;
 }
 

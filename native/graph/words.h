@@ -70,6 +70,9 @@ struct TypedGraph {
 };
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
+// Writes the header and the leading zeros of a graph of these sizes; all else is not set.
+NewGraph begin_words(int32_t* words, const Sizes& sizes);
+
 // Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. A GraphError
 // is not known here: an OverflowError where positions do not fit 32 bits.
 Ref make_words(const Sizes& sizes, NewGraph& graph);
