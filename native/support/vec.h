@@ -66,6 +66,8 @@ class Vec {
     data_[size_++] = value;
     return true;
   }
+  // Takes the last element out.
+  T pop() { return data_[--size_]; }
   // Appends where `reserve` has made room.
   void append(T value) { data_[size_++] = value; }
   // Gives memory beyond this many elements back.
