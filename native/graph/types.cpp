@@ -4,6 +4,7 @@ namespace autobatch {
 namespace {
 
 constexpr Py_ssize_t N_FIELDS = 25;
+constexpr int32_t MOST_GROUPS = 1 << 24;  // of all types: loops have an array of as many lengths
 
 bool refuse(const char* what) {
   PyErr_Format(PyExc_ValueError, "types must be consistent type arrays, got %s that do not fit the others", what);
@@ -59,7 +60,9 @@ bool check(const Types& types) {
   ptrdiff_t n_ranges = types.range_size.size;
   if (types.float_width.size != n || types.random.size != n || types.product_work.size != n) return refuse("widths");
   if (!within(types.int_width, 0, INT32_MAX) || !within(types.float_width, 0, INT32_MAX)) return refuse("widths");
-  if (types.group_ptr.size != n + 1 || !is_ptr(types.group_ptr, n, types.group_ptr[n])) return refuse("group_ptr");
+  if (types.group_ptr.size != n + 1 || types.group_ptr[n] > MOST_GROUPS ||
+      !is_ptr(types.group_ptr, n, types.group_ptr[n]))
+    return refuse("group_ptr");
   if (types.data_ints.size != n_data || types.data_floats.size != n_data || !within(types.data_ints, 0, INT32_MAX) ||
       !within(types.data_floats, 0, INT32_MAX) || !is_ptr(types.data_ptr, n, n_data) ||
       !name_groups(types.data_group, types.data_ptr, types.group_ptr, 0))

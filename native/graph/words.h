@@ -9,6 +9,7 @@ namespace autobatch {
 
 constexpr ptrdiff_t HEADER = 6;
 constexpr int32_t OUTPUT_BITS = 8, OUTPUT = (1 << OUTPUT_BITS) - 1;
+constexpr int64_t MOST_ROWS = int64_t{1} << 31;  // more than a word can name
 
 // The sizes of a graph, as its header has them.
 struct Sizes {
