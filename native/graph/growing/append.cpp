@@ -76,7 +76,7 @@ Ended append_edges(const Growing& g, const Phase& phase, ptrdiff_t n, const Ends
     g.source[edge] = (int32_t)source;
     g.output[edge] = phase.graph.edge_out[e];
     g.port[edge] = phase.graph.edge_in[e];
-    g.readers[v]++;
+    g.add_readers(v, 1);
   }
   return Ended::WELL;
 }

@@ -63,7 +63,7 @@ Ended find_sources(const Growing& g, Round& round) {
     for (int32_t e = reads.first; e < reads.stop; e++) {
       int32_t v = g.value_of(g.source[e], g.output[e]);
       if (v < 0 || !g.has_node(g.made_by[v])) return Ended::WRONG;
-      g.readers[v]--;
+      g.add_readers(v, -1);
       if (g.state[g.source[e]] == DONE && !meet(v)) return Ended::NO_MEMORY;
     }
   }
@@ -96,7 +96,7 @@ Ended keep(const Growing& g, Round& round) {
   for (ptrdiff_t k = 0; k < round.found.size() && !round.is_last(); k++) {
     int32_t node = round.found[k], type_id = g.type_id[node];
     Range own;
-    if (!g.values_of(node, own) || type_id < 0 || type_id + 1 >= round.out_ptr.size) return Ended::WRONG;
+    if (!g.values_of(node, own) || type_id < 0 || type_id >= round.out_ptr.size - 1) return Ended::WRONG;
     for (int32_t v = own.first; v < own.stop; v++) {
       if (g.mark[v] != round.now && g.in_use[v] == 0 && g.readers[v] <= 0) continue;
       int64_t output = (int64_t)round.out_ptr[type_id] + (g.word[v] & OUTPUT);

@@ -62,7 +62,7 @@ Ended drop(const Growing& g, Span<const int32_t> pending, int32_t place, Vec<int
     for (int32_t e = reads.first; e < reads.stop; e++) {
       int32_t v = g.value_of(g.source[e], g.output[e]);
       if (v < 0) return Ended::WRONG;
-      g.readers[v]--;
+      g.add_readers(v, -1);
     }
   }
   return Ended::WELL;
@@ -109,7 +109,7 @@ PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   for (int32_t v : of)
     if (!g.has_value(v)) return is_well(Ended::WRONG), nullptr;
-  for (int32_t v : of) g.readers[v] += more;
+  for (int32_t v : of) g.add_readers(v, more);
   Py_RETURN_NONE;
 }
 

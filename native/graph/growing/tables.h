@@ -30,12 +30,14 @@ struct Growing {
   Span<int32_t> made_by, word, in_use, readers, run, slot, row, kept, mark, number;
 
   ptrdiff_t n_values() const { return made_by.size; }  // with spare room
-  bool has_node(int32_t node) const { return node >= 0 && node + 1 < type_id.size; }
+  bool has_node(int32_t node) const { return node >= 0 && node < type_id.size - 1; }
   bool has_value(int32_t v) const { return v >= 0 && v < n_values(); }
+
+  void add_readers(int32_t v, int32_t n) const { readers[v] = (int32_t)((uint32_t)readers[v] + (uint32_t)n); }
 
   // Finds the part of a node in what `ptr` divides, of which there are `size`; false if it is not within.
   static bool part_of(Span<const int32_t> ptr, int32_t node, ptrdiff_t size, Range& part) {
-    if (node < 0 || node + 1 >= ptr.size) return false;
+    if (node < 0 || node >= ptr.size - 1) return false;
     part = {ptr[node], ptr[node + 1]};
     return part.first >= 0 && part.first <= part.stop && part.stop <= size;
   }
