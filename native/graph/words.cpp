@@ -22,6 +22,8 @@ bool within(Span<const int32_t> values, int64_t low, int64_t high) {
   return !outside;
 }
 
+int64_t clipped(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
 // Finds where the attributes of each node begin; false if there are not as many as the types say.
 bool find_starts(TypedGraph& read) {
   const Types& types = read.types;
@@ -35,7 +37,7 @@ bool find_starts(TypedGraph& read) {
     f += types.float_width[type_id];
     for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
       int64_t length = a < n_attr ? read.graph.attr[a] : -1;
-      if (length < 0) return refuse("nodes have other attributes than their types");
+      if (length < 0 || f > n_floats) return refuse("nodes have other attributes than their types");
       a += 1 + length * types.data_ints[number];
       f += length * types.data_floats[number];
     }
@@ -96,6 +98,14 @@ bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sourc
   return fits_types(found.graph, found.types) && find_starts(found);
 }
 
+NewGraph begin_words(int32_t* words, const Sizes& sizes) {
+  const int64_t header[HEADER] = {sizes.instances, sizes.nodes, sizes.edges, sizes.attr, sizes.outputs, sizes.floats};
+  for (ptrdiff_t k = 0; k < HEADER; k++) words[k] = (int32_t)header[k];
+  NewGraph graph = parts_of(words, sizes);
+  graph.instance_ptr[0] = graph.output_ptr[0] = graph.edge_ptr[0] = 0;
+  return graph;
+}
+
 Ref make_words(const Sizes& sizes, NewGraph& graph) {
   if (sizes.words() > INT32_MAX) {
     PyErr_Format(PyExc_OverflowError, "a graph of %lld words is too large: positions are int32", (long long)sizes.words());
@@ -104,19 +114,15 @@ Ref make_words(const Sizes& sizes, NewGraph& graph) {
   Span<int32_t> words;
   Ref made = make_array<int32_t>((ptrdiff_t)sizes.words(), words);
   if (!made) return made;
-  const int64_t header[HEADER] = {sizes.instances, sizes.nodes, sizes.edges, sizes.attr, sizes.outputs, sizes.floats};
-  for (ptrdiff_t k = 0; k < HEADER; k++) words[k] = (int32_t)header[k];
-  graph = parts_of(words.data, sizes);
-  graph.instance_ptr[0] = graph.output_ptr[0] = graph.edge_ptr[0] = 0;
+  graph = begin_words(words.data, sizes);
   return made;
 }
 
 int64_t slice_length(int64_t n, int64_t start, int64_t stop, int64_t step) {
-  auto clipped = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
   int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
   int64_t first = clipped(start < 0 ? start + n : start, low, high), last = clipped(stop < 0 ? stop + n : stop, low, high);
-  int64_t span = last - first + step - (step > 0 ? 1 : -1);
-  return (span > 0) == (step > 0) ? span / step : 0;
+  int64_t span = step > 0 ? last - first : first - last, stride = step > 0 ? step : -(step + (step == INT64_MIN));
+  return span > 0 ? (span - 1) / stride + 1 : 0;
 }
 
 void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types& types, int64_t* lengths) {
@@ -135,10 +141,11 @@ void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types&
   }
   for (int32_t part = types.part_ptr[type_id]; part < types.part_ptr[type_id + 1]; part++) {
     const int64_t* cut = types.part_cut.data + 4 * part;
-    int64_t n = types.part_of[part] >= 0 ? lengths[types.part_of[part]] : cut[0];
+    int64_t n = clipped(types.part_of[part] >= 0 ? lengths[types.part_of[part]] : cut[0], 0, MOST_ROWS);
     int64_t count = slice_length(n, cut[1], cut[2], cut[3]);
     if (types.part_times[part] >= 0) count *= lengths[types.part_times[part]];
-    lengths[types.part_group[part]] += count;
+    int64_t& length = lengths[types.part_group[part]];
+    length = clipped(length + count, 0, MOST_ROWS);  // so that no product overflows
   }
 }
 

@@ -9,6 +9,7 @@ namespace autobatch {
 
 constexpr ptrdiff_t HEADER = 6;
 constexpr int32_t OUTPUT_BITS = 8, OUTPUT = (1 << OUTPUT_BITS) - 1;
+constexpr int64_t MOST_ROWS = int64_t{1} << 31;  // more than a word can name
 
 // The sizes of a graph, as its header has them.
 struct Sizes {
@@ -69,6 +70,9 @@ struct TypedGraph {
   Vec<int32_t> int_starts, float_starts;  // [N+1] where the attributes of each node begin
 };
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
+
+// Writes the header and the leading zeros of a graph of these sizes; all else is not set.
+NewGraph begin_words(int32_t* words, const Sizes& sizes);
 
 // Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. A GraphError
 // is not known here: an OverflowError where positions do not fit 32 bits.

@@ -36,6 +36,24 @@ bool read_mutable(PyObject* object, const char* what, Span<T>& span) {
   return true;
 }
 
+// Reads the rows of an array of two dimensions that is written to, of which there must be `n`.
+template <class T>
+bool read_rows(PyObject* object, const char* what, int n, Span<T>* const* rows) {
+  if (!check_array(object, what, NumpyType<T>::number, NumpyType<T>::name, 2)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  if (PyArray_FailUnlessWriteable(array, what) < 0) return false;
+  if (PyArray_DIM(array, 0) != n) {
+    PyErr_Format(PyExc_ValueError, "%s must have %d rows, got %zd", what, n, (ptrdiff_t)PyArray_DIM(array, 0));
+    return false;
+  }
+  ptrdiff_t size = PyArray_DIM(array, 1);
+  for (int row = 0; row < n; row++) *rows[row] = {static_cast<T*>(PyArray_DATA(array)) + row * size, size};
+  return true;
+}
+
+// Reads an int of 32 bits.
+bool read_int(PyObject* object, const char* what, int32_t& number);
+
 // Makes an array that is not set; null with an error where there is no memory.
 template <class T>
 Ref make_array(ptrdiff_t size, Span<T>& span) {

@@ -33,6 +33,10 @@ class Vec {
     other.data_ = nullptr;
     other.size_ = other.room_ = 0;
   }
+  Vec& operator=(Vec&& other) {
+    swap(data_, other.data_), swap(size_, other.size_), swap(room_, other.room_);
+    return *this;
+  }
   ~Vec() { free(data_); }
 
   // Makes room for this many more elements.
@@ -62,6 +66,8 @@ class Vec {
     data_[size_++] = value;
     return true;
   }
+  // Takes the last element out.
+  T pop() { return data_[--size_]; }
   // Appends where `reserve` has made room.
   void append(T value) { data_[size_++] = value; }
   // Gives memory beyond this many elements back.
@@ -84,6 +90,13 @@ class Vec {
   operator Span<const T>() const { return {data_, size_}; }
 
  private:
+  template <class X>
+  static void swap(X& x, X& y) {
+    X before = x;
+    x = y;
+    y = before;
+  }
+
   T* data_ = nullptr;
   ptrdiff_t size_ = 0, room_ = 0;
 };
