@@ -424,6 +424,19 @@ def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
                 call(nodes, values, *arguments)
 
 
+def test_types_that_no_node_has_need_not_be_known() -> None:
+    """Another thread may record types between two steps; those of nodes must be known."""
+    rng = np.random.default_rng(0)
+    plain, output_slots = Plain(), draw_output_slots(rng)
+    phase = draw_phase(rng, plain)
+    whole, part = GrowingGraph(N_INSTANCES), GrowingGraph(N_INSTANCES)
+    whole.append(phase, output_slots.rows)
+    part.append(phase, output_slots.rows[:-N_SLOTS])
+    assert part.n_values == whole.n_values == len(plain.values)
+    with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
+        GrowingGraph(N_INSTANCES).append(phase, output_slots.rows[:1])
+
+
 def test_tables_of_another_form_are_refused() -> None:
     growing = GrowingGraph(1)
     nodes, values, none = growing.nodes, growing.values, np.zeros(0, np.int32)
