@@ -8,45 +8,7 @@ bool refuse(const char* what) {
   return false;
 }
 
-// Whether offsets rise from 0 to `last`.
-bool rises(Span<const int32_t> ptr, int64_t last) {
-  bool falls = false;
-  for (ptrdiff_t i = 0; i + 1 < ptr.size; i++) falls |= ptr[i] > ptr[i + 1];
-  return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
-}
-
-// Whether all numbers lie in low..high-1.
-bool within(Span<const int32_t> values, int64_t low, int64_t high) {
-  bool outside = false;
-  for (int32_t value : values) outside |= value < low || value >= high;
-  return !outside;
-}
-
 int64_t clipped(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
-
-// Finds where the attributes of each node begin; false if there are not as many as the types say.
-bool find_starts(TypedGraph& read) {
-  const Types& types = read.types;
-  ptrdiff_t n = read.graph.n_nodes();
-  if (!read.int_starts.resize(n + 1) || !read.float_starts.resize(n + 1)) return PyErr_NoMemory(), false;
-  int64_t a = 0, f = 0, n_attr = read.sizes.attr, n_floats = read.sizes.floats;
-  read.int_starts[0] = read.float_starts[0] = 0;
-  for (ptrdiff_t node = 0; node < n; node++) {
-    int32_t type_id = read.graph.type_id[node];
-    a += types.int_width[type_id];
-    f += types.float_width[type_id];
-    for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
-      int64_t length = a < n_attr ? read.graph.attr[a] : -1;
-      if (length < 0 || f > n_floats) return refuse("nodes have other attributes than their types");
-      a += 1 + length * types.data_ints[number];
-      f += length * types.data_floats[number];
-    }
-    if (a > n_attr || f > n_floats) return refuse("nodes have other attributes than their types");
-    read.int_starts[node + 1] = (int32_t)a;
-    read.float_starts[node + 1] = (int32_t)f;
-  }
-  return (a == n_attr && f == n_floats) || refuse("nodes have other attributes than their types");
-}
 
 // Whether edges and outputs name outputs and ports that the types have.
 bool fits_types(const Graph& graph, const Types& types) {
@@ -95,7 +57,31 @@ bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sourc
   if (!read<int32_t>(words, "words", ints) || !read_types(types, found.types)) return false;
   if (!view_graph(ints, found.graph, found.sizes, sources)) return false;
   if (!within(found.graph.type_id, 0, found.types.n_types())) return refuse("a type does not exist");
-  return fits_types(found.graph, found.types) && find_starts(found);
+  return fits_types(found.graph, found.types) &&
+         find_starts(found.graph.type_id, found.graph.attr, found.sizes.floats, found.types, found.int_starts, found.float_starts);
+}
+
+bool find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
+                 Vec<int32_t>& int_starts, Vec<int32_t>& float_starts) {
+  ptrdiff_t n = type_ids.size;
+  if (!int_starts.resize(n + 1) || !float_starts.resize(n + 1)) return PyErr_NoMemory(), false;
+  int64_t a = 0, f = 0, n_attr = attr.size, most_floats = n_floats < 0 ? INT32_MAX : n_floats;
+  int_starts[0] = float_starts[0] = 0;
+  for (ptrdiff_t node = 0; node < n; node++) {
+    int32_t type_id = type_ids[node];
+    a += types.int_width[type_id];
+    f += types.float_width[type_id];
+    for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
+      int64_t length = a < n_attr ? attr[a] : -1;
+      if (length < 0 || f > most_floats) return refuse("nodes have other attributes than their types");
+      a += 1 + length * types.data_ints[number];
+      f += length * types.data_floats[number];
+    }
+    if (a > n_attr || f > most_floats) return refuse("nodes have other attributes than their types");
+    int_starts[node + 1] = (int32_t)a;
+    float_starts[node + 1] = (int32_t)f;
+  }
+  return (a == n_attr && (f == n_floats || n_floats < 0)) || refuse("nodes have other attributes than their types");
 }
 
 NewGraph begin_words(int32_t* words, const Sizes& sizes) {

@@ -71,6 +71,11 @@ struct TypedGraph {
 };
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
+// Finds where the attributes of nodes of these types begin; a ValueError if there are not as many ints and floats as the
+// types say, or any number of floats if `n_floats` is negative. The types must exist.
+bool find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
+                 Vec<int32_t>& int_starts, Vec<int32_t>& float_starts);
+
 // Writes the header and the leading zeros of a graph of these sizes; all else is not set.
 NewGraph begin_words(int32_t* words, const Sizes& sizes);
 
