@@ -60,7 +60,7 @@ PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     PyErr_Format(PyExc_ValueError, "words must be of the %zd types of flows, got a graph with another type", flows.n_types());
     return nullptr;
   }
-  if (marks.rows != sizes.nodes || !within(flows.n_outputs, 0, marks.columns)) {
+  if (marks.rows != sizes.nodes || marks.columns > INT32_MAX || !within(flows.n_outputs, 0, marks.columns)) {
     PyErr_Format(PyExc_ValueError, "marks must have a row for each node and a column more than types have outputs, got %zd, %zd",
                  marks.rows, marks.columns);
     return nullptr;

@@ -17,7 +17,7 @@ PyObject* data_starts(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     PyErr_Format(PyExc_ValueError, "type_id must lie in 0..%zd, got another type", types.n_types() - 1);
     return nullptr;
   }
-  if (!find_starts(type_ids, attr, -1, types, int_starts, float_starts)) return nullptr;
+  if (!set_problem(find_starts(type_ids, attr, -1, types, int_starts, float_starts))) return nullptr;
   Ref ints = to_array<int32_t>(int_starts), floats = to_array<int32_t>(float_starts);
   if (!ints || !floats) return nullptr;
   return Py_BuildValue("NN", ints.release(), floats.release());

@@ -3,32 +3,43 @@
 namespace autobatch {
 namespace {
 
-bool refuse(const char* what) {
-  PyErr_Format(PyExc_ValueError, "words must encode a graph, got ones in which %s", what);
-  return false;
-}
+bool refuse(const char* what) { return set_problem(what); }
 
 int64_t clipped(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
-// Whether edges and outputs name outputs and ports that the types have.
-bool fits_types(const Graph& graph, const Types& types) {
-  bool outside = false;
-  for (ptrdiff_t node = 0; node < graph.n_nodes(); node++) {
-    int32_t type_id = graph.type_id[node], n_ports = types.port_ptr[type_id + 1] - types.port_ptr[type_id];
+constexpr Problem ATTRIBUTES = "nodes have other attributes than their types";
+
+// Whether edges point forward, and name outputs and ports that the types have, as returned values do.
+Problem fits_types(const Graph& graph, const Types& types) {
+  Vec<int32_t> n_outputs;
+  if (!n_outputs.resize(types.n_types())) return NO_MEMORY;
+  for (ptrdiff_t t = 0; t < types.n_types(); t++) n_outputs[t] = types.out_ptr[t + 1] - types.out_ptr[t];
+  bool outside = false, backward = false, has_ports = types.port_plain.size > 0;
+  for (int32_t node = 0; node < graph.n_nodes(); node++) {
+    int32_t type_id = graph.type_id[node];
+    int32_t n_ports = has_ports ? types.port_ptr[type_id + 1] - types.port_ptr[type_id] : INT32_MAX;
     for (int32_t e = graph.edge_ptr[node]; e < graph.edge_ptr[node + 1]; e++) {
-      int32_t source = graph.edge_src[e], out = graph.edge_out[e] & OUTPUT;
-      outside |= types.port_plain.size && graph.edge_in[e] >= n_ports;
-      if (source >= 0) outside |= out >= types.out_ptr[graph.type_id[source] + 1] - types.out_ptr[graph.type_id[source]];
+      int32_t source = graph.edge_src[e];
+      backward |= source >= node;
+      outside |= graph.edge_in[e] >= n_ports;
+      if (source >= 0) outside |= (graph.edge_out[e] & OUTPUT) >= n_outputs[graph.type_id[source]];
     }
   }
-  for (ptrdiff_t o = 0; o < graph.out_node.size; o++) {
-    int32_t source = graph.out_node[o], out = graph.out_port[o] & OUTPUT;
-    if (source >= 0) outside |= out >= types.out_ptr[graph.type_id[source] + 1] - types.out_ptr[graph.type_id[source]];
-  }
-  return !outside || refuse("an edge names an output or a port that its type does not have");
+  for (ptrdiff_t o = 0; o < graph.out_node.size; o++)
+    if (graph.out_node[o] >= 0) outside |= (graph.out_port[o] & OUTPUT) >= n_outputs[graph.type_id[graph.out_node[o]]];
+  if (backward) return "an edge points backwards";
+  return outside ? "an edge names an output or a port that its type does not have" : nullptr;
 }
 
 }  // namespace
+
+const Problem NO_MEMORY = "there is no memory";
+
+bool set_problem(Problem problem) {
+  if (problem == NO_MEMORY) PyErr_NoMemory();
+  else if (problem) PyErr_Format(PyExc_ValueError, "words must encode a graph, got ones in which %s", problem);
+  return !problem;
+}
 
 bool sizes_of(Span<const int32_t> words, Sizes& sizes) {
   if (words.size < HEADER) return false;
@@ -46,25 +57,23 @@ bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources s
   if (!rises(graph.edge_ptr, sizes.edges)) return refuse("the edges of nodes are not in order");
   if (!within(graph.type_id, 0, INT32_MAX)) return refuse("a type is negative");
   if (!within(graph.edge_src, low, n) || !within(graph.out_node, low, n)) return refuse("a node does not exist");
-  if (!within(graph.edge_out, 0, INT64_MAX) || !within(graph.edge_in, 0, INT64_MAX) ||
-      !within(graph.out_port, 0, INT64_MAX))
+  int64_t any = int64_t{1} << 31;
+  if (!within(graph.edge_out, 0, any) || !within(graph.edge_in, 0, any) || !within(graph.out_port, 0, any))
     return refuse("an output or a port is negative");
   return true;
 }
 
-bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {
+bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {
   Span<const int32_t> ints;
   if (!read<int32_t>(words, "words", ints) || !read_types(types, found.types)) return false;
   if (!view_graph(ints, found.graph, found.sizes, sources)) return false;
-  if (!within(found.graph.type_id, 0, found.types.n_types())) return refuse("a type does not exist");
-  return fits_types(found.graph, found.types) &&
-         find_starts(found.graph.type_id, found.graph.attr, found.sizes.floats, found.types, found.int_starts, found.float_starts);
+  return within(found.graph.type_id, 0, found.types.n_types()) || refuse("a type does not exist");
 }
 
-bool find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
-                 Vec<int32_t>& int_starts, Vec<int32_t>& float_starts) {
+Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
+                    Vec<int32_t>& int_starts, Vec<int32_t>& float_starts) {
   ptrdiff_t n = type_ids.size;
-  if (!int_starts.resize(n + 1) || !float_starts.resize(n + 1)) return PyErr_NoMemory(), false;
+  if (!int_starts.resize(n + 1) || !float_starts.resize(n + 1)) return NO_MEMORY;
   int64_t a = 0, f = 0, n_attr = attr.size, most_floats = n_floats < 0 ? INT32_MAX : n_floats;
   int_starts[0] = float_starts[0] = 0;
   for (ptrdiff_t node = 0; node < n; node++) {
@@ -73,15 +82,25 @@ bool find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t
     f += types.float_width[type_id];
     for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
       int64_t length = a < n_attr ? attr[a] : -1;
-      if (length < 0 || f > most_floats) return refuse("nodes have other attributes than their types");
+      if (length < 0 || f > most_floats) return ATTRIBUTES;
       a += 1 + length * types.data_ints[number];
       f += length * types.data_floats[number];
     }
-    if (a > n_attr || f > most_floats) return refuse("nodes have other attributes than their types");
+    if (a > n_attr || f > most_floats) return ATTRIBUTES;
     int_starts[node + 1] = (int32_t)a;
     float_starts[node + 1] = (int32_t)f;
   }
-  return (a == n_attr && (f == n_floats || n_floats < 0)) || refuse("nodes have other attributes than their types");
+  return a == n_attr && (f == n_floats || n_floats < 0) ? nullptr : ATTRIBUTES;
+}
+
+Problem check_types(TypedGraph& read) {
+  Problem problem = fits_types(read.graph, read.types);
+  if (problem) return problem;
+  return find_starts(read.graph.type_id, read.graph.attr, read.sizes.floats, read.types, read.int_starts, read.float_starts);
+}
+
+bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {
+  return read_graph_and_types(words, types, found, sources) && set_problem(check_types(found));
 }
 
 NewGraph begin_words(int32_t* words, const Sizes& sizes) {

@@ -86,10 +86,10 @@ inline bool rises(Span<const int32_t> ptr, int64_t last) {
   return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
 }
 
-// Whether all numbers lie in low..high-1.
+// Whether all numbers lie in low..high-1, where high is at most 2^31.
 inline bool within(Span<const int32_t> values, int64_t low, int64_t high) {
-  bool outside = false;
-  for (int32_t value : values) outside |= value < low || value >= high;
+  uint32_t first = (uint32_t)low, n = (uint32_t)(high - low), outside = 0;
+  for (int32_t value : values) outside |= (uint32_t)value - first >= n;
   return !outside;
 }
 
