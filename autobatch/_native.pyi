@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.growth import Nodes, Results
+from autobatch.ir.flows import FlowArrays
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
@@ -15,6 +16,47 @@ from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
 def merge_words(parts: IntArray) -> IntArray:
     """Merge encoded graphs that follow one another; nodes, edges and outputs are numbered consecutively."""
+
+def crossing_node(words: IntArray) -> int:
+    """Find the first node that another instance reads or returns; -1 if the instances are independent."""
+
+def split_words(words: IntArray, types: TypeArrays) -> tuple[IntArray, LongArray, LongArray]:
+    """Encode each instance of a graph as a graph of its own, all in one buffer.
+
+    Returns:
+        The buffer; ptr[B+1], by which instance i is `buffer[ptr[i]:ptr[i + 1]]`; the same of the float attributes.
+
+    Raises:
+        ValueError: an instance reads or returns a node of another, too.
+    """
+
+def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
+    """Find where the int attributes of each node begin in `attr`, and its float attributes: int32[N+1] each."""
+
+def first_out_of_range(words: IntArray, types: TypeArrays) -> LongArray:
+    """Find the first int attribute of each instance that is out of its range; edges may be of earlier phases.
+
+    Returns:
+        [instances that have one, 4] the node, the number of the range, the value, and the size of the range.
+    """
+
+def reverse_dag(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Reverse every edge, see `autobatch.graph.dag.reverse`."""
+
+def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
+    """Count, per node, the edges on the longest path from a node without inputs: int32[N]."""
+
+def chains_ahead(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> IntArray:
+    """Count, per node and type, the most nodes of the type on a path that starts at the node: int32[N, T]."""
+
+def mark_outputs(words: IntArray, flows: FlowArrays, wanted: NDArray[np.bool_], marks: NDArray[np.bool_]) -> bool:
+    """Mark the outputs that the values in wanted slots depend on; say whether that is an output of each node.
+
+    Args:
+        wanted: [slots] those whose values count.
+        marks: [N, 1 + outputs] is written: whether a node has such an output, and which these are. It has as many
+            columns as the type with most outputs needs, or more.
+    """
 
 def rewrite_words(
     words: IntArray, floats: FloatArray, types: TypeArrays, passes: int
@@ -100,3 +142,16 @@ def emit_graph(
     nodes: Nodes, values: IntArray, source_type: IntArray, picked: IntArray, sources: IntArray, results: Results
 ) -> tuple[IntArray, FloatArray]:
     """Write the graph of the chosen nodes and sources, and note that the nodes are done; see `GrowingGraph.emit`."""
+
+def move_rows(
+    values: IntArray, of: IntArray, round: int, held: IntArray, free: IntArray, n_free: IntArray, size: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Take back rows and give rows, see `autobatch.graph.kept_rows`.
+
+    Args:
+        held, free: [slots, rows] the value in each row, and the free rows, of which there are `n_free`.
+        size: [slots] the rows that tables have.
+
+    Returns:
+        What `Moved` has.
+    """

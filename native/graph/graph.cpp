@@ -11,6 +11,14 @@ PyMethodDef fast(const char* name, Fast function) {
 
 PyMethodDef functions[] = {
     {"merge_words", merge_words, METH_O, nullptr},
+    {"crossing_node", crossing_node, METH_O, nullptr},
+    fast("split_words", split_words),
+    fast("data_starts", data_starts),
+    fast("first_out_of_range", first_out_of_range),
+    fast("reverse_dag", reverse_dag),
+    fast("depths", depths),
+    fast("chains_ahead", chains_ahead),
+    fast("mark_outputs", mark_outputs),
     fast("rewrite_words", rewrite_words),
     fast("count_shared", count_shared),
     fast("count_values", count_values),
@@ -22,6 +30,7 @@ PyMethodDef functions[] = {
     fast("sketch_pending", sketch_pending),
     fast("choose_nodes", choose_nodes),
     fast("emit_graph", emit_graph),
+    fast("move_rows", move_rows),
     {nullptr, nullptr, 0, nullptr},
 };
 

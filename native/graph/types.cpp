@@ -12,19 +12,7 @@ bool refuse(const char* what) {
 }
 
 // Whether an array holds the offsets of the parts of n types, of which there are `n_parts`.
-bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) {
-  if (ptr.size != n + 1 || ptr[0] != 0 || ptr[n] != n_parts) return false;
-  for (ptrdiff_t i = 0; i < n; i++)
-    if (ptr[i] > ptr[i + 1]) return false;
-  return true;
-}
-
-// Whether all values lie in low..high-1.
-bool within(Span<const int32_t> values, int64_t low, int64_t high) {
-  for (int32_t value : values)
-    if (value < low || value >= high) return false;
-  return true;
-}
+bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) { return ptr.size == n + 1 && rises(ptr, n_parts); }
 
 // Whether the group numbers of the parts of each type are among its groups, or -1 where that is allowed.
 bool name_groups(Span<const int32_t> groups, Span<const int32_t> ptr, Span<const int32_t> group_ptr, int32_t least) {

@@ -5,47 +5,9 @@ namespace {
 
 bool refuse(const char* what) { return set_problem(what); }
 
-// Whether offsets rise from 0 to `last`.
-bool rises(Span<const int32_t> ptr, int64_t last) {
-  bool falls = false;
-  for (ptrdiff_t i = 0; i + 1 < ptr.size; i++) falls |= ptr[i] > ptr[i + 1];
-  return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
-}
-
-// Whether all numbers lie in low..high-1, where high is at most 2^31.
-bool within(Span<const int32_t> values, int64_t low, int64_t high) {
-  uint32_t first = (uint32_t)low, n = (uint32_t)(high - low), outside = 0;
-  for (int32_t value : values) outside |= (uint32_t)value - first >= n;
-  return !outside;
-}
-
 int64_t clipped(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
 constexpr Problem ATTRIBUTES = "nodes have other attributes than their types";
-
-// Finds where the attributes of each node begin, if there are as many as the types say.
-Problem find_starts(TypedGraph& read) {
-  const Types& types = read.types;
-  ptrdiff_t n = read.graph.n_nodes();
-  if (!read.int_starts.resize(n + 1) || !read.float_starts.resize(n + 1)) return NO_MEMORY;
-  int64_t a = 0, f = 0, n_attr = read.sizes.attr, n_floats = read.sizes.floats;
-  read.int_starts[0] = read.float_starts[0] = 0;
-  for (ptrdiff_t node = 0; node < n; node++) {
-    int32_t type_id = read.graph.type_id[node];
-    a += types.int_width[type_id];
-    f += types.float_width[type_id];
-    for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
-      int64_t length = a < n_attr ? read.graph.attr[a] : -1;
-      if (length < 0 || f > n_floats) return ATTRIBUTES;
-      a += 1 + length * types.data_ints[number];
-      f += length * types.data_floats[number];
-    }
-    if (a > n_attr || f > n_floats) return ATTRIBUTES;
-    read.int_starts[node + 1] = (int32_t)a;
-    read.float_starts[node + 1] = (int32_t)f;
-  }
-  return a == n_attr && f == n_floats ? nullptr : ATTRIBUTES;
-}
 
 // Whether edges point forward, and name outputs and ports that the types have, as returned values do.
 Problem fits_types(const Graph& graph, const Types& types) {
@@ -108,9 +70,33 @@ bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& found, S
   return within(found.graph.type_id, 0, found.types.n_types()) || refuse("a type does not exist");
 }
 
+Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
+                    Vec<int32_t>& int_starts, Vec<int32_t>& float_starts) {
+  ptrdiff_t n = type_ids.size;
+  if (!int_starts.resize(n + 1) || !float_starts.resize(n + 1)) return NO_MEMORY;
+  int64_t a = 0, f = 0, n_attr = attr.size, most_floats = n_floats < 0 ? INT32_MAX : n_floats;
+  int_starts[0] = float_starts[0] = 0;
+  for (ptrdiff_t node = 0; node < n; node++) {
+    int32_t type_id = type_ids[node];
+    a += types.int_width[type_id];
+    f += types.float_width[type_id];
+    for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
+      int64_t length = a < n_attr ? attr[a] : -1;
+      if (length < 0 || f > most_floats) return ATTRIBUTES;
+      a += 1 + length * types.data_ints[number];
+      f += length * types.data_floats[number];
+    }
+    if (a > n_attr || f > most_floats) return ATTRIBUTES;
+    int_starts[node + 1] = (int32_t)a;
+    float_starts[node + 1] = (int32_t)f;
+  }
+  return a == n_attr && (f == n_floats || n_floats < 0) ? nullptr : ATTRIBUTES;
+}
+
 Problem check_types(TypedGraph& read) {
   Problem problem = fits_types(read.graph, read.types);
-  return problem ? problem : find_starts(read);
+  if (problem) return problem;
+  return find_starts(read.graph.type_id, read.graph.attr, read.sizes.floats, read.types, read.int_starts, read.float_starts);
 }
 
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {

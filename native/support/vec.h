@@ -61,6 +61,12 @@ class Vec {
     for (ptrdiff_t i = 0; i < size; i++) data_[i] = value;
     return true;
   }
+  // Makes it a copy of a span.
+  bool copy(Span<const T> values) {
+    if (!resize(values.size)) return false;
+    if (values.size) memcpy(data_, values.data, (size_t)values.size * sizeof(T));
+    return true;
+  }
   bool push(T value) {
     if (!reserve(1)) return false;
     data_[size_++] = value;

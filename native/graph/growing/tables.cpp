@@ -4,6 +4,13 @@
 
 namespace autobatch {
 
+bool read_values(PyObject* values, Growing& growing) {
+  Growing& g = growing;
+  Span<int32_t>* rows[] = {&g.made_by, &g.word, &g.in_use, &g.readers, &g.run,
+                           &g.slot,    &g.row,  &g.kept,   &g.mark,    &g.number};
+  return read_rows<int32_t>(values, "values", 10, rows);
+}
+
 bool read_growing(PyObject* nodes, PyObject* values, Growing& growing) {
   Growing& g = growing;
   if (!PyTuple_Check(nodes) || PyTuple_GET_SIZE(nodes) != 5) {
@@ -12,14 +19,12 @@ bool read_growing(PyObject* nodes, PyObject* values, Growing& growing) {
   }
   Span<int32_t>* table[] = {&g.type_id, &g.state, &g.owner, &g.edge_ptr, &g.attr_ptr, &g.float_ptr, &g.output_ptr};
   Span<int32_t>* edges[] = {&g.source, &g.output, &g.port};
-  Span<int32_t>* of_values[] = {&g.made_by, &g.word, &g.in_use, &g.readers, &g.run,
-                                &g.slot,    &g.row,  &g.kept,   &g.mark,    &g.number};
   return read_rows<int32_t>(PyTuple_GET_ITEM(nodes, 0), "table", 7, table) &&
          read_mutable<int32_t>(PyTuple_GET_ITEM(nodes, 1), "first_value", g.first_value) &&
          read_rows<int32_t>(PyTuple_GET_ITEM(nodes, 2), "edges", 3, edges) &&
          read_mutable<int32_t>(PyTuple_GET_ITEM(nodes, 3), "attr", g.attr) &&
          read_mutable<double>(PyTuple_GET_ITEM(nodes, 4), "floats", g.floats) &&
-         read_rows<int32_t>(values, "values", 10, of_values);
+         read_values(values, g);
 }
 
 bool is_well(Ended ended) {

@@ -59,6 +59,9 @@ struct Growing {
   }
 };
 
+// Reads the table of values alone.
+bool read_values(PyObject* values, Growing& growing);
+
 // Reads the tables, a `Nodes` and that of values; an error if they are not arrays of that form.
 bool read_growing(PyObject* nodes, PyObject* values, Growing& growing);
 

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 import autobatch as ab
+from autobatch._native import data_starts
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
@@ -30,7 +31,6 @@ from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.kept_rows import KeptRows
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
-from autobatch.graph.words import data_starts
 from autobatch.ir.flows import FlowArrays, join_flows, make_flows
 from autobatch.models.registry import find_model
 from fuzzing.cells import draw_program
