@@ -8,7 +8,7 @@ namespace {
 
 // A phase, whose edges may come from nodes of earlier ones, and the rows of outputs.
 struct Phase : TypedGraph {
-  Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows of an output; NOWHERE for one value
+  Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows; NOWHERE for a single value
   Vec<int64_t> lengths;      // of the groups of a node
 
   // Counts the values of an output of the node of which `lengths` tells; -1 if `rows` does not say.
@@ -22,7 +22,8 @@ struct Phase : TypedGraph {
 
 // Reads a phase. There may be more types than `rows` tells of.
 bool read_phase(PyObject* words, PyObject* types, PyObject* rows, Phase& phase) {
-  if (!read_typed_graph(words, types, phase, Sources::EARLIER) || !read<int32_t>(rows, "rows", phase.rows)) return false;
+  if (!read_typed_graph(words, types, phase, Sources::EARLIER) || !read<int32_t>(rows, "rows", phase.rows))
+    return false;
   return phase.lengths.resize(phase.types.n_groups() + 1) || (PyErr_NoMemory(), false);
 }
 
@@ -49,7 +50,9 @@ struct Ends {
 
 // Whether the tables have room behind these ends.
 bool has_room(const Growing& g, const Phase& phase, const Ends& ends, ptrdiff_t n_outputs, int64_t n_values) {
-  auto fits = [](int32_t at, int64_t more, ptrdiff_t room) { return at >= 0 && at + more <= room && at + more <= INT32_MAX; };
+  auto fits = [](int32_t at, int64_t more, ptrdiff_t room) {
+    return at >= 0 && at + more <= room && at + more <= INT32_MAX;
+  };
   return fits(ends.node, phase.sizes.nodes + 1, g.type_id.size) && fits(ends.edge, phase.sizes.edges, g.source.size) &&
          fits(ends.attr, phase.sizes.attr, g.attr.size) && fits(ends.floats, phase.sizes.floats, g.floats.size) &&
          fits(ends.output, n_outputs + 1, g.first_value.size) && fits(ends.value, n_values, g.n_values());
