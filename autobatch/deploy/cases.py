@@ -328,7 +328,7 @@ def _check(case: Case) -> None:
     types = [(words.dtype, np.int32), (case.floats.dtype, np.float64), (case.keys.dtype, np.int64)]
     if words.ndim != 1 or any(found != wanted for found, wanted in types):
         raise DataError("its graph is no array of int32, float64 and int64")
-    if words.size < HEADER or min(words[:HEADER].tolist()) < 0 or encoded_size.python(words) != words.size:
+    if words.size < HEADER or min(words[:HEADER].tolist()) < 0 or encoded_size(words) != words.size:
         raise DataError("its graph does not have the size that it says")
     graph = Graph(words, case.floats, table, (None,) * int(words[0]), case.keys)
     if case.keys.shape != (graph.n_instances,) or not graph.n_instances:

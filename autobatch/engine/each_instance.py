@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import crossing_node
 from autobatch.backends.base import Run
 from autobatch.backends.by_instance.readers import ReadGradients, ScaleRows
 from autobatch.backends.options import ByInstance, Options
@@ -24,7 +25,6 @@ from autobatch.engine.losses import check_finite
 from autobatch.errors import DataError, GraphError, NumericError, PlanError
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import UNSHARED
-from autobatch.graph.words import crossing_node
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient

@@ -8,22 +8,12 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from autobatch._native import crossing_node, first_out_of_range, merge_words, split_words
 from autobatch.arguments import RAW
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types, join_arrays, join_instances
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
-from autobatch.graph.words import (
-    Sections,
-    count_groups,
-    crossing_node,
-    data_starts,
-    merge_words,
-    split_words,
-    words_size,
-    write_header,
-)
-from autobatch.ir.type_arrays import TypeArrays
-from autobatch.jit.loops import compiled
+from autobatch.graph.words import words_size, write_header
 from autobatch.keywords import checked, refuse_arguments
 from autobatch.system.trust import checking
 
@@ -92,7 +82,7 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
         GraphError: graphs of different tables, or more than 2**31 - 1 words in all.
         DataError: an int attribute out of its range, see `check_ranges`.
 
-    Cost: one concatenation and one compiled pass over the words; about 100 ns per graph in Python.
+    Cost: one concatenation and one pass over the words; about 100 ns per graph in Python.
     """
     if type(graphs) is not list:
         refuse_arguments(merge_graphs, (graphs, types), {})
@@ -141,10 +131,8 @@ def split_graph(graph: Graph) -> list[Graph]:
             f"splitting {graph!r} by instance: node {stranger} ({graph.type_of(stranger)!r}) is used by another "
             f"instance than its own; split before nodes are shared between instances."
         )
-    int_starts, float_starts = data_starts(graph.type_id, graph.attr, graph.types.arrays())
-    buffer, ptr = split_words(graph.words, int_starts, float_starts)
-    ends = ptr.tolist()
-    cuts = float_starts[graph.instance_ptr].tolist()
+    buffer, ptr, float_ptr = split_words(graph.words, graph.types.arrays())
+    ends, cuts = ptr.tolist(), float_ptr.tolist()
     split = [
         Graph(
             buffer[ends[i] : ends[i + 1]],
@@ -173,11 +161,10 @@ def check_ranges(graph: Graph) -> None:
 
 def find_out_of_range(graph: Graph) -> dict[int, DataError]:
     """Find the instances that have a limited int attribute outside its range: an error for each, by instance."""
-    arrays, found, first, at = graph.types.arrays(), dict[int, DataError](), 0, 0
-    while arrays.range_size.size:
-        node, r, value, size = _first_out_of_range(graph.sections, first, at, arrays)
-        if node < 0:
-            break
+    arrays, found = graph.types.arrays(), dict[int, DataError]()
+    if not arrays.range_size.size:
+        return found
+    for node, r, value, size in first_out_of_range(graph.words, arrays).tolist():
         instance = int(np.searchsorted(graph.instance_ptr, node, side="right")) - 1
         if arrays.range_size[r] < 0:
             takes = (
@@ -189,39 +176,7 @@ def find_out_of_range(graph: Graph) -> dict[int, DataError]:
             f"merging instances: instance {instance}, node {node - graph.instance_ptr[instance]} "
             f"({graph.type_of(node)!r}) gives {value} as {graph.types.describe_range(r)}, which {takes}"
         )
-        first = int(graph.instance_ptr[instance + 1])
-        at = int(data_starts(graph.type_id, graph.attr, arrays)[0][first])
     return found
-
-
-@compiled
-def _first_out_of_range(graph: Sections, start: int, at: int, types: TypeArrays) -> tuple[int, int, int, int]:
-    """Find the first out-of-range attribute from node `start` on: (node, range, value, size), or (-1, -1, 0, 0).
-
-    Args:
-        start: the node, whose int attributes begin at `at`.
-    """
-    attr, lengths = graph.attr, np.zeros(types.group_ptr[-1] + 1, np.int64)
-    for node in range(start, graph.type_id.size):
-        type_id, own = graph.type_id[node], at
-        first, end = types.data_ptr[type_id], types.data_ptr[type_id + 1]
-        for number in range(-1, end - first):  # the node itself, then its data of any length
-            n_rows, width = 1, types.int_width[type_id]
-            if number >= 0:
-                n_rows, width = attr[at], types.data_ints[first + number]
-                at += 1
-            for r in range(types.range_ptr[type_id], types.range_ptr[type_id + 1]):
-                if types.range_data[r] == number:
-                    size = np.int64(types.range_size[r])
-                    if size < 0:
-                        count_groups(graph, node, own, types, lengths)
-                        size = lengths[-1 - size]
-                    for row in range(n_rows):
-                        value = int(attr[at + row * width + types.range_column[r]])
-                        if (value < 0 or value >= size) and (value != types.range_ignore[r] or types.range_size[r] < 0):
-                            return node, r, value, int(size)
-            at += n_rows * width
-    return -1, -1, 0, 0
 
 
 def _common_types(graphs: Sequence[Graph], types: Types | None) -> Types:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.graph.graph import Graph
+from autobatch import _native
+from autobatch.graph.graph import Graph, refuse_graph
 from autobatch.jit.arrays import IntArray, empty, indices, zeros
 from autobatch.jit.loops import compiled
 from autobatch.keywords import refuse_arguments
@@ -34,25 +35,37 @@ def to_dag(graph: Graph) -> Dag:
     return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types)
 
 
-@compiled
 def reverse(dag: Dag) -> Dag:
     """Reverse every edge; node n of the result is node N - 1 - n, so that it is in topological order too.
 
+    Raises:
+        GraphError: a graph is given.
+
     Cost: O(N + E).
     """
-    last = dag.type_id.size - 1
-    reader_ptr, reader = reverse_edges(dag.edge_ptr, dag.edge_src)
-    return Dag(
-        dag.type_id[::-1].copy(),
-        (reader.size - reader_ptr[::-1]).astype(np.int32),
-        (last - reader[::-1]).astype(np.int32),
-        dag.n_types,
-    )
+    if type(dag) is Graph:
+        refuse_graph()
+    return Dag(*_native.reverse_dag(dag.type_id, dag.edge_ptr, dag.edge_src), dag.n_types)
+
+
+def chains_ahead(dag: Dag) -> IntArray:
+    """Count, per node and type, the most nodes of that type on a path that starts at the node: int32[N, T].
+
+    The node itself counts. The maximum over all nodes, added up over types, is the chain bound.
+
+    Raises:
+        GraphError: a graph is given.
+
+    Cost: O(T * (N + E)).
+    """
+    if type(dag) is Graph:
+        refuse_graph()
+    return _native.chains_ahead(dag.type_id, dag.edge_ptr, dag.edge_src, dag.n_types)
 
 
 @compiled
 def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray]:
-    """List the readers of each node, in node order: reader_ptr[N+1], reader[E]."""
+    """List the readers of each node, in node order: reader_ptr[N+1], reader[E]; for compiled loops alone."""
     reader_ptr, reader = zeros(edge_ptr.size + 1, np.int32), empty(edge_src.size, np.int32)
     count, place = indices(reader_ptr[2:]), indices(reader_ptr[1:])  # of the node after: its place is where this ends
     for source in indices(edge_src):
@@ -70,28 +83,9 @@ def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, Int
 
 @compiled
 def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
-    """Count, per node, the edges on the longest path from a node without inputs: int32[N]."""
+    """Count what `_native.depths` does, for compiled loops alone."""
     depth = zeros(edge_ptr.size - 1, np.int32)
     for node in range(depth.size):
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
             depth[node] = max(depth[node], depth[edge_src[e]] + 1)
     return depth
-
-
-@compiled
-def chains_ahead(dag: Dag) -> IntArray:
-    """Count, per node and type, the most nodes of that type on a path that starts at the node: int32[N, T].
-
-    The node itself counts. The maximum over all nodes, added up over types, is the chain bound.
-
-    Cost: O(T * (N + E)).
-    """
-    type_ids, edge_ptr, edge_src, n_types = dag
-    ahead = zeros((type_ids.size, n_types), np.int32)
-    for node in range(type_ids.size - 1, -1, -1):
-        ahead[node, type_ids[node]] += 1
-        for e in range(edge_ptr[node], edge_ptr[node + 1]):
-            source = edge_src[e]
-            for type_id in range(n_types):
-                ahead[source, type_id] = max(ahead[source, type_id], ahead[node, type_id])
-    return ahead

@@ -18,8 +18,9 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import data_starts
 from autobatch.errors import GraphError
-from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Encoded, data_starts
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Encoded
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
@@ -161,9 +162,7 @@ class Graph(Encoded):
     @property
     def _numba_type_(self) -> NoReturn:
         """Numba asks for it where a compiled function is given a graph."""
-        raise GraphError(
-            "a function of a dag was given a Graph; give it types and edges alone, autobatch.policies.to_dag(graph)."
-        )
+        refuse_graph()
 
     @property
     def n_types(self) -> int:
@@ -191,8 +190,15 @@ class Graph(Encoded):
         return "\n".join(lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "  ..."])
 
 
+def refuse_graph() -> NoReturn:
+    """Raise a GraphError where a graph is given in place of a dag."""
+    raise GraphError(
+        "a function of a dag was given a Graph; give it types and edges alone, autobatch.policies.to_dag(graph)."
+    )
+
+
 def _instance_lines(graph: Graph) -> Iterator[str]:
-    starts, _ = data_starts.python(graph.type_id, graph.attr, graph.types.arrays())
+    starts, _ = data_starts(graph.type_id, graph.attr, graph.types.arrays())
     for i in range(graph.n_instances):
         o0, o1 = graph.output_ptr[i : i + 2]
         returned = [_value_text(*value) for value in zip(graph.out_node[o0:o1], graph.out_port[o0:o1], strict=True)]

@@ -16,6 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import (
+    append_phase,
+    choose_nodes,
+    count_readers,
+    count_values,
+    drop_pending,
+    emit_graph,
+    set_in_use,
+    sketch_pending,
+    values_of,
+)
 from autobatch.graph.graph import Graph
 from autobatch.graph.growth import (
     ATTR_PTR,
@@ -38,15 +49,6 @@ from autobatch.graph.growth import (
     Nodes,
     OutputSlots,
     Results,
-    append_phase,
-    choose_nodes,
-    count_readers,
-    drop_pending,
-    emit_graph,
-    most_rows,
-    set_in_use,
-    sketch_pending,
-    values_of,
 )  # fmt: skip
 from autobatch.jit.arrays import IntArray, LongArray
 
@@ -110,7 +112,7 @@ class GrowingGraph:
         n_floats = int(nodes.table[FLOAT_PTR, first]) + phase.floats.size
         most = self._most_outputs
         n_outputs = self._n_outputs + most * phase.n_nodes
-        n_rows = most_rows(phase.words, arrays) if self._has_rows else phase.n_nodes
+        n_new = count_values(phase.words, arrays, rows) if self._has_rows else most * phase.n_nodes
         self.nodes = Nodes(
             _with_room(nodes.table, n_nodes + 1),
             _with_room(nodes.first_value, n_outputs + 1),
@@ -118,7 +120,7 @@ class GrowingGraph:
             _with_room(nodes.attr, n_attr),
             _with_room(nodes.floats, n_floats),
         )
-        self.values = _with_room(self.values, self.n_values + most * n_rows)
+        self.values = _with_room(self.values, self.n_values + n_new)
         self._n_outputs, self.n_values = append_phase(
             self.nodes, self.values, phase.words, phase.floats, arrays, rows, first, self._n_edges
         )
@@ -127,11 +129,11 @@ class GrowingGraph:
 
     def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
         """The numbers of the values that words, as in graphs, name; of these nodes."""
-        return values_of(self.nodes.table, self.nodes.first_value, nodes, words)
+        return values_of(self.nodes, self.values, nodes, words)
 
     def use(self, nodes: IntArray, in_use: bool) -> None:
         """Note whether the program may still use the outputs of these nodes."""
-        set_in_use(self.nodes.table, self.nodes.first_value, self.values, nodes.astype(np.int32), int(in_use))
+        set_in_use(self.nodes, self.values, nodes.astype(np.int32), in_use)
 
     def choose(self, wanted: IntArray, slot_of: IntArray, run: int, types: Any) -> Chosen:
         """Choose the pending nodes that these values depend on; they count as done when they are emitted.
@@ -142,14 +144,15 @@ class GrowingGraph:
                 will be. NOWHERE for the last one: it keeps nothing, and wanted values of earlier rounds are sources.
         """
         self.round += 1
-        arrays, about = types.arrays(), (self.round, run, self.n_instances)
-        found = choose_nodes(self.nodes, self.values, arrays.out_ptr, slot_of, wanted, self._pending, about)
-        nodes, sources, self._pending, *kept = found
+        nodes, sources, self._pending, *kept = choose_nodes(
+            self.nodes, self.values, types.arrays().out_ptr, slot_of, wanted, self._pending, self.round, run,
+            self.n_instances,
+        )  # fmt: skip
         return Chosen(nodes, sources, Results(*kept))
 
     def sketch(self, wanted: IntArray, types: Any) -> tuple[IntArray, Graph]:
         """The pending nodes that these values depend on, and the graph of their types and edges alone."""
-        nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending, self.n_nodes)
+        nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending)
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
     def pick(self, picked: IntArray, slot_of: IntArray, run: int, types: Any) -> Chosen:
@@ -208,7 +211,7 @@ class GrowingGraph:
 
     def hold(self, values: IntArray, n: int) -> None:
         """Count n more readers of each of these values."""
-        count_readers(self.values, values, n)
+        count_readers(self.nodes, self.values, values, n)
 
     def emit(
         self,
@@ -223,8 +226,8 @@ class GrowingGraph:
         Args:
             source: that of `OutputSlots`, for all slots.
         """
-        about, returned = (chosen.nodes, chosen.sources), results or chosen.kept
-        words, floats = emit_graph(self.nodes, self.values, source, *about, returned)
+        returned = results or chosen.kept
+        words, floats = emit_graph(self.nodes, self.values, source, chosen.nodes, chosen.sources, returned)
         graph = Graph(words, floats, types, tuple(structures) or (None,) * self.n_instances, self.keys)
         graph.in_range = True  # the phases were checked
         return graph

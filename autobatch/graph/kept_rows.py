@@ -6,14 +6,14 @@ values that nothing can read any more, and gives rows to values of the last run 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from autobatch._native import move_rows
 from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import IN_USE, KEPT, MARK, NOWHERE, READERS, ROW, SLOT
-from autobatch.jit.arrays import IntArray, blank, filled
-from autobatch.jit.loops import compiled
+from autobatch.graph.growth import NOWHERE, SLOT
+from autobatch.jit.arrays import IntArray
 
 
 class Moved(NamedTuple):
@@ -74,46 +74,3 @@ class KeptRows:
             rows_free = np.concatenate((np.arange(old_rows, rows)[::-1], before))  # taken from the end
             free[slot, : rows_free.size], n_free[slot] = rows_free, rows_free.size
         self._held, self._free, self._n_free, self.size = held, free, n_free, size
-
-
-@compiled
-def move_rows(
-    values: IntArray, of: IntArray, now: int, held: IntArray, free: IntArray, n_free: IntArray, size: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Take back rows and give rows, see `KeptRows.move`.
-
-    Args:
-        now: the number of the round.
-    """
-    kept, in_slot, in_run = values[KEPT], values[SLOT], values[ROW]
-    n_slots = len(held)
-    for slot in range(n_slots):
-        for row in range(size[slot]):
-            v = held[slot, row]
-            if v != NOWHERE and not may_be_read(values, v, now):
-                kept[v] = held[slot, row] = NOWHERE
-                free[slot, n_free[slot]] = row
-                n_free[slot] += 1
-    ptr = filled(n_slots + 1, 0)
-    for k in range(of.size):
-        if may_be_read(values, of[k], now):
-            ptr[in_slot[of[k]] + 1] += 1
-    for slot in range(n_slots):
-        ptr[slot + 1] += ptr[slot]
-    ends, n = ptr.copy(), int(ptr[n_slots])
-    found, rows = blank(n), blank(n)
-    for k in range(of.size):
-        v = of[k]
-        if may_be_read(values, v, now):
-            slot = in_slot[v]
-            n_free[slot] -= 1
-            row, place = free[slot, n_free[slot]], ends[slot]
-            held[slot, row], kept[v], size[slot] = v, row, max(size[slot], row + 1)
-            found[place], rows[place], ends[slot] = in_run[v], row, place + 1
-    return found, rows, ptr
-
-
-@compiled
-def may_be_read(values: IntArray, v: Any, now: int) -> bool:
-    """Whether a value is a source of this round, or something may read it later."""
-    return bool(values[IN_USE, v] != 0 or values[READERS, v] > 0 or values[MARK, v] == -now)

@@ -6,14 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autobatch.graph.words import OUTPUT, sections
+from autobatch._native import mark_outputs
 from autobatch.ir.flows import FlowArrays
-from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
-
-Array = NDArray[Any]
 
 
 class Marks:
@@ -44,27 +39,4 @@ class Marks:
             self._wanted[slot] = True
         marks = self._memory[: graph.n_nodes]
         self.nodes, self.outputs = marks[:, 0], marks[:, 1:]
-        self.is_whole = bool(_mark(graph.words, flows, self._wanted, self.nodes, self.outputs))
-
-
-@compiled
-def _mark(words: IntArray, flows: FlowArrays, wanted: Array, nodes: Array, outputs: Array) -> bool:
-    """Mark wanted outputs and, last node first, all that gradients flow to; say whether all nodes are marked."""
-    graph = sections(words)
-    outputs[:] = False
-    for k in range(graph.out_node.size):
-        if wanted[graph.out_slot[k]]:
-            outputs[graph.out_node[k], graph.out_port[k] & OUTPUT] = True
-    is_whole = True
-    for node in range(nodes.size - 1, -1, -1):
-        type_id = graph.type_id[node]
-        nodes[node] = False
-        for output in range(flows.n_outputs[type_id]):
-            if outputs[node, output]:
-                nodes[node] = True
-                first = flows.flow_ptr[type_id] + output * flows.n_ports[type_id]
-                for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
-                    if flows.flow[first + graph.edge_in[e]]:
-                        outputs[graph.edge_src[e], graph.edge_out[e] & OUTPUT] = True
-        is_whole &= nodes[node]
-    return is_whole
+        self.is_whole = mark_outputs(graph.words, flows, self._wanted, marks)

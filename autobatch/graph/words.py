@@ -1,4 +1,4 @@
-"""The encoding of a graph as one int32 array, and the compiled loops that read and write it.
+"""The encoding of a graph as one int32 array.
 
 B instances, N nodes, E edges, A attribute words, O outputs and F float attributes are laid out as
 
@@ -9,12 +9,13 @@ so that merging graphs is one concatenation and one pass that adds offsets, and 
 attributes of a node are as many as its type has, then for each of its data of any length the number of its elements and
 their ints. The floats of such data follow the other float attributes of the node.
 Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as
-properties.
+properties. The loops over words are `native/graph/`; those here are for compiled loops of later stages alone, unless
+their docstrings say otherwise.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,9 @@ def words_size(n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outp
     return HEADER + 2 * (n_instances + 1) + 2 * n_nodes + 1 + 3 * n_edges + n_attr + 3 * n_outputs
 
 
-@compiled
 def encoded_size(words: IntArray) -> int:
     """Read from its header how many words the graph that starts `words` takes."""
-    return words_size(int(words[0]), int(words[1]), int(words[2]), int(words[3]), int(words[4]))
+    return words_size.python(*words[: HEADER - 1].tolist())
 
 
 @compiled
@@ -97,7 +97,7 @@ def write_header(
 
 @compiled
 def data_starts(type_ids: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
-    """Find where the int attributes of each node start, and its float attributes: int32[N+1] each."""
+    """Find what `_native.data_starts` does, for compiled loops."""
     ints, floats = np.zeros(type_ids.size + 1, np.int32), np.zeros(type_ids.size + 1, np.int32)
     node_types, int_width, float_width = indices(type_ids), indices(types.int_width), indices(types.float_width)
     data_ptr, a, f = types.data_ptr, np.int64(0), np.int64(0)
@@ -143,138 +143,6 @@ def slice_length(n: int, start: int, stop: int, step: int) -> int:
     first = min(max(start + n if start < 0 else start, low), high)
     last = min(max(stop + n if stop < 0 else stop, low), high)
     return max((last - first + step - (1 if step > 0 else -1)) // step, 0)
-
-
-@compiled
-def copy_shifted(target: IntArray, at: int, source: IntArray, shift: int) -> None:
-    """Write `source + shift` into `target` from position `at` on."""
-    part = target[at : at + source.size]
-    for k in range(source.size):
-        part[k] = source[k] + shift
-
-
-@compiled
-def copy_outputs(graph: Sections, result: Sections, number: IntArray) -> None:
-    """Copy the returned outputs of a graph into one whose nodes are renumbered by `number[node]`."""
-    for o in range(graph.out_node.size):
-        result.out_node[o] = number[graph.out_node[o]]
-    copy_shifted(result.output_ptr, 0, graph.output_ptr, 0)
-    copy_shifted(result.out_port, 0, graph.out_port, 0)
-    copy_shifted(result.out_slot, 0, graph.out_slot, 0)
-
-
-@compiled
-def copy_attributes(values: NDArray[Any], result: NDArray[Any], starts: IntArray, number: IntArray) -> None:
-    """Copy the attributes, which start at `starts`, of the kept nodes: those after which `number` rises."""
-    if values.size == result.size:
-        for k in range(values.size):
-            result[k] = values[k]
-        return
-    target = 0
-    for node in range(starts.size - 1):
-        if number[node] < number[node + 1]:
-            for source in range(starts[node], starts[node + 1]):
-                result[target] = values[source]
-                target += 1
-
-
-@compiled
-def merge_words(parts: IntArray) -> IntArray:
-    """Merge encoded graphs that follow one another in `parts`; nodes, edges and outputs are numbered consecutively.
-
-    Cost: one sweep over the words.
-    """
-    total = np.zeros(HEADER, np.int64)
-    at = 0
-    while at < parts.size:
-        for k in range(HEADER):
-            total[k] += parts[at + k]
-        at += encoded_size(parts[at : at + HEADER])
-    merged = np.empty(words_size(total[0], total[1], total[2], total[3], total[4]), np.int32)
-    whole = write_header(merged, total[0], total[1], total[2], total[3], total[4], total[5])
-    at = b = n = e = a = o = 0
-    while at < parts.size:
-        size = encoded_size(parts[at : at + HEADER])
-        part = sections(parts[at : at + size])
-        copy_shifted(whole.instance_ptr, b, part.instance_ptr, n)
-        copy_shifted(whole.output_ptr, b, part.output_ptr, o)
-        copy_shifted(whole.type_id, n, part.type_id, 0)
-        copy_shifted(whole.edge_ptr, n, part.edge_ptr, e)
-        copy_shifted(whole.edge_src, e, part.edge_src, n)
-        copy_shifted(whole.edge_out, e, part.edge_out, 0)
-        copy_shifted(whole.edge_in, e, part.edge_in, 0)
-        copy_shifted(whole.attr, a, part.attr, 0)
-        copy_shifted(whole.out_node, o, part.out_node, n)
-        copy_shifted(whole.out_port, o, part.out_port, 0)
-        copy_shifted(whole.out_slot, o, part.out_slot, 0)
-        at += size
-        b += part.instance_ptr.size - 1
-        n += part.type_id.size
-        e += part.edge_src.size
-        a += part.attr.size
-        o += part.out_node.size
-    return merged
-
-
-@compiled
-def split_words(words: IntArray, attr_starts: IntArray, float_starts: IntArray) -> tuple[IntArray, NDArray[np.int64]]:
-    """Encode each instance of a graph as a graph of its own, all in one buffer.
-
-    Args:
-        words: a graph whose edges and outputs stay within their instance.
-        attr_starts, float_starts: [N+1], from `data_starts`.
-
-    Returns:
-        The buffer, and ptr[B+1]: instance i is `buffer[ptr[i]:ptr[i + 1]]`.
-    """
-    whole = sections(words)
-    ptr = _split_ptr(whole, attr_starts)
-    buffer = np.empty(ptr[-1], np.int32)
-    for i in range(ptr.size - 1):
-        n0, n1 = whole.instance_ptr[i], whole.instance_ptr[i + 1]
-        e0, e1 = whole.edge_ptr[n0], whole.edge_ptr[n1]
-        a0, a1 = attr_starts[n0], attr_starts[n1]
-        o0, o1 = whole.output_ptr[i], whole.output_ptr[i + 1]
-        n_floats = float_starts[n1] - float_starts[n0]
-        part = write_header(buffer[ptr[i] : ptr[i + 1]], 1, n1 - n0, e1 - e0, a1 - a0, o1 - o0, n_floats)
-        part.instance_ptr[1] = n1 - n0
-        part.output_ptr[1] = o1 - o0
-        copy_shifted(part.type_id, 0, whole.type_id[n0:n1], 0)
-        copy_shifted(part.edge_ptr, 0, whole.edge_ptr[n0 : n1 + 1], -e0)
-        copy_shifted(part.edge_src, 0, whole.edge_src[e0:e1], -n0)
-        copy_shifted(part.edge_out, 0, whole.edge_out[e0:e1], 0)
-        copy_shifted(part.edge_in, 0, whole.edge_in[e0:e1], 0)
-        copy_shifted(part.attr, 0, whole.attr[a0:a1], 0)
-        copy_shifted(part.out_node, 0, whole.out_node[o0:o1], -n0)
-        copy_shifted(part.out_port, 0, whole.out_port[o0:o1], 0)
-        copy_shifted(part.out_slot, 0, whole.out_slot[o0:o1], 0)
-    return buffer, ptr
-
-
-@compiled
-def _split_ptr(whole: Sections, attr_starts: IntArray) -> NDArray[np.int64]:
-    ptr = np.zeros(whole.instance_ptr.size, np.int64)
-    for i in range(ptr.size - 1):
-        n0, n1 = whole.instance_ptr[i], whole.instance_ptr[i + 1]
-        n_edges = whole.edge_ptr[n1] - whole.edge_ptr[n0]
-        n_outputs = whole.output_ptr[i + 1] - whole.output_ptr[i]
-        ptr[i + 1] = ptr[i] + words_size(1, n1 - n0, n_edges, attr_starts[n1] - attr_starts[n0], n_outputs)
-    return ptr
-
-
-@compiled
-def crossing_node(words: IntArray) -> int:
-    """Find the first node that another instance reads or returns; -1 if the instances are independent."""
-    graph = sections(words)
-    for i in range(graph.instance_ptr.size - 1):
-        n0, n1 = graph.instance_ptr[i], graph.instance_ptr[i + 1]
-        for e in range(graph.edge_ptr[n0], graph.edge_ptr[n1]):
-            if not n0 <= graph.edge_src[e] < n1:
-                return int(graph.edge_src[e])
-        for o in range(graph.output_ptr[i], graph.output_ptr[i + 1]):
-            if not n0 <= graph.out_node[o] < n1:
-                return int(graph.out_node[o])
-    return -1
 
 
 class Encoded:

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import data_starts
 from autobatch.graph.graph import Graph
 from autobatch.graph.marks import Marks
-from autobatch.graph.words import data_starts
 from autobatch.ir.flows import arguments_of, join_flows, reach
 from autobatch.ir.program import CellProgram, Instruction, Var, Weight
 from autobatch.ops.shaping import slice_

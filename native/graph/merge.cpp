@@ -1,4 +1,4 @@
-// Merging the graphs of instances into one of a mini-batch, and splitting it again.
+// Merging the graphs of instances into one of a mini-batch.
 
 #include "graph/graph.h"
 #include "graph/words.h"

@@ -4,6 +4,7 @@ namespace autobatch {
 namespace {
 
 constexpr Py_ssize_t N_FIELDS = 25;
+constexpr int32_t MOST_GROUPS = 1 << 24;  // of all types: loops have an array of as many lengths
 
 bool refuse(const char* what) {
   PyErr_Format(PyExc_ValueError, "types must be consistent type arrays, got %s that do not fit the others", what);
@@ -11,19 +12,7 @@ bool refuse(const char* what) {
 }
 
 // Whether an array holds the offsets of the parts of n types, of which there are `n_parts`.
-bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) {
-  if (ptr.size != n + 1 || ptr[0] != 0 || ptr[n] != n_parts) return false;
-  for (ptrdiff_t i = 0; i < n; i++)
-    if (ptr[i] > ptr[i + 1]) return false;
-  return true;
-}
-
-// Whether all values lie in low..high-1.
-bool within(Span<const int32_t> values, int64_t low, int64_t high) {
-  for (int32_t value : values)
-    if (value < low || value >= high) return false;
-  return true;
-}
+bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) { return ptr.size == n + 1 && rises(ptr, n_parts); }
 
 // Whether the group numbers of the parts of each type are among its groups, or -1 where that is allowed.
 bool name_groups(Span<const int32_t> groups, Span<const int32_t> ptr, Span<const int32_t> group_ptr, int32_t least) {
@@ -32,13 +21,36 @@ bool name_groups(Span<const int32_t> groups, Span<const int32_t> ptr, Span<const
   return true;
 }
 
+// Whether a sum is of a type that has its outputs and attributes, and that reads all terms by its first port.
+bool fit_sums(const Types& types) {
+  for (ptrdiff_t t = 0; t < types.n_types(); t++) {
+    int32_t sum = types.sum_type[t];
+    if (sum < 0) continue;
+    if (types.out_ptr[sum] == types.out_ptr[sum + 1] || types.sum_type[sum] != sum) return false;
+    if (types.port_plain.size && types.port_ptr[sum] == types.port_ptr[sum + 1]) return false;
+    if (types.out_ptr[sum + 1] - types.out_ptr[sum] != types.out_ptr[t + 1] - types.out_ptr[t]) return false;
+    if (types.int_width[sum] != types.int_width[t] || types.float_width[sum] != types.float_width[t]) return false;
+  }
+  return true;
+}
+
+// Whether the ports that outputs pass through are ports of their types, where ports are known.
+bool pass_ports(const Types& types) {
+  for (ptrdiff_t t = 0; t < types.n_types(); t++) {
+    int32_t n_ports = types.port_plain.size ? types.port_ptr[t + 1] - types.port_ptr[t] : INT32_MAX;
+    if (!within(types.pass_port.part(types.out_ptr[t], types.out_ptr[t + 1]), -1, n_ports)) return false;
+  }
+  return true;
+}
+
 bool check(const Types& types) {
   ptrdiff_t n = types.n_types(), n_data = types.data_group.size, n_parts = types.part_group.size;
   ptrdiff_t n_ranges = types.range_size.size;
   if (types.float_width.size != n || types.random.size != n || types.product_work.size != n) return refuse("widths");
-  if (types.sum_type.size != n || !within(types.sum_type, -1, n)) return refuse("sum_type");
   if (!within(types.int_width, 0, INT32_MAX) || !within(types.float_width, 0, INT32_MAX)) return refuse("widths");
-  if (types.group_ptr.size != n + 1 || !is_ptr(types.group_ptr, n, types.group_ptr[n])) return refuse("group_ptr");
+  if (types.group_ptr.size != n + 1 || types.group_ptr[n] > MOST_GROUPS ||
+      !is_ptr(types.group_ptr, n, types.group_ptr[n]))
+    return refuse("group_ptr");
   if (types.data_ints.size != n_data || types.data_floats.size != n_data || !within(types.data_ints, 0, INT32_MAX) ||
       !within(types.data_floats, 0, INT32_MAX) || !is_ptr(types.data_ptr, n, n_data) ||
       !name_groups(types.data_group, types.data_ptr, types.group_ptr, 0))
@@ -47,6 +59,8 @@ bool check(const Types& types) {
   if (types.port_group.size != types.port_plain.size || !is_ptr(types.port_ptr, n, types.port_plain.size) ||
       !name_groups(types.port_group, types.port_ptr, types.group_ptr, -1))
     return refuse("ports");
+  if (types.sum_type.size != n || !within(types.sum_type, -1, n) || !fit_sums(types)) return refuse("sum_type");
+  if (!pass_ports(types)) return refuse("pass_port");
   if (types.part_times.size != n_parts || types.part_of.size != n_parts || types.part_cut.size != 4 * n_parts ||
       !is_ptr(types.part_ptr, n, n_parts) || !name_groups(types.part_group, types.part_ptr, types.group_ptr, 0) ||
       !name_groups(types.part_times, types.part_ptr, types.group_ptr, -1) ||

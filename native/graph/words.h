@@ -9,6 +9,7 @@ namespace autobatch {
 
 constexpr ptrdiff_t HEADER = 6;
 constexpr int32_t OUTPUT_BITS = 8, OUTPUT = (1 << OUTPUT_BITS) - 1;
+constexpr int64_t MOST_ROWS = int64_t{1} << 31;  // more than a word can name
 
 // The sizes of a graph, as its header has them.
 struct Sizes {
@@ -61,14 +62,37 @@ enum class Sources { OWN, EARLIER };  // nodes of the graph alone; or negative n
 // Views one graph; a ValueError unless its offsets and numbers of nodes stay within it. It does not know the types.
 bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources sources = Sources::OWN);
 
-// A graph that is read, with what it holds of its types checked: ids, outputs, ports, and the number of attributes.
+// What is wrong with a graph, for an error that is set later, when the interpreter lock is held; null if nothing is.
+using Problem = const char*;
+extern const Problem NO_MEMORY;
+
+// Returns false with an error if there is a problem.
+bool set_problem(Problem problem);
+
+// A graph that is read, and its types.
 struct TypedGraph {
   Graph graph;
   Sizes sizes;
   Types types;
   Vec<int32_t> int_starts, float_starts;  // [N+1] where the attributes of each node begin
 };
+// Reads a graph, and checks its type ids.
+bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
+
+// Checks that edges point forward, and what a graph holds of its types: outputs, ports, and the number of attributes,
+// of which it finds the starts. Takes no interpreter lock.
+Problem check_types(TypedGraph& read);
+
+// Reads a graph with all checks.
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
+
+// Finds where the attributes of nodes of these types, which must exist, begin; a problem if there are not as many as the
+// types say. A negative `n_floats` stands for any number.
+Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
+                    Vec<int32_t>& int_starts, Vec<int32_t>& float_starts);
+
+// Writes the header and the leading zeros of a graph of these sizes; all else is not set.
+NewGraph begin_words(int32_t* words, const Sizes& sizes);
 
 // Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. A GraphError
 // is not known here: an OverflowError where positions do not fit 32 bits.

@@ -20,4 +20,16 @@ bool check_array(PyObject* object, const char* what, int type, const char* type_
   return true;
 }
 
+bool read_int(PyObject* object, const char* what, int32_t& number) {
+  int overflow = 0;
+  long long found = PyLong_AsLongLongAndOverflow(object, &overflow);
+  if (found == -1 && PyErr_Occurred()) return false;
+  if (overflow || found < INT32_MIN || found > INT32_MAX) {
+    PyErr_Format(PyExc_ValueError, "%s must be an int of 32 bits, got %R", what, object);
+    return false;
+  }
+  number = (int32_t)found;
+  return true;
+}
+
 }  // namespace autobatch

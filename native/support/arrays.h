@@ -36,12 +36,88 @@ bool read_mutable(PyObject* object, const char* what, Span<T>& span) {
   return true;
 }
 
+// Reads the rows of an array of two dimensions that is written to, of which there must be `n`.
+template <class T>
+bool read_rows(PyObject* object, const char* what, int n, Span<T>* const* rows) {
+  if (!check_array(object, what, NumpyType<T>::number, NumpyType<T>::name, 2)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  if (PyArray_FailUnlessWriteable(array, what) < 0) return false;
+  if (PyArray_DIM(array, 0) != n) {
+    PyErr_Format(PyExc_ValueError, "%s must have %d rows, got %zd", what, n, (ptrdiff_t)PyArray_DIM(array, 0));
+    return false;
+  }
+  ptrdiff_t size = PyArray_DIM(array, 1);
+  for (int row = 0; row < n; row++) *rows[row] = {static_cast<T*>(PyArray_DATA(array)) + row * size, size};
+  return true;
+}
+
+// A table that somebody else owns, row by row.
+template <class T>
+struct Table {
+  T* data = nullptr;
+  ptrdiff_t rows = 0, columns = 0;
+
+  T* operator[](ptrdiff_t row) const { return data + row * columns; }
+};
+
+// Reads a table that is written to; `number` and `name` are NumPy's of its type.
+template <class T>
+bool read_table(PyObject* object, const char* what, Table<T>& table, int number = NumpyType<T>::number,
+                const char* name = NumpyType<T>::name) {
+  if (!check_array(object, what, number, name, 2)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  if (PyArray_FailUnlessWriteable(array, what) < 0) return false;
+  table = {static_cast<T*>(PyArray_DATA(array)), PyArray_DIM(array, 0), PyArray_DIM(array, 1)};
+  return true;
+}
+
+// Reads an array of bools as bytes, because a byte that is neither 0 nor 1 is no bool of C++.
+inline bool read_flags(PyObject* object, const char* what, Span<const uint8_t>& span) {
+  if (!check_array(object, what, NPY_BOOL, "bool", 1)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  span = {static_cast<const uint8_t*>(PyArray_DATA(array)), PyArray_DIM(array, 0)};
+  return true;
+}
+
+// Whether offsets, of which there is at least one, rise from 0 to `last`.
+inline bool rises(Span<const int32_t> ptr, int64_t last) {
+  bool falls = false;
+  for (ptrdiff_t i = 0; i + 1 < ptr.size; i++) falls |= ptr[i] > ptr[i + 1];
+  return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
+}
+
+// Whether all numbers lie in low..high-1, where high is at most 2^31.
+inline bool within(Span<const int32_t> values, int64_t low, int64_t high) {
+  uint32_t first = (uint32_t)low, n = (uint32_t)(high - low), outside = 0;
+  for (int32_t value : values) outside |= (uint32_t)value - first >= n;
+  return !outside;
+}
+
+// Whether two arrays have memory in common: writing to one would change what has been checked of the other.
+template <class T, class U>
+bool overlap(Span<const T> one, Span<const U> other) {
+  uintptr_t a = (uintptr_t)one.data, b = (uintptr_t)other.data;
+  return one.size && other.size && a < b + (size_t)other.size * sizeof(U) && b < a + (size_t)one.size * sizeof(T);
+}
+
+// Reads an int of 32 bits.
+bool read_int(PyObject* object, const char* what, int32_t& number);
+
 // Makes an array that is not set; null with an error where there is no memory.
 template <class T>
 Ref make_array(ptrdiff_t size, Span<T>& span) {
   npy_intp shape[1] = {size};
   Ref made(PyArray_SimpleNew(1, shape, NumpyType<T>::number));
   if (made) span = {static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made.get()))), size};
+  return made;
+}
+
+// Makes a table that is not set; the same.
+template <class T>
+Ref make_table(ptrdiff_t rows, ptrdiff_t columns, Table<T>& table) {
+  npy_intp shape[2] = {rows, columns};
+  Ref made(PyArray_SimpleNew(2, shape, NumpyType<T>::number));
+  if (made) table = {static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made.get()))), rows, columns};
   return made;
 }
 

@@ -53,6 +53,12 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
+// Sets a TypeError unless a function is given so many arguments.
+inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
+  if (given != n) PyErr_Format(PyExc_TypeError, "%s must be given %zd arguments, got %zd", function, n, given);
+  return given == n;
+}
+
 // Releases the interpreter lock while it lives; nothing of Python's may be touched meanwhile.
 class Unlocked {
  public:

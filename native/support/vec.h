@@ -56,6 +56,10 @@ class Vec {
     other.data_ = nullptr;
     other.size_ = other.room_ = 0;
   }
+  Vec& operator=(Vec&& other) {
+    swap(data_, other.data_), swap(size_, other.size_), swap(room_, other.room_);
+    return *this;
+  }
   ~Vec() { free(data_); }
 
   // Makes room for this many more elements.
@@ -80,11 +84,19 @@ class Vec {
     for (ptrdiff_t i = 0; i < size; i++) data_[i] = value;
     return true;
   }
+  // Makes it a copy of a span.
+  bool copy(Span<const T> values) {
+    if (!resize(values.size)) return false;
+    if (values.size) memcpy(data_, values.data, (size_t)values.size * sizeof(T));
+    return true;
+  }
   bool push(T value) {
     if (!reserve(1)) return false;
     data_[size_++] = value;
     return true;
   }
+  // Takes the last element out.
+  T pop() { return data_[--size_]; }
   // Appends where `reserve` has made room.
   void append(T value) { data_[size_++] = value; }
   // Gives memory beyond this many elements back.
@@ -108,6 +120,13 @@ class Vec {
   operator Span<const T>() const { return {data_, size_}; }
 
  private:
+  template <class X>
+  static void swap(X& x, X& y) {
+    X before = x;
+    x = y;
+    y = before;
+  }
+
   T* data_ = nullptr;
   ptrdiff_t size_ = 0, room_ = 0;
 };

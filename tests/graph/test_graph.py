@@ -12,7 +12,7 @@ from autobatch.graph import build
 from autobatch.graph.build import check_ranges, make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.graph_check import check_graph
-from helpers.counters.counting import count_lines, plain_loops
+from helpers.counters.counting import count_lines
 from helpers.programs.graphs import (
     CELL,
     IDENTITY,
@@ -323,15 +323,6 @@ def test_merging_and_splitting_cost_the_same_per_instance(operation: Callable[[l
     graph = random_toys(5, n_nodes=30)
     few, many = (count_lines(operation, [graph] * n) for n in (10, 100))
     assert many < 10.5 * few
-
-
-def test_plain_loops_do_the_same() -> None:
-    graphs = [random_toys(seed) for seed in range(5)]
-    with plain_loops():
-        merged = merge_graphs(graphs)
-        parts = split_graph(merged)
-    assert same_graph(merged, merge_graphs(graphs))
-    assert list(map(same_graph, parts, graphs)) == [True] * 5
 
 
 def test_what_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:

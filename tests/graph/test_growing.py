@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
+from autobatch._native import (
+    append_phase,
+    choose_nodes,
+    count_readers,
+    drop_pending,
+    emit_graph,
+    set_in_use,
+    sketch_pending,
+    values_of,
+)
 from autobatch.graph import growth
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.growing import Chosen, GrowingGraph
-from autobatch.graph.growth import NOWHERE, OutputSlots, Results
+from autobatch.graph.growth import NOWHERE, Nodes, OutputSlots, Results
 from autobatch.graph.kept_rows import KeptRows
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
 from autobatch.jit.arrays import IntArray
@@ -366,3 +379,74 @@ def results_of(plain: Plain) -> tuple[Results, list[int]]:
     values = [v for some in own for v in some]
     ptr = np.cumsum([0, *map(len, own)]).astype(np.int32)
     return Results(np.array(values, np.int32), np.arange(len(values), dtype=np.int32), ptr), values
+
+
+def spoil(rng: np.random.Generator, array: Any) -> None:
+    """Put wrong ints at some places."""
+    peculiar = [-(2**31), -2, -1, 0, 1, 2, 5, 63, 64, 256, 2**30, 2**31 - 1]
+    array.flat[rng.integers(array.size, size=rng.integers(1, 5))] = rng.choice(peculiar)
+
+
+@each("seed", range(150))
+def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
+    """An error or a result, never a crash; arguments are wrong, too."""
+    rng = np.random.default_rng(seed)
+    plain, growing, output_slots = Plain(), GrowingGraph(N_INSTANCES), draw_output_slots(rng)
+    for _ in range(3):
+        growing.append(draw_phase(rng, plain), output_slots.rows)
+    phase, arrays = draw_phase(rng, plain), TYPES.arrays()
+    for _ in range(30):
+        tables: list[Any] = [array.copy() for array in growing.nodes]
+        values = growing.values.copy()
+        spoil(rng, values if rng.random() < 0.4 else tables[rng.integers(3)])
+        nodes, some = Nodes(*tables), rng.integers(-1, 40, rng.integers(6)).astype(np.int32)
+        pending = growing._pending if rng.random() < 0.5 else some
+        n, n_edges = (int(rng.choice([growing.n_nodes, growing._n_edges, -1, 0, 63, 2**31 - 1])) for _ in range(2))
+        results = Results(some, np.zeros(some.size, np.int32), np.array([0, 0, 0, some.size], np.int32))
+        kept, slots = results, output_slots.slot
+        with suppress(ValueError):
+            chosen, sources, _, *found = choose_nodes(
+                nodes, values, arrays.out_ptr, slots, some, pending, 2, int(rng.integers(-1, 2)), N_INSTANCES
+            )
+            kept = Results(*found)
+            emit_graph(nodes, values, output_slots.source, chosen, sources, kept)
+        new = (phase.words, phase.floats, arrays, output_slots.rows, n, n_edges)
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+            (sketch_pending, (some, pending)),
+            (emit_graph, (output_slots.source, pending, some, results)),
+            (append_phase, new),
+            (values_of, (some, some[::-1].copy())),
+            (set_in_use, (some, 1)),
+            (count_readers, (some, -1)),
+            (drop_pending, (pending, 1)),
+        ]
+        for call, arguments in calls:
+            with suppress(ValueError):
+                call(nodes, values, *arguments)
+
+
+def test_types_that_no_node_has_need_not_be_known() -> None:
+    """Another thread may record types between two steps; those of nodes must be known."""
+    rng = np.random.default_rng(0)
+    plain, output_slots = Plain(), draw_output_slots(rng)
+    phase = draw_phase(rng, plain)
+    whole, part = GrowingGraph(N_INSTANCES), GrowingGraph(N_INSTANCES)
+    whole.append(phase, output_slots.rows)
+    part.append(phase, output_slots.rows[:-N_SLOTS])
+    assert part.n_values == whole.n_values == len(plain.values)
+    with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
+        GrowingGraph(N_INSTANCES).append(phase, output_slots.rows[:1])
+
+
+def test_tables_of_another_form_are_refused() -> None:
+    growing = GrowingGraph(1)
+    floats: Any = growing.nodes.attr
+    nodes, values, none = growing.nodes, growing.values, np.zeros(0, np.int32)
+    for wrong in (nodes[:4], list(nodes), nodes._replace(table=nodes.table[:6]), nodes._replace(floats=floats)):
+        with pytest.raises((TypeError, ValueError)):
+            values_of(wrong, values, none, none)  # type: ignore[arg-type]
+    for wrong_values in (values[:9], values.T, values[:, ::2], None):
+        with pytest.raises((TypeError, ValueError)):
+            values_of(nodes, wrong_values, none, none)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
+        values_of(nodes, values, np.zeros(1, np.int32), np.zeros(1, np.int32))

@@ -14,7 +14,6 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
-from helpers.counters.counting import count_lines, plain_loops
 from helpers.programs.graphs import (
     ADD,
     ADD_WIDE,
@@ -26,7 +25,6 @@ from helpers.programs.graphs import (
     WORD,
     random_batch,
     random_toys,
-    same_graph,
 )
 from helpers.runs.ways import each
 
@@ -310,12 +308,9 @@ def test_the_report_reads_as_a_sentence() -> None:
     )
 
 
-def test_the_cost_per_node_does_not_grow() -> None:
-    few, many = (count_lines(rewrite, merge_graphs([random_toys(9, n_nodes=50)] * n)) for n in (4, 40))
-    assert many < 10.5 * few
+def test_a_comb_of_sums_becomes_one_sum() -> None:
+    """The long one would take minutes if a term were copied once for each sum that it passes."""
 
-
-def test_a_comb_of_sums_costs_the_same_per_node() -> None:
     def comb(n: int) -> Graph:
         edges = [(max(n - 1 + k, 0) if k else 0, n + k, 0, 0) for k in range(n - 1)]
         edges += [(k + 1, n + k, 0, 1) for k in range(n - 1)]
@@ -324,15 +319,4 @@ def test_a_comb_of_sums_costs_the_same_per_node() -> None:
     result, done = rewrite(comb(50))
     assert done == Rewrites(widened=1, sums=1, dissolved=48)
     assert result.inputs_of(50) == list(range(50))
-    assert count_lines(rewrite, comb(500)) < 10.5 * count_lines(rewrite, comb(50))
-
-
-@each("seed", range(10))
-def test_plain_loops_do_the_same(seed: int) -> None:
-    graph = small_toys(seed)
-    compiled, done = rewrite(graph)
-    with plain_loops():
-        plain, also_done = rewrite(graph)
-    assert same_graph(plain, compiled)
-    assert done == also_done
-    assert np.array_equal(plain.floats, compiled.floats)
+    assert rewrite(comb(100_000))[1] == Rewrites(widened=1, sums=1, dissolved=99_998)

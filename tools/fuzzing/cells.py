@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import autobatch as ab
 from fuzzing.body import Body
 from fuzzing.derivatives import derivative, of_one, over_rows
 from fuzzing.drawing import Drawing, Rng, is_tame, pick
@@ -29,11 +30,12 @@ def draw_program(seed: int, derivatives: bool = False) -> Program:
     if rng.random() < 0.06:
         sizes = (*sizes, 0)
     drawing = Drawing(rng, smooth=bool(rng.random() < 0.6), sizes=sizes, derivatives=derivatives)
-    if not derivatives and rng.random() < 0.2:
-        instances = draw_woven(drawing)
-    else:
-        draw_cells(drawing)
-        instances = draw_instances(drawing)
+    with ab.randomness():  # drawn lines are run, and their values decide what follows
+        if not derivatives and rng.random() < 0.2:
+            instances = draw_woven(drawing)
+        else:
+            draw_cells(drawing)
+            instances = draw_instances(drawing)
     program = Program(tuple(drawing.parameters), tuple(drawing.cells), tuple(instances), drawing.smooth)
     return program.without_the_unread()
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
+from autobatch._native import data_starts
 from autobatch.deploy.cases import Case
 from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import OUTPUT, data_starts, words_size, write_header
+from autobatch.graph.words import OUTPUT, words_size, write_header
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port
 from autobatch.ir.program_check import check_cell

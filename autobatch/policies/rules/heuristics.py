@@ -7,6 +7,7 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch import _native
 from autobatch.graph.dag import Dag, depths
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
@@ -49,7 +50,7 @@ class Depth(Directed):
 
     def plan(self, dag: Dag) -> Batches:
         """Sort the nodes by (depth, type id, node). Cost: O(N + E + T)."""
-        return _by_depth(dag.type_id, depths(dag.edge_ptr, dag.edge_src))
+        return _by_depth(dag.type_id, _native.depths(dag.edge_ptr, dag.edge_src))
 
 
 @final

@@ -1,0 +1,109 @@
+// Loops over types and edges alone: `autobatch.graph.dag`.
+
+#include "graph/graph.h"
+#include "graph/words.h"
+
+namespace autobatch {
+namespace {
+
+struct Dag {
+  Span<const int32_t> type_id, edge_ptr, edge_src;
+
+  int32_t n_nodes() const { return (int32_t)edge_ptr.size - 1; }
+};
+
+// Reads the edges of a dag; an error unless they are those of its nodes.
+bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
+  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src)) return false;
+  if (!dag.edge_ptr.size || dag.edge_ptr.size > INT32_MAX || !rises(dag.edge_ptr, dag.edge_src.size)) {
+    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array", dag.edge_src.size);
+    return false;
+  }
+  if (!within(dag.edge_src, 0, dag.n_nodes())) {
+    PyErr_Format(PyExc_ValueError, "edge_src must lie in 0..%d, got another node", dag.n_nodes() - 1);
+    return false;
+  }
+  return true;
+}
+
+bool read_dag(PyObject* const* arguments, Dag& dag) {
+  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag)) return false;
+  if (dag.type_id.size == dag.n_nodes()) return true;
+  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(), dag.type_id.size);
+  return false;
+}
+
+// Writes the edges of the reverse, in which node n is `last` - n, with the sources of each node in order.
+void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_src, Span<int32_t> ends) {
+  int32_t last = dag.n_nodes() - 1;
+  for (int32_t& count : ends) count = 0;
+  for (int32_t source : dag.edge_src) ends[last - source]++;
+  edge_ptr[0] = 0;
+  for (int32_t node = 0; node <= last; node++) ends[node] = edge_ptr[node + 1] = edge_ptr[node] + ends[node];
+  for (int32_t node = 0; node <= last; node++)
+    for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++)
+      edge_src[--ends[last - dag.edge_src[e]]] = last - node;  // the readers rise, so their mirrors fall
+}
+
+}  // namespace
+
+// reverse_dag(type_id, edge_ptr, edge_src): the same of the dag whose edges point the other way.
+PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  if (!takes("reverse_dag", n, 3) || !read_dag(arguments, dag)) return nullptr;
+  Span<int32_t> type_id, edge_ptr, edge_src;
+  Vec<int32_t> ends;
+  Ref made_type_id = make_array<int32_t>(dag.type_id.size, type_id);
+  Ref made_edge_ptr = make_array<int32_t>(dag.edge_ptr.size, edge_ptr);
+  Ref made_edge_src = make_array<int32_t>(dag.edge_src.size, edge_src);
+  if (!made_type_id || !made_edge_ptr || !made_edge_src) return nullptr;
+  if (!ends.resize(dag.n_nodes())) return PyErr_NoMemory();
+  {
+    Unlocked unlocked;
+    for (ptrdiff_t node = 0; node < type_id.size; node++) type_id[node] = dag.type_id[type_id.size - 1 - node];
+    write_reverse(dag, edge_ptr, edge_src, ends);
+  }
+  return Py_BuildValue("NNN", made_type_id.release(), made_edge_ptr.release(), made_edge_src.release());
+}
+
+// depths(edge_ptr, edge_src): the edges on the longest path to each node.
+PyObject* depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  if (!takes("depths", n, 2) || !read_edges(arguments[0], arguments[1], dag)) return nullptr;
+  Span<int32_t> depth;
+  Ref made = make_array<int32_t>(dag.n_nodes(), depth);
+  if (!made) return nullptr;
+  Unlocked unlocked;
+  for (int32_t& of_node : depth) of_node = 0;
+  for (int32_t node = 0; node < dag.n_nodes(); node++)
+    for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++)
+      if (depth[dag.edge_src[e]] >= depth[node]) depth[node] = depth[dag.edge_src[e]] + 1;
+  return made.release();
+}
+
+// chains_ahead(type_id, edge_ptr, edge_src, n_types): by node and type, the most nodes of the type on a path from there.
+PyObject* chains_ahead(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  int32_t n_types;
+  if (!takes("chains_ahead", n, 4) || !read_dag(arguments, dag) || !read_int(arguments[3], "n_types", n_types)) return nullptr;
+  if (n_types < 0 || !within(dag.type_id, 0, n_types)) {
+    PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", n_types);
+    return nullptr;
+  }
+  Table<int32_t> ahead;
+  Ref made = make_table<int32_t>(dag.n_nodes(), n_types, ahead);
+  if (!made) return nullptr;
+  Unlocked unlocked;
+  for (ptrdiff_t k = 0; k < ahead.rows * ahead.columns; k++) ahead.data[k] = 0;
+  for (int32_t node = dag.n_nodes() - 1; node >= 0; node--) {
+    const int32_t* own = ahead[node];
+    ahead[node][dag.type_id[node]]++;
+    for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++) {
+      int32_t* source = ahead[dag.edge_src[e]];
+      for (ptrdiff_t t = 0; t < n_types; t++) source[t] = source[t] > own[t] ? source[t] : own[t];
+    }
+  }
+  return made.release();
+}
+
+}  // namespace autobatch

@@ -1,0 +1,135 @@
+#include "graph/growing/tables.h"
+
+#include "graph/graph.h"
+
+namespace autobatch {
+
+bool read_values(PyObject* values, Growing& growing) {
+  Growing& g = growing;
+  Span<int32_t>* rows[] = {&g.made_by, &g.word, &g.in_use, &g.readers, &g.run,
+                           &g.slot,    &g.row,  &g.kept,   &g.mark,    &g.number};
+  return read_rows<int32_t>(values, "values", 10, rows);
+}
+
+bool read_growing(PyObject* nodes, PyObject* values, Growing& growing) {
+  Growing& g = growing;
+  if (!PyTuple_Check(nodes) || PyTuple_GET_SIZE(nodes) != 5) {
+    PyErr_Format(PyExc_TypeError, "nodes must be a tuple of 5 arrays, got %.80s", Py_TYPE(nodes)->tp_name);
+    return false;
+  }
+  Span<int32_t>* table[] = {&g.type_id, &g.state, &g.owner, &g.edge_ptr, &g.attr_ptr, &g.float_ptr, &g.output_ptr};
+  Span<int32_t>* edges[] = {&g.source, &g.output, &g.port};
+  return read_rows<int32_t>(PyTuple_GET_ITEM(nodes, 0), "table", 7, table) &&
+         read_mutable<int32_t>(PyTuple_GET_ITEM(nodes, 1), "first_value", g.first_value) &&
+         read_rows<int32_t>(PyTuple_GET_ITEM(nodes, 2), "edges", 3, edges) &&
+         read_mutable<int32_t>(PyTuple_GET_ITEM(nodes, 3), "attr", g.attr) &&
+         read_mutable<double>(PyTuple_GET_ITEM(nodes, 4), "floats", g.floats) &&
+         read_values(values, g);
+}
+
+bool is_well(Ended ended) {
+  if (ended == Ended::NO_MEMORY) PyErr_NoMemory();
+  if (ended == Ended::WRONG)
+    PyErr_SetString(PyExc_ValueError, "tables of nodes and values must fit what is asked of them");
+  return ended == Ended::WELL;
+}
+
+namespace {
+
+// Finds the values that words name, of these nodes.
+Ended find_values(const Growing& g, Span<const int32_t> of, Span<const int32_t> words, Span<int32_t> found) {
+  for (ptrdiff_t k = 0; k < of.size; k++) {
+    found[k] = g.value_of(of[k], words[k]);
+    if (found[k] < 0) return Ended::WRONG;
+  }
+  return Ended::WELL;
+}
+
+Ended mark_in_use(const Growing& g, Span<const int32_t> of, int32_t in_use) {
+  for (int32_t node : of) {
+    Range own;
+    if (!g.values_of(node, own)) return Ended::WRONG;
+    for (int32_t v = own.first; v < own.stop; v++) g.in_use[v] = in_use;
+  }
+  return Ended::WELL;
+}
+
+// Drops the pending nodes of the instance at a place: nothing reads them; `left` are the other pending nodes.
+Ended drop(const Growing& g, Span<const int32_t> pending, int32_t place, Vec<int32_t>& left) {
+  if (!left.reserve(pending.size)) return Ended::NO_MEMORY;
+  for (int32_t node : pending) {
+    Range reads;
+    if (!g.has_node(node) || !g.edges_of(node, reads)) return Ended::WRONG;
+    if (g.owner[node] != place) {
+      left.append(node);
+      continue;
+    }
+    g.state[node] = DONE;
+    for (int32_t e = reads.first; e < reads.stop; e++) {
+      int32_t v = g.value_of(g.source[e], g.output[e]);
+      if (v < 0) return Ended::WRONG;
+      g.add_readers(v, -1);
+    }
+  }
+  return Ended::WELL;
+}
+
+}  // namespace
+
+// values_of(nodes, values, of, words): the values that words name, of these nodes.
+PyObject* values_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Growing g;
+  Span<const int32_t> of, words;
+  Span<int32_t> found;
+  if (!takes("values_of", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
+      !read<int32_t>(arguments[2], "of", of) || !read<int32_t>(arguments[3], "words", words))
+    return nullptr;
+  if (of.size != words.size) {
+    PyErr_Format(PyExc_ValueError, "words must be as many as nodes, %zd, got %zd", of.size, words.size);
+    return nullptr;
+  }
+  Ref result = make_array<int32_t>(of.size, found);
+  if (!result || !run([&] { return find_values(g, of, words, found); })) return nullptr;
+  return result.release();
+}
+
+// set_in_use(nodes, values, of, in_use): set the flag of all values of some nodes.
+PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Growing g;
+  Span<const int32_t> of;
+  int32_t in_use;
+  if (!takes("set_in_use", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
+      !read<int32_t>(arguments[2], "of", of) || !read_int(arguments[3], "in_use", in_use) ||
+      !run([&] { return mark_in_use(g, of, in_use); }))
+    return nullptr;
+  Py_RETURN_NONE;
+}
+
+// count_readers(nodes, values, of, n): count n more readers of each of these values.
+PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Growing g;
+  Span<const int32_t> of;
+  int32_t more;
+  if (!takes("count_readers", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
+      !read<int32_t>(arguments[2], "of", of) || !read_int(arguments[3], "n", more))
+    return nullptr;
+  for (int32_t v : of)
+    if (!g.has_value(v)) return is_well(Ended::WRONG), nullptr;
+  for (int32_t v : of) g.add_readers(v, more);
+  Py_RETURN_NONE;
+}
+
+// drop_pending(nodes, values, pending, place): the pending nodes without those of the instance at a place.
+PyObject* drop_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Growing g;
+  Span<const int32_t> pending;
+  int32_t place;
+  Vec<int32_t> left;
+  if (!takes("drop_pending", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
+      !read<int32_t>(arguments[2], "pending", pending) || !read_int(arguments[3], "place", place) ||
+      !run([&] { return drop(g, pending, place, left); }))
+    return nullptr;
+  return to_array<int32_t>(left).release();
+}
+
+}  // namespace autobatch

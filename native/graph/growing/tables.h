@@ -1,0 +1,85 @@
+// The tables of a growing graph: `autobatch.graph.growth` says what each holds. Python owns them, with spare room.
+//
+// They are changed by many calls, so none of them is checked as a whole: whatever is read from them and used as a
+// position is checked where it is used, and a wrong one ends the loop.
+
+#pragma once
+
+#include "graph/words.h"
+
+namespace autobatch {
+
+constexpr int32_t NOWHERE = -1;
+enum State : int32_t { PENDING, CHOSEN, DONE };
+
+// A part of a row.
+struct Range {
+  int32_t first = 0, stop = 0;
+
+  int32_t size() const { return stop - first; }
+};
+
+struct Growing {
+  // By node; the last four have one more element, and say where the parts of a node begin.
+  Span<int32_t> type_id, state, owner, edge_ptr, attr_ptr, float_ptr, output_ptr;
+  Span<int32_t> first_value;           // by output
+  Span<int32_t> source, output, port;  // by edge
+  Span<int32_t> attr;
+  Span<double> floats;
+  // By value; of the rest of the table nothing is read here.
+  Span<int32_t> made_by, word, in_use, readers, run, slot, row, kept, mark, number;
+
+  ptrdiff_t n_values() const { return made_by.size; }  // with spare room
+  bool has_node(int32_t node) const { return node >= 0 && node < type_id.size - 1; }
+  bool has_value(int32_t v) const { return v >= 0 && v < n_values(); }
+
+  void add_readers(int32_t v, int32_t n) const { readers[v] = (int32_t)((uint32_t)readers[v] + (uint32_t)n); }
+
+  // Finds the part of a node in what `ptr` divides, of which there are `size`; false if it is not within.
+  static bool part_of(Span<const int32_t> ptr, int32_t node, ptrdiff_t size, Range& part) {
+    if (node < 0 || node >= ptr.size - 1) return false;
+    part = {ptr[node], ptr[node + 1]};
+    return part.first >= 0 && part.first <= part.stop && part.stop <= size;
+  }
+  bool edges_of(int32_t node, Range& part) const { return part_of(edge_ptr, node, source.size, part); }
+  // Finds the values of a node.
+  bool values_of(int32_t node, Range& part) const {
+    Range outputs;
+    if (!part_of(output_ptr, node, first_value.size - 1, outputs)) return false;
+    part = {first_value[outputs.first], first_value[outputs.stop]};
+    return part.first >= 0 && part.first <= part.stop && part.stop <= n_values();
+  }
+  // Finds the value that a word names, of a node; -1 if it has none.
+  int32_t value_of(int32_t node, int32_t named) const {
+    Range outputs, rows;
+    if (named < 0 || !part_of(output_ptr, node, first_value.size - 1, outputs)) return -1;
+    if ((named & OUTPUT) >= outputs.size()) return -1;
+    if (!part_of(first_value, outputs.first + (named & OUTPUT), n_values(), rows)) return -1;
+    return (named >> OUTPUT_BITS) < rows.size() ? rows.first + (named >> OUTPUT_BITS) : -1;
+  }
+};
+
+// Reads the table of values alone.
+bool read_values(PyObject* values, Growing& growing);
+
+// Reads the tables, a `Nodes` and that of values; an error if they are not arrays of that form.
+bool read_growing(PyObject* nodes, PyObject* values, Growing& growing);
+
+// How a loop over the tables ended: WRONG if a number in them, or in an argument, is no position.
+enum class Ended { WELL, NO_MEMORY, WRONG };
+
+// False, with an error, unless it ended well.
+bool is_well(Ended ended);
+
+// Runs a loop with the interpreter lock released.
+template <class Loop>
+bool run(Loop loop) {
+  Ended ended;
+  {
+    Unlocked unlocked;
+    ended = loop();
+  }
+  return is_well(ended);
+}
+
+}  // namespace autobatch

@@ -1,0 +1,20 @@
+// Passes "forward", "dead" and "sums": copy propagation, dead-node elimination, and sums of sums as one sum.
+
+#pragma once
+
+#include "graph/rewrite/draft.h"
+
+namespace autobatch {
+
+// Redirects readers of outputs that pass through a port with one edge; counts the edges and outputs that are
+// redirected. `ports` are those of a `Survey`.
+bool forward(Draft& draft, const Types& types, Span<const int32_t> ports, int64_t& n_forwarded);
+
+struct Shrunk {
+  int64_t dropped = 0, widened = 0, taking = 0, dissolved = 0;  // nodes dropped; sums widened, that absorb, dissolved
+};
+
+// Drops the nodes that reach no output, if there are outputs; dissolves each sum that one sum alone reads.
+bool shrink(Draft& draft, const Types& types, bool dead, bool sums, Shrunk& shrunk);
+
+}  // namespace autobatch

@@ -1,0 +1,325 @@
+"""Calls of the native core's functions with wrong arguments, which give a result or an exception, and never a crash.
+
+`examples` runs a small workload and notes what each function is given. `call_wrongly` copies such arguments, spoils
+some and calls: a number says all that is drawn. A process of its own runs a range of numbers, and writes each before
+its call, so that the last one of a process that died is the number to run again:
+
+PYTHONPATH=tests:tools:experiments python -m helpers.runs.entries 4711:4712
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import autobatch
+from autobatch import _native
+from autobatch.graph import build, dag
+from autobatch.graph.build import merge_graphs, split_graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.growing import GrowingGraph
+from autobatch.graph.growth import NOWHERE, OutputSlots, Results
+from autobatch.graph.kept_rows import KeptRows
+from autobatch.graph.marks import Marks
+from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
+from autobatch.ir.flows import join_flows
+from helpers.programs.graphs import CELL, random_dag, random_toys
+from helpers.programs.random_types import draw_instance, draw_kinds
+
+Rng = np.random.Generator
+TYPES = Path(autobatch.__file__).parent / "_native.pyi"
+REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
+N_EXAMPLES = 6  # workloads
+MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """The public functions of the core, by name."""
+    return {name: value for name, value in vars(_native).items() if callable(value) and not name.startswith("_")}
+
+
+def parameters() -> dict[str, dict[str, str]]:
+    """The parameters of each function of the types' file, with their annotations."""
+    found = dict[str, dict[str, str]]()
+    for node in ast.parse(TYPES.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = {a.arg: ast.unparse(a.annotation) for a in node.args.args if a.annotation is not None}
+    return found
+
+
+@cache
+def examples(seed: int) -> dict[str, list[tuple[Any, ...]]]:
+    """What each function is given by a workload; what it writes to is copied before."""
+    noted = defaultdict[str, list[tuple[Any, ...]]](list)
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*args: Any) -> Any:
+            noted[name].append(copied(args))
+            return function(*args)
+
+        return note
+
+    with ExitStack() as stack:
+        for name, function in functions().items():
+            for module in [module for key, module in sys.modules.items() if key.startswith("autobatch")]:
+                if vars(module).get(name) is function:
+                    stack.enter_context(patch.object(module, name, noting(name, function)))
+        work(np.random.default_rng(seed))
+    return dict(noted)
+
+
+def work(rng: Rng) -> None:
+    """Call all functions of the core."""
+    kinds = draw_kinds(rng)
+    toys = [random_toys(int(rng.integers(1000)), int(rng.integers(2, 20))) for _ in range(3)]
+    for graphs in (toys, [draw_instance(rng, kinds, wrong=0.0) for _ in range(3)]):
+        joined = _native.merge_words(np.concatenate([graph.words for graph in graphs]))
+        floats = np.concatenate([graph.floats for graph in graphs])
+        merged = Graph(joined, floats, graphs[0].types, (None,) * 3)
+        build.find_out_of_range(merged)
+        str(merged)
+        split_graph(merged)
+        for passes in (PASSES, PASSES[:4], ("share",)):
+            rewrite(merged, passes)
+        explain_sharing(merged, "all")
+        arrays = merged.types.arrays()
+        shapes = zip(np.diff(arrays.out_ptr).tolist(), np.diff(arrays.port_ptr).tolist(), strict=True)
+        flows = join_flows([rng.random(shape) < 0.7 for shape in shapes])
+        Marks().mark(merged, flows, int(merged.out_slot.max(initial=0)) + 1, [0])
+    of_dag = dag.to_dag(random_dag(int(rng.integers(1000)), 20))
+    dag.reverse(of_dag)
+    dag.chains_ahead(of_dag)
+    _native.depths(of_dag.edge_ptr, of_dag.edge_src)
+    grow(rng, merge_graphs(toys))
+
+
+def grow(rng: Rng, phase: Graph) -> None:
+    """Grow a graph by the same phase again and again: half of the edges come from the nodes of the first one."""
+    grown, arrays = GrowingGraph(phase.n_instances), phase.types.arrays()
+    n_slots = 2
+    slot = rng.integers(0, n_slots, arrays.out_ptr[-1]).astype(np.int32)
+    slots = OutputSlots(slot, np.full(slot.size, NOWHERE, np.int32), np.zeros(n_slots, np.int32))
+    kept, last = KeptRows(grown), np.zeros(0, np.int32)
+    ragged = slots.rows.copy()
+    ragged[arrays.out_ptr[CELL] + 1] = 0
+    _native.count_values(phase.words, arrays, ragged)
+    for run in range(3):
+        words, first = phase.words.copy(), grown.n_nodes
+        if run:
+            edges = Graph(words, phase.floats, phase.types, phase.structures)
+            before = rng.random(phase.n_edges) < 0.5
+            edges.edge_src[before] -= first
+        grown.append(Graph(words, phase.floats, phase.types, phase.structures), slots.rows)
+        nodes = rng.integers(first, grown.n_nodes, 4).astype(np.int32)
+        grown.use(nodes, True)
+        values = grown.values_of(nodes, np.zeros(4, np.int32))
+        with grown.holding(values[:1]):
+            if run % 2:
+                chosen = grown.pick(grown.sketch(values, phase.types)[0], slots.slot, run, phase.types)
+            else:
+                chosen = grown.choose(values, slots.slot, run, phase.types)
+            kept.move(last)
+            grown.emit(chosen, slots.source, phase.types)
+            last = chosen.kept.values
+    grown.drop(1)
+    results = Results(last[:1], slots.slot[:1].copy(), np.array([0, *[1] * phase.n_instances], np.int32))
+    grown.emit_whole(last[:1], slots, results, phase.types, ())
+
+
+def copied(x: Any) -> Any:
+    """A copy of arguments, with arrays of their own."""
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    if isinstance(x, tuple):
+        parts = [copied(part) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    return x
+
+
+class Peculiar:
+    """An object whose conversions fail."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("no index")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+OBJECTS: tuple[Any, ...] = (
+    Peculiar(), None, True, 0, -1, 2**31, 2**63, -(2**70), 1.5, "text", b"bytes", [], [1, 2], (), (1,), {}, object(),
+    int, np.int32(3), np.float64(2), np.zeros(0), np.zeros((), np.int32), np.zeros(3, object), np.zeros(3, "S4"),
+    range(3), memoryview(b"x"),
+)  # fmt: skip
+INTS = (
+    -(2**63),
+    -(2**31) - 1,
+    -(2**31),
+    -1000,
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    63,
+    255,
+    256,
+    1000,
+    2**31 - 1,
+    2**31,
+    2**63,
+    2**70,
+)
+DTYPES = ("int8", "int16", "int32", "int64", "uint32", "float32", "float64", "bool", ">i4", "object")
+
+
+def spoilt(rng: Rng, x: Any) -> Any:
+    """Something else in place of an argument, most often of its kind."""
+    if rng.random() < 0.06:
+        return OBJECTS[int(rng.integers(len(OBJECTS)))]
+    if isinstance(x, np.ndarray):
+        return WAYS[int(rng.integers(len(WAYS)))](rng, x)
+    if isinstance(x, tuple):
+        parts = list(x)
+        if rng.random() < 0.1 or not parts:
+            return [tuple(parts[1:]), (*parts, 0), parts, tuple(parts[::-1])][int(rng.integers(4))]
+        for k in rng.integers(len(parts), size=int(rng.choice([1, 1, 2]))):
+            parts[k] = spoilt(rng, parts[k])
+        return tuple(parts)
+    return INTS[int(rng.integers(len(INTS)))]
+
+
+def _flipped(rng: Rng, x: Any) -> Any:
+    bits = x.copy()
+    if bits.size and bits.dtype != object:
+        of = bits.reshape(-1).view(np.uint8)
+        of[rng.integers(of.size)] ^= np.uint8(1 << rng.integers(8))
+    return bits
+
+
+def _moved(rng: Rng, x: Any) -> Any:
+    """Some numbers a bit larger or smaller, or those of another place, or peculiar."""
+    moved = x.copy()
+    if moved.size and moved.dtype.kind in "iu":
+        flat = moved.reshape(-1)
+        for place in rng.integers(flat.size, size=int(rng.integers(1, 4))):
+            near = int(flat[rng.integers(flat.size)]) + int(rng.integers(-1, 2))
+            limits = np.iinfo(flat.dtype)
+            given = near if rng.random() < 0.6 else INTS[int(rng.integers(len(INTS)))]
+            flat[place] = min(max(given, int(limits.min)), int(limits.max))
+    return moved
+
+
+def _unaligned(rng: Rng, x: Any) -> Any:
+    return (
+        np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        if x.size and x.dtype != object
+        else x
+    )
+
+
+def _read_only(rng: Rng, x: Any) -> Any:
+    found = x.copy()
+    found.flags.writeable = False
+    return found
+
+
+WAYS: tuple[Callable[[Rng, Any], Any], ...] = (
+    _flipped, _flipped, _moved, _moved, _moved, _unaligned, _read_only,
+    lambda rng, x: x[: rng.integers(len(x) + 1)] if x.ndim else x,
+    lambda rng, x: x[rng.integers(len(x) + 1) :] if x.ndim else x,
+    lambda rng, x: np.concatenate((x, x[: rng.integers(len(x) + 1)])) if x.ndim else x,
+    lambda rng, x: x[::2] if x.ndim else x,
+    lambda rng, x: x[..., ::-1] if x.ndim else x,
+    lambda rng, x: np.asfortranarray(x.reshape(2, -1)) if x.size % 2 == 0 else x[None],
+    lambda rng, x: x.reshape(-1),
+    lambda rng, x: x[None],
+    lambda rng, x: x[..., : rng.integers(x.shape[-1] + 1)] if x.ndim else x,
+    lambda rng, x: np.zeros_like(x),
+    lambda rng, x: x[:0] if x.ndim else x,
+    lambda rng, x: np.zeros((x.shape[0] if x.ndim else 0, 0), x.dtype),
+    lambda rng, x: x.tolist(),
+    lambda rng, x: x.view(type("Kind", (np.ndarray,), {})),
+    lambda rng, x: x.astype(DTYPES[int(rng.integers(len(DTYPES)))]),
+)  # fmt: skip
+
+
+def shared(rng: Rng, args: list[Any]) -> None:
+    """Give the memory of an array in place of another array of its type: one is written while the other is read."""
+    places = [(args, k) for k, x in enumerate(args) if isinstance(x, np.ndarray)]
+    for k, x in enumerate(args):
+        if isinstance(x, tuple):
+            args[k] = parts = list(x)
+            places += [(parts, j) for j, part in enumerate(x) if isinstance(part, np.ndarray)]
+    if len(places) > 1:
+        (a, i), (b, j) = (places[int(k)] for k in rng.choice(len(places), 2, replace=False))
+        one, other = a[i], b[j]
+        if one.size >= other.size and one.dtype == other.dtype:
+            b[j] = one.reshape(-1)[: other.size].reshape(other.shape)
+    args[:] = [tuple(x) if isinstance(x, list) else x for x in args]
+
+
+def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
+    """The function of a number, and wrong arguments."""
+    rng = np.random.default_rng(seed)
+    known = examples(int(rng.integers(N_EXAMPLES)))
+    name = sorted(known)[int(rng.integers(len(known)))]
+    args = list(copied(known[name][int(rng.integers(len(known[name])))]))
+    if rng.random() < 0.02:
+        args = args[:-1] if rng.random() < 0.5 else [*args, None]
+    for k in rng.integers(len(args), size=int(rng.choice([0, 1, 1, 1, 2]))) if args else ():
+        args[k] = spoilt(rng, args[k])
+    if rng.random() < 0.1:
+        shared(rng, args)
+    return name, tuple(args)
+
+
+def call_wrongly(seed: int) -> str:
+    """Call the function of a number wrongly; say how it ended, which is wrong unless "done" or "refused"."""
+    name, args = draw_call(seed)
+    try:
+        functions()[name](*args)
+    except REFUSALS:
+        return "refused"
+    except RuntimeError as error:
+        return "refused" if str(error) in ("no index", "no truth") else f"{name}: {error!r}"
+    except BaseException as error:
+        return f"{name}: {error!r}"
+    return "done"
+
+
+def sizes() -> Iterator[int]:
+    """The memory of this process in bytes, each time it is asked for."""
+    while True:
+        yield int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def main(start: int, stop: int) -> None:
+    """Call wrongly by all these numbers; write each before, and how it ended if that is wrong."""
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    counts = defaultdict[str, int](int)
+    for seed in range(start, stop):
+        os.write(1, f"{seed}\n".encode())
+        ended = call_wrongly(seed)
+        counts[ended] += 1
+        if ended not in ("done", "refused"):
+            os.write(1, f"wrong {seed} {ended}\n".encode())
+    os.write(1, f"counts {dict(counts)}\n".encode())
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1].split(":")))

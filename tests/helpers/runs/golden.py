@@ -1,0 +1,243 @@
+"""Golden digests: what graphs of every model and of random programs are, at each stage before they are scheduled.
+
+`tests/graph/golden.json` holds them, a few digits for each stage. They depend neither on the machine nor on the version
+of Python. Where graphs are meant to be others, write them anew:
+
+PYTHONPATH=tests:tools:experiments python -m helpers.runs.golden
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import autobatch as ab
+from autobatch._native import data_starts
+from autobatch.backends.reference import Reference
+from autobatch.errors import AutobatchError
+from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
+from autobatch.graph.dag import chains_ahead, depths, reverse, reverse_edges, to_dag
+from autobatch.graph.graph import Graph
+from autobatch.graph.growing import GrowingGraph
+from autobatch.graph.kept_rows import KeptRows
+from autobatch.graph.marks import Marks
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
+from autobatch.ir.flows import FlowArrays, join_flows, make_flows
+from autobatch.models.registry import find_model
+from fuzzing.cells import draw_program
+from helpers.models.every_model import MODELS
+from helpers.programs.graphs import TOYS, ToyTypes, random_batch, random_dag, random_toys
+from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.twins.cases import AWAITING
+
+FILE = Path(__file__).parents[2] / "graph" / "golden.json"
+N_PROGRAMS, N_DRAWN, N_TOYS, N_DAGS = 2000, 60, 300, 100
+DIGITS = 4  # of a stage
+STAGES = (
+    "recorded", "merged", "split", *PASSES, "default", "all", "digest", "starts", "ranges", "reverse", "readers",
+    "depths", "chains", "marks",
+)  # fmt: skip
+ROUNDS = ("append", "chosen", "emitted", "moved")
+Drawn = tuple[list[Graph], FlowArrays]
+
+
+def digest(*parts: Any) -> str:
+    """A few digits of arrays, numbers and texts."""
+    found = sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            found.update(f"{part.dtype.kind}{part.shape}".encode())
+            found.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
+        else:
+            found.update(repr(part).encode())
+    return found.hexdigest()[:DIGITS]
+
+
+def digests_of(graphs: Sequence[Graph], flows: FlowArrays) -> dict[str, str]:
+    """The digests of all stages of a mini-batch of graphs."""
+    merged = merge_graphs(graphs)
+    dag, arrays = to_dag(merged), merged.types.arrays()
+    contents = [part for graph in graphs for part in (graph.words, graph.floats, graph.keys)]
+    split = split_graph(merged)
+    found = {
+        "recorded": digest(*contents),
+        "merged": digest(merged.words, merged.floats, merged.keys),
+        "split": digest(*[part for graph in split for part in (graph.words, graph.floats, graph.keys)]),
+    }
+    for name, passes in {**{name: (name,) for name in PASSES}, "default": DEFAULT, "all": PASSES}.items():
+        changed, done = rewrite(merged, passes)
+        found[name] = digest(changed.words, changed.floats, str(done))
+    return found | {
+        "digest": digest(merged.digest, *[graph.digest for graph in graphs]),
+        "starts": digest(*data_starts(merged.type_id, merged.attr, arrays)),
+        "ranges": digest(*[f"{i}: {error}" for i, error in find_out_of_range(_spoilt(merged)).items()]),
+        "reverse": digest(*reverse(dag)),
+        "readers": digest(*reverse_edges(dag.edge_ptr, dag.edge_src)),
+        "depths": digest(depths(dag.edge_ptr, dag.edge_src)),
+        "chains": digest(chains_ahead(dag)),
+        "marks": digest(*_marks_of(merged, flows)),
+    }
+
+
+def _spoilt(graph: Graph) -> Graph:
+    """The graph with every seventh int attribute of nodes out of any range."""
+    arrays = graph.types.arrays()
+    starts, _ = data_starts(graph.type_id, graph.attr, arrays)
+    widths = arrays.int_width[graph.type_id]
+    spoilt = Graph(graph.words.copy(), graph.floats, graph.types, graph.structures, graph.keys)
+    own = np.repeat(starts[:-1], widths) + _places(widths)
+    spoilt.attr[own[::7]] = 2**31 - 1
+    return spoilt
+
+
+def _places(widths: Any) -> Any:
+    return np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths)
+
+
+def _marks_of(graph: Graph, flows: FlowArrays) -> Iterator[Any]:
+    marks, slots = Marks(), sorted({*graph.out_slot.tolist()})
+    for chosen in ([], slots[:1], slots):
+        marks.mark(graph, flows, max(slots, default=0) + 1, chosen)
+        in_types = np.arange(marks.outputs.shape[1]) < flows.n_outputs[graph.type_id][:, None]
+        yield from (marks.nodes.copy(), marks.outputs & in_types, marks.is_whole)
+
+
+def rounds_of(function: Any, instances: list[Any]) -> dict[str, str]:
+    """The digests of what the rounds of an async function do with its graph."""
+    noted: dict[str, list[Any]] = {name: [] for name in ROUNDS}
+    with _noting(noted):
+        ab.batched(function, backend=Reference(), policy="agenda")(instances)
+    return {name: digest(*parts) for name, parts in noted.items()}
+
+
+@contextmanager
+def _noting(noted: dict[str, list[Any]]) -> Iterator[None]:
+    """Note what growing graphs and kept rows are given, and what they give."""
+
+    def note(stage: str, before: Callable[..., Any], of: Callable[..., Sequence[Any]], *args: Any) -> Any:
+        result = before(*args)
+        noted[stage] += [np.array(part) if isinstance(part, np.ndarray) else part for part in of(result, *args)]
+        return result
+
+    def noting(owner: type, name: str, stage: str, of: Callable[..., Sequence[Any]]) -> Any:
+        before = getattr(owner, name)
+        return patch.object(owner, name, lambda *args: note(stage, before, of, *args))
+
+    with (
+        noting(GrowingGraph, "append", "append", lambda _, growing, phase, rows: (phase.words, phase.floats, rows)),
+        noting(GrowingGraph, "choose", "chosen", lambda chosen, *_: (chosen.nodes, chosen.sources, *chosen.kept)),
+        noting(GrowingGraph, "emit", "emitted", lambda graph, *_: (graph.words, graph.floats, graph.keys)),
+        noting(KeptRows, "move", "moved", lambda moved, kept, *_: (*moved, kept.size)),
+    ):
+        yield
+
+
+def _recorded(function: Any, instances: list[Any]) -> Drawn:
+    loss = ab.batched(function)
+    graphs = loss.record_all(instances)
+    return graphs, make_flows([node_type.program for node_type in loss.recorder.types.types])
+
+
+def _model(name: str) -> Drawn:
+    model, instances = MODELS[name]()
+    return _recorded(model.loss, instances)
+
+
+def _program(seed: int) -> Drawn:
+    program = draw_program(seed, derivatives=seed % 4 == 3)
+    return _recorded(program.build().everything, program.items)  # type: ignore[attr-defined]
+
+
+def _drawn(seed: int) -> Drawn:
+    """A program of another kind, whose instances call cells over random DAGs."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    return _recorded(model.everything, draw_instances(rng, model, 5))
+
+
+def _abstract(graphs: Sequence[Graph], seed: int) -> Drawn:
+    """Graphs of abstract types, with flows drawn at random."""
+    rng, arrays = np.random.default_rng(seed), graphs[0].types.arrays()
+    n_ports = np.diff(arrays.port_ptr) if arrays.port_plain.size else np.full(arrays.sum_type.size, 4)
+    shapes = zip(np.diff(arrays.out_ptr).tolist(), n_ports.tolist(), strict=True)
+    return list(graphs), join_flows([rng.random(shape) < 0.6 for shape in shapes])
+
+
+def _toys(seed: int) -> Drawn:
+    """Toy instances, of which some are alike; in every other mini-batch cells and sums multiply matrices."""
+    graphs = [random_toys(7 * seed + k % 5) for k in range(1 + seed % 8)]
+    if seed % 2:
+        types = ToyTypes(tuple(replace(kind, work=10_000_000 * len(kind.name)) for kind in TOYS.types))
+        graphs = [Graph(graph.words, graph.floats, types, graph.structures) for graph in graphs]
+    return _abstract(graphs, seed)
+
+
+def _dags(seed: int) -> Drawn:
+    return _abstract([random_batch(seed), random_dag(seed, 100)], seed)
+
+
+def _rounds(number: int) -> dict[str, str]:
+    case = AWAITING[number]
+    model, instances = case.draw(seed=3, n_instances=6, dim=5)
+    spec = find_model(case.model)
+    return rounds_of(getattr(model, spec.predictor), [spec.given(instance) for instance in instances])
+
+
+def _numbered(name: str, n: int, draw: Callable[[int], Drawn]) -> dict[str, Callable[[], dict[str, str]]]:
+    def digests(seed: int) -> dict[str, str]:
+        try:
+            drawn = draw(seed)
+        except AutobatchError as error:  # gradients of ragged rows, for example, are refused
+            return dict.fromkeys(STAGES, digest(type(error).__name__))
+        return digests_of(*drawn)
+
+    return {f"{name} {seed}": partial(digests, seed) for seed in range(n)}
+
+
+GOLDEN: dict[str, Callable[[], dict[str, str]]] = {
+    **{name: partial(lambda name: digests_of(*_model(name)), name) for name in MODELS},
+    **{f"rounds of {case.name}": partial(_rounds, number) for number, case in enumerate(AWAITING)},
+    **_numbered("toys", N_TOYS, _toys),
+    **_numbered("dags", N_DAGS, _dags),
+    **_numbered("drawn", N_DRAWN, _drawn),
+    **_numbered("program", N_PROGRAMS, _program),
+}
+"""By name, what gives the digests of a mini-batch."""
+
+
+def read() -> dict[str, dict[str, str]]:
+    """The digests in the file, by name and stage."""
+    held: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        name: dict(zip(ROUNDS if name.startswith("rounds of ") else STAGES, digits.split(), strict=True))
+        for name, digits in held.items()
+    }
+
+
+def differences(names: Collection[str]) -> dict[str, list[str]]:
+    """The stages that differ from what the file says, by name."""
+    expected, found = read(), {name: GOLDEN[name]() for name in names}
+    return {
+        name: wrong
+        for name, stages in found.items()
+        if (wrong := [stage for stage, digits in stages.items() if expected[name][stage] != digits])
+    }
+
+
+def write() -> None:
+    """Write the file anew."""
+    lines = [f'"{name}": "{" ".join(make().values())}"' for name, make in GOLDEN.items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
