@@ -5,16 +5,21 @@ is not contiguous, or numbers that do not fit each other.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.growth import Nodes, Results
-from autobatch.ir.flows import FlowArrays
-from autobatch.ir.type_arrays import TypeArrays
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray
-
+IntArray: TypeAlias = NDArray[np.int32]
+LongArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+TypeArrays: TypeAlias = tuple[NDArray[Any], ...]
+"""See `autobatch.ir.type_arrays`."""
+FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
+"""See `autobatch.ir.flows`."""
+Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
+Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
+"""For both see `autobatch.graph.growth`."""
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 

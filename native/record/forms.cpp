@@ -1,5 +1,6 @@
 #include "record/forms.h"
 
+#include "graph/words.h"
 #include "record/stage.h"
 #include "support/arrays.h"
 
