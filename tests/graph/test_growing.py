@@ -396,7 +396,8 @@ def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
         growing.append(draw_phase(rng, plain), output_slots.rows)
     phase, arrays = draw_phase(rng, plain), TYPES.arrays()
     for _ in range(30):
-        tables, values = [array.copy() for array in growing.nodes], growing.values.copy()
+        tables: list[Any] = [array.copy() for array in growing.nodes]
+        values = growing.values.copy()
         spoil(rng, values if rng.random() < 0.4 else tables[rng.integers(3)])
         nodes, some = Nodes(*tables), rng.integers(-1, 40, rng.integers(6)).astype(np.int32)
         pending = growing._pending if rng.random() < 0.5 else some
@@ -424,10 +425,24 @@ def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
                 call(nodes, values, *arguments)
 
 
+def test_types_that_no_node_has_need_not_be_known() -> None:
+    """Another thread may record types between two steps; those of nodes must be known."""
+    rng = np.random.default_rng(0)
+    plain, output_slots = Plain(), draw_output_slots(rng)
+    phase = draw_phase(rng, plain)
+    whole, part = GrowingGraph(N_INSTANCES), GrowingGraph(N_INSTANCES)
+    whole.append(phase, output_slots.rows)
+    part.append(phase, output_slots.rows[:-N_SLOTS])
+    assert part.n_values == whole.n_values == len(plain.values)
+    with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
+        GrowingGraph(N_INSTANCES).append(phase, output_slots.rows[:1])
+
+
 def test_tables_of_another_form_are_refused() -> None:
     growing = GrowingGraph(1)
+    floats: Any = growing.nodes.attr
     nodes, values, none = growing.nodes, growing.values, np.zeros(0, np.int32)
-    for wrong in (nodes[:4], list(nodes), nodes._replace(table=nodes.table[:6]), nodes._replace(floats=nodes.attr)):
+    for wrong in (nodes[:4], list(nodes), nodes._replace(table=nodes.table[:6]), nodes._replace(floats=floats)):
         with pytest.raises((TypeError, ValueError)):
             values_of(wrong, values, none, none)  # type: ignore[arg-type]
     for wrong_values in (values[:9], values.T, values[:, ::2], None):

@@ -8,26 +8,23 @@ namespace {
 
 // A phase, whose edges may come from nodes of earlier ones, and the rows of outputs.
 struct Phase : TypedGraph {
-  Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows of an output; NOWHERE for one value
+  Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows; NOWHERE for a single value
   Vec<int64_t> lengths;      // of the groups of a node
 
-  // Counts the values of an output of the node of which `lengths` tells.
+  // Counts the values of an output of the node of which `lengths` tells; -1 if `rows` does not say.
   int64_t n_rows(int32_t type_id, int32_t out) const {
-    int32_t group = rows[types.out_ptr[type_id] + out];
-    return group == NOWHERE ? 1 : lengths[group];
+    int32_t output = types.out_ptr[type_id] + out;
+    int32_t group = output < rows.size ? rows[output] : INT32_MAX;
+    if (group == NOWHERE) return 1;
+    return group >= 0 && group < types.group_ptr[type_id + 1] - types.group_ptr[type_id] ? lengths[group] : -1;
   }
 };
 
+// Reads a phase. There may be more types than `rows` tells of.
 bool read_phase(PyObject* words, PyObject* types, PyObject* rows, Phase& phase) {
-  if (!read_typed_graph(words, types, phase, Sources::EARLIER) || !read<int32_t>(rows, "rows", phase.rows)) return false;
-  const Types& known = phase.types;
-  bool fits = phase.rows.size == known.pass_port.size;
-  for (ptrdiff_t t = 0; fits && t < known.n_types(); t++)
-    for (int32_t out = known.out_ptr[t]; out < known.out_ptr[t + 1]; out++)
-      fits &= phase.rows[out] >= NOWHERE && phase.rows[out] < known.group_ptr[t + 1] - known.group_ptr[t];
-  if (!fits) PyErr_SetString(PyExc_ValueError, "rows must name groups of the types of outputs");
-  if (fits && !phase.lengths.resize(known.n_groups() + 1)) return PyErr_NoMemory(), false;
-  return fits;
+  if (!read_typed_graph(words, types, phase, Sources::EARLIER) || !read<int32_t>(rows, "rows", phase.rows))
+    return false;
+  return phase.lengths.resize(phase.types.n_groups() + 1) || (PyErr_NoMemory(), false);
 }
 
 // Counts the values that the outputs of a phase have; -1 if they are more than there can be.
@@ -53,7 +50,9 @@ struct Ends {
 
 // Whether the tables have room behind these ends.
 bool has_room(const Growing& g, const Phase& phase, const Ends& ends, ptrdiff_t n_outputs, int64_t n_values) {
-  auto fits = [](int32_t at, int64_t more, ptrdiff_t room) { return at >= 0 && at + more <= room && at + more <= INT32_MAX; };
+  auto fits = [](int32_t at, int64_t more, ptrdiff_t room) {
+    return at >= 0 && at + more <= room && at + more <= INT32_MAX;
+  };
   return fits(ends.node, phase.sizes.nodes + 1, g.type_id.size) && fits(ends.edge, phase.sizes.edges, g.source.size) &&
          fits(ends.attr, phase.sizes.attr, g.attr.size) && fits(ends.floats, phase.sizes.floats, g.floats.size) &&
          fits(ends.output, n_outputs + 1, g.first_value.size) && fits(ends.value, n_values, g.n_values());

@@ -118,7 +118,8 @@ Ended choose(const Growing& g, Round& round) {
   auto then = [&](auto step) { if (ended == Ended::WELL) ended = step(); };
   then([&] { return divide(g, round); });
   then([&] { return find_sources(g, round); });
-  then([&] { return put_in_order(round.sources, round.n_instances, [&](int32_t v) { return g.owner[g.made_by[v]]; }); });
+  then(
+      [&] { return put_in_order(round.sources, round.n_instances, [&](int32_t v) { return g.owner[g.made_by[v]]; }); });
   then([&] { return put_in_order(round.found, round.n_instances, [&](int32_t node) { return g.owner[node]; }); });
   then([&] { return keep(g, round); });
   return ended;
@@ -126,16 +127,16 @@ Ended choose(const Growing& g, Round& round) {
 
 }  // namespace
 
-// choose_nodes(nodes, values, out_ptr, slot_of, wanted, pending, round, run, n_instances): the nodes, the values that they
-// read, the other pending nodes; and the kept values, their slots, and where those of each instance begin.
+// choose_nodes(nodes, values, out_ptr, slot_of, wanted, pending, round, run, n_instances): the nodes, the values that
+// they read, the other pending nodes; and the kept values, their slots, and where those of each instance begin.
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Round round;
   if (!takes("choose_nodes", n, 9) || !read_growing(arguments[0], arguments[1], g) ||
-      !read<int32_t>(arguments[2], "out_ptr", round.out_ptr) || !read<int32_t>(arguments[3], "slot_of", round.slot_of) ||
-      !read<int32_t>(arguments[4], "wanted", round.wanted) || !read<int32_t>(arguments[5], "pending", round.pending) ||
-      !read_int(arguments[6], "round", round.now) || !read_int(arguments[7], "run", round.run) ||
-      !read_int(arguments[8], "n_instances", round.n_instances))
+      !read<int32_t>(arguments[2], "out_ptr", round.out_ptr) ||
+      !read<int32_t>(arguments[3], "slot_of", round.slot_of) || !read<int32_t>(arguments[4], "wanted", round.wanted) ||
+      !read<int32_t>(arguments[5], "pending", round.pending) || !read_int(arguments[6], "round", round.now) ||
+      !read_int(arguments[7], "run", round.run) || !read_int(arguments[8], "n_instances", round.n_instances))
     return nullptr;
   if (round.now < 1 || round.n_instances < 0) {
     PyErr_Format(PyExc_ValueError, "round must be at least 1, and n_instances at least 0, got %d and %d", round.now,

@@ -1,4 +1,4 @@
-// Emitting the graph of a round of a growing graph: of chosen nodes, and of sources, which give values of earlier rounds.
+// Emitting the graph of a round: of chosen nodes, and of sources, which give values of earlier rounds.
 
 #include "graph/graph.h"
 #include "graph/growing/tables.h"
@@ -22,7 +22,8 @@ Ended measure(const Growing& g, Emitted& emitted) {
   for (ptrdiff_t i = 0; i + 1 < emitted.ptr.size; i++)
     if (emitted.ptr[i] > emitted.ptr[i + 1]) return Ended::WRONG;
   Sizes& sizes = emitted.sizes;
-  sizes = {emitted.ptr.size - 1, emitted.nodes.size + emitted.sources.size, 0, emitted.sources.size, emitted.values.size};
+  sizes = {emitted.ptr.size - 1, emitted.nodes.size + emitted.sources.size, 0, emitted.sources.size,
+           emitted.values.size};
   for (int32_t node : emitted.nodes) {
     Range edges, attr, floats;
     if (!g.has_node(node) || !g.edges_of(node, edges) || !Growing::part_of(g.attr_ptr, node, g.attr.size, attr) ||
@@ -67,7 +68,8 @@ Ended write_node(const Growing& g, Emitted& emitted, int32_t node, Place& at) {
   g.state[node] = DONE;
   for (int32_t e = g.edge_ptr[node]; e < g.edge_ptr[node + 1]; e++) {
     int32_t v = g.value_of(g.source[e], g.output[e]);
-    if (v < 0 || !read_value(g, v, g.output[e], at, graph.edge_src[at.edge], graph.edge_out[at.edge])) return Ended::WRONG;
+    if (v < 0 || !read_value(g, v, g.output[e], at, graph.edge_src[at.edge], graph.edge_out[at.edge]))
+      return Ended::WRONG;
     graph.edge_in[at.edge++] = g.port[e];
   }
   for (int32_t a = g.attr_ptr[node]; a < g.attr_ptr[node + 1]; a++) graph.attr[at.attr++] = g.attr[a];
@@ -94,7 +96,8 @@ Ended write(const Growing& g, Emitted& emitted) {
     graph.instance_ptr[i + 1] = at.node;
     for (int32_t& o = at.output; o < emitted.ptr[i + 1]; o++) {
       int32_t v = emitted.values[o];
-      if (!g.has_value(v) || !read_value(g, v, g.word[v], at, graph.out_node[o], graph.out_port[o])) return Ended::WRONG;
+      if (!g.has_value(v) || !read_value(g, v, g.word[v], at, graph.out_node[o], graph.out_port[o]))
+        return Ended::WRONG;
       graph.out_slot[o] = emitted.slots[o];
     }
     graph.output_ptr[i + 1] = at.output;

@@ -29,7 +29,8 @@ bool read_growing(PyObject* nodes, PyObject* values, Growing& growing) {
 
 bool is_well(Ended ended) {
   if (ended == Ended::NO_MEMORY) PyErr_NoMemory();
-  if (ended == Ended::WRONG) PyErr_SetString(PyExc_ValueError, "tables of nodes and values must fit what is asked of them");
+  if (ended == Ended::WRONG)
+    PyErr_SetString(PyExc_ValueError, "tables of nodes and values must fit what is asked of them");
   return ended == Ended::WELL;
 }
 

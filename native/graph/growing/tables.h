@@ -1,4 +1,4 @@
-// The tables of a growing graph: `autobatch.graph.growth`, which says what each holds. Python owns them, with spare room.
+// The tables of a growing graph: `autobatch.graph.growth` says what each holds. Python owns them, with spare room.
 //
 // They are changed by many calls, so none of them is checked as a whole: whatever is read from them and used as a
 // position is checked where it is used, and a wrong one ends the loop.

@@ -9,7 +9,7 @@ struct Folding {
   Vec<int32_t> sum_port;  // [outputs] the variadic port that an output sums, or -1
   Vec<uint8_t> folds;     // [N] whether a node may fold
   Vec<int32_t> terms;     // [E] for an edge that reads a sum, the first edge of its terms
-  Vec<int32_t> counts;    // [E] for such a first edge: how many read the sum, and once it is chosen how many terms it has
+  Vec<int32_t> counts;  // [E] for such a first edge: how many read the sum, and once it is chosen how many terms it has
 };
 
 bool is_plain(const Types& types, ptrdiff_t type_id, int32_t port) {
@@ -29,7 +29,8 @@ bool find_sums(Folding& folding, Span<const int32_t> ports, bool& any) {
         folding.sum_port[out] = ports[out];
         has_sum = true;
       }
-    for (int32_t port = types.port_ptr[t]; port < types.port_ptr[t + 1]; port++) has_plain |= types.port_plain[port] != 0;
+    for (int32_t port = types.port_ptr[t]; port < types.port_ptr[t + 1]; port++)
+      has_plain |= types.port_plain[port] != 0;
     of_type[t] = has_sum && !has_plain;
     any |= of_type[t];
   }
@@ -89,7 +90,8 @@ bool choose(Folding& folding, Folded& folded) {
   Vec<int32_t> term_of;            // the node that last took this one as a term of a sum that is read
   Vec<int32_t> sum_of, output_of;  // the sum that last had a term of a type, and which output that was
   ptrdiff_t n_types = folding.types.n_types();
-  if (!term_of.assign(graph.n_nodes(), -1) || !sum_of.assign(n_types, -1) || !output_of.assign(n_types, 0)) return false;
+  if (!term_of.assign(graph.n_nodes(), -1) || !sum_of.assign(n_types, -1) || !output_of.assign(n_types, 0))
+    return false;
   for (int32_t node = 0; node < graph.n_nodes(); node++) {
     if (!folding.folds[node]) continue;
     int32_t first = graph.edge_ptr[node], end = graph.edge_ptr[node + 1];

@@ -63,9 +63,10 @@ Problem run_passes(TypedGraph& given, Draft& draft, long chosen, Changes& done) 
 Problem look_up(TypedGraph& given, Draft& draft, bool by_rule, Found& found) {
   ptrdiff_t n_types = given.types.n_types();
   if (Problem problem = begin_draft(given, draft)) return problem;
-  bool is_done = by_rule && count_products(draft.graph, given.types) < FEW
-                     ? found.tried.assign(n_types, 0) && found.equal.assign(n_types, 0) && found.chosen.assign(n_types, false)
-                     : find_shared(draft, given.types, by_rule, found);
+  bool is_done =
+      by_rule && count_products(draft.graph, given.types) < FEW
+          ? found.tried.assign(n_types, 0) && found.equal.assign(n_types, 0) && found.chosen.assign(n_types, false)
+          : find_shared(draft, given.types, by_rule, found);
   return is_done ? nullptr : NO_MEMORY;
 }
 
@@ -82,7 +83,8 @@ PyObject* refuse(Problem problem, const Draft& draft) {
 PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph given;
   Draft draft;
-  if (!takes("rewrite_words", n, 4) || !read_given(arguments[0], arguments[1], arguments[2], given, draft)) return nullptr;
+  if (!takes("rewrite_words", n, 4) || !read_given(arguments[0], arguments[1], arguments[2], given, draft))
+    return nullptr;
   long chosen = PyLong_AsLong(arguments[3]);
   if (chosen == -1 && PyErr_Occurred()) return nullptr;
   const double* own_floats = draft.floats.data;
@@ -102,11 +104,12 @@ PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
                        (long long)done.shared);
 }
 
-// count_shared(words, floats, types, by_rule): by type, nodes looked up, those that equal another, whether these are shared.
+// count_shared(words, floats, types, by_rule): by type, the nodes looked up, the equal ones, whether these are shared.
 PyObject* count_shared(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph given;
   Draft draft;
-  if (!takes("count_shared", n, 4) || !read_given(arguments[0], arguments[1], arguments[2], given, draft)) return nullptr;
+  if (!takes("count_shared", n, 4) || !read_given(arguments[0], arguments[1], arguments[2], given, draft))
+    return nullptr;
   int by_rule = PyObject_IsTrue(arguments[3]);
   if (by_rule < 0) return nullptr;
   Found found;
@@ -116,7 +119,8 @@ PyObject* count_shared(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     problem = look_up(given, draft, by_rule, found);
   }
   if (problem) return refuse(problem, draft);
-  Ref tried = to_array<int64_t>(found.tried), equal = to_array<int64_t>(found.equal), chosen = to_array<bool>(found.chosen);
+  Ref tried = to_array<int64_t>(found.tried), equal = to_array<int64_t>(found.equal),
+      chosen = to_array<bool>(found.chosen);
   if (!tried || !equal || !chosen) return nullptr;
   return Py_BuildValue("NNN", tried.release(), equal.release(), chosen.release());
 }

@@ -158,8 +158,8 @@ bool check_work(const Types& types, ptrdiff_t n_nodes) {
   int64_t most = INT64_MAX / 4 / (n_nodes + 1) - NODE;
   for (int64_t work : types.product_work)
     if (work < 0 || work > most) {
-      PyErr_Format(PyExc_ValueError, "product_work must be in 0..%lld for %zd nodes, got %lld", (long long)most, n_nodes,
-                   (long long)work);
+      PyErr_Format(PyExc_ValueError, "product_work must be in 0..%lld for %zd nodes, got %lld", (long long)most,
+                   n_nodes, (long long)work);
       return false;
     }
   return true;

@@ -1,10 +1,10 @@
 // Passes "share" and "share_products": common-subexpression elimination for nodes. Of those with equal type, attributes
 // and inputs, the first is kept.
 //
-// Each node is written as a record, with its sources replaced by the first nodes equal to them, so that equal nodes over
-// equal inputs have equal records. A hash table finds earlier records with the same hash, which are then compared word
-// by word. Float attributes are compared as bits: NaN equals itself, and 0.0 is not -0.0. A node whose cell draws random
-// numbers equals no other, because its numbers depend on its instance and its place there.
+// Each node is written as a record, with its sources replaced by the first nodes equal to them, so that equal nodes
+// over equal inputs have equal records. A hash table finds earlier records with the same hash, which are then compared
+// word by word. Float attributes are compared as bits: NaN equals itself, and 0.0 is not -0.0. A node whose cell draws
+// random numbers equals no other, because its numbers depend on its instance and its place there.
 //
 // By the rule, nodes are shared whose cells multiply matrices, if they read data alone, or nodes that are shared. Only
 // nodes that read data, or nodes that were looked up, are looked up, until their type is given up: when its look-ups
@@ -22,9 +22,9 @@ constexpr int64_t FEW = 32;
 
 // Costs in multiply-adds of products, of which a core does 50 in a nanosecond.
 //
-// LOOK_UP is for a node that is looked up, and WORD for each word of its record: 20 to 40 ns in all. NODE is what a node
-// costs beside its products: half of it to schedule and place it. WRITE is for each node of a graph that is written
-// anew, and whose operands are gathered where they no longer lie side by side.
+// LOOK_UP is for a node that is looked up, and WORD for each word of its record: 20 to 40 ns in all. NODE is what a
+// node costs beside its products: half of it to schedule and place it. WRITE is for each node of a graph that is
+// written anew, and whose operands are gathered where they no longer lie side by side.
 constexpr int64_t LOOK_UP = 2048, WORD = 64, NODE = 8192, WRITE = 1024;
 
 // What a type may lose by being looked up, since later nodes have more to equal: 1 / SHARE of what its nodes cost, or

@@ -44,7 +44,7 @@ bool only_readers(const Graph& graph, const Vec<uint8_t>& fate, Vec<int32_t>& re
 
 // Marks sums that dissolve into their reader, and counts in `n_terms` what each node then reads.
 //
-// An empty sum is kept: without it, its reader might be left with one term, which only another forward pass would remove.
+// An empty sum is kept: without it, its reader might have one term, which only another forward pass would remove.
 bool dissolve_sums(const Graph& graph, Span<const int32_t> sum_type, Vec<uint8_t>& fate, Vec<int32_t>& n_terms,
                    Shrunk& shrunk) {
   Vec<int32_t> only_reader;
@@ -72,8 +72,9 @@ bool dissolve_sums(const Graph& graph, Span<const int32_t> sum_type, Vec<uint8_t
 }
 
 // Writes types and edges, readers first, so that a reader sets the places of the terms of the sums that it absorbs.
-void write_nodes(const Graph& graph, Span<const int32_t> sum_type, const Vec<uint8_t>& fate, const Vec<int32_t>& n_terms,
-                 const Vec<int32_t>& number, bool sums, Vec<int32_t>& place, NewGraph& result) {
+void write_nodes(const Graph& graph, Span<const int32_t> sum_type, const Vec<uint8_t>& fate,
+                 const Vec<int32_t>& n_terms, const Vec<int32_t>& number, bool sums, Vec<int32_t>& place,
+                 NewGraph& result) {
   int32_t end = (int32_t)result.edge_src.size;
   for (ptrdiff_t node = fate.size() - 1; node >= 0; node--) {
     if (fate[node] == DROPPED) continue;
@@ -147,7 +148,8 @@ bool shrink(Draft& draft, const Types& types, bool dead, bool sums, Shrunk& shru
   Vec<int32_t> n_terms;
   if (!fate.assign(graph.n_nodes(), KEPT) || !n_terms.resize(graph.n_nodes())) return false;
   if (dead && graph.out_node.size) shrunk.dropped = drop_dead(graph, fate);
-  for (ptrdiff_t node = 0; node < graph.n_nodes(); node++) n_terms[node] = graph.edge_ptr[node + 1] - graph.edge_ptr[node];
+  for (ptrdiff_t node = 0; node < graph.n_nodes(); node++)
+    n_terms[node] = graph.edge_ptr[node + 1] - graph.edge_ptr[node];
   if (sums && !dissolve_sums(graph, types.sum_type, fate, n_terms, shrunk)) return false;
   if (shrunk.dropped + shrunk.widened + shrunk.dissolved == 0) return true;
   return cut(draft, types.sum_type, fate, n_terms, sums);

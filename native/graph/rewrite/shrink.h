@@ -6,8 +6,8 @@
 
 namespace autobatch {
 
-// Redirects readers of outputs that pass through a port with one edge; counts the edges and outputs that are redirected.
-// `ports` are those of a `Survey`.
+// Redirects readers of outputs that pass through a port with one edge; counts the edges and outputs that are
+// redirected. `ports` are those of a `Survey`.
 bool forward(Draft& draft, const Types& types, Span<const int32_t> ports, int64_t& n_forwarded);
 
 struct Shrunk {

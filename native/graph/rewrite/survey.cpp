@@ -44,7 +44,8 @@ bool has_single(const Graph& graph, ptrdiff_t node) {
 
 bool survey(const Graph& graph, const Types& types, Survey& found) {
   Vec<uint8_t> used, kinds;
-  if (!used.assign(graph.n_nodes(), UNUSED) || !find_ports(types, found.ports) || !find_kinds(types, found.ports, kinds))
+  if (!used.assign(graph.n_nodes(), UNUSED) || !find_ports(types, found.ports) ||
+      !find_kinds(types, found.ports, kinds))
     return false;
   for (int32_t source : graph.edge_src) used[source] = READ;
   for (int32_t node : graph.out_node) used[node] = ASKED_FOR;
