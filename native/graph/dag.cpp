@@ -14,9 +14,11 @@ struct Dag {
 
 // Reads the edges of a dag; an error unless they are those of its nodes.
 bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
-  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src)) return false;
+  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src))
+    return false;
   if (!dag.edge_ptr.size || dag.edge_ptr.size > INT32_MAX || !rises(dag.edge_ptr, dag.edge_src.size)) {
-    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array", dag.edge_src.size);
+    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array",
+                 dag.edge_src.size);
     return false;
   }
   if (!within(dag.edge_src, 0, dag.n_nodes())) {
@@ -27,9 +29,11 @@ bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
 }
 
 bool read_dag(PyObject* const* arguments, Dag& dag) {
-  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag)) return false;
+  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag))
+    return false;
   if (dag.type_id.size == dag.n_nodes()) return true;
-  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(), dag.type_id.size);
+  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(),
+               dag.type_id.size);
   return false;
 }
 
@@ -81,11 +85,12 @@ PyObject* depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// chains_ahead(type_id, edge_ptr, edge_src, n_types): by node and type, the most nodes of the type on a path from there.
+// chains_ahead(type_id, edge_ptr, edge_src, n_types): the most nodes of each type on a path that starts at a node.
 PyObject* chains_ahead(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t n_types;
-  if (!takes("chains_ahead", n, 4) || !read_dag(arguments, dag) || !read_int(arguments[3], "n_types", n_types)) return nullptr;
+  if (!takes("chains_ahead", n, 4) || !read_dag(arguments, dag) || !read_int(arguments[3], "n_types", n_types))
+    return nullptr;
   if (n_types < 0 || !within(dag.type_id, 0, n_types)) {
     PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", n_types);
     return nullptr;

@@ -96,7 +96,8 @@ Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int6
 Problem check_types(TypedGraph& read) {
   Problem problem = fits_types(read.graph, read.types);
   if (problem) return problem;
-  return find_starts(read.graph.type_id, read.graph.attr, read.sizes.floats, read.types, read.int_starts, read.float_starts);
+  return find_starts(read.graph.type_id, read.graph.attr, read.sizes.floats, read.types, read.int_starts,
+                     read.float_starts);
 }
 
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {
