@@ -79,6 +79,9 @@ struct TypedGraph {
 // Reads a graph, and checks its type ids.
 bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
+// Finds the starts of the attributes of a graph that is read, and checks their number; nothing else of its types.
+Problem find_starts(TypedGraph& read);
+
 // Checks that edges point forward, and what a graph holds of its types: outputs, ports, and the number of attributes,
 // of which it finds the starts. Takes no interpreter lock.
 Problem check_types(TypedGraph& read);

@@ -100,7 +100,7 @@ def work(rng: Rng) -> None:
     of_dag = dag.to_dag(random_dag(int(rng.integers(1000)), 20))
     dag.reverse(of_dag)
     dag.chains_ahead(of_dag)
-    _native.depths(of_dag.edge_ptr, of_dag.edge_src)
+    _native.find_depths(of_dag.edge_ptr, of_dag.edge_src)
     grow(rng, merge_graphs(toys))
 
 
