@@ -26,8 +26,8 @@ namespace autobatch {
 // A sum is kept if folding it would create more than this many times the edges that it removes.
 //
 // Every edge costs a written value, and its gradient read back: r readers and t terms need r * t edges when folded,
-// r + t when kept. Saving a batch is worth some of that: a sum of at most 4 terms is always folded, one of 8 terms if it is
-// read up to 8 times, one of hundreds up to 4 times. The number of edges of the whole graph grows at most 4-fold.
+// r + t when kept. Saving a batch is worth some of that: a sum of at most 4 terms is always folded, one of 8 terms if
+// it is read up to 8 times, one of hundreds up to 4 times. The number of edges of the whole graph grows at most 4-fold.
 constexpr int64_t GROWTH = 4;
 
 struct Folded {
