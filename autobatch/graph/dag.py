@@ -43,7 +43,7 @@ def reverse(dag: Dag) -> Dag:
 
     Cost: O(N + E).
     """
-    if type(dag) is Graph:
+    if isinstance(dag, Graph):
         refuse_graph()
     return Dag(*reverse_dag(dag.type_id, dag.edge_ptr, dag.edge_src), dag.n_types)
 
@@ -58,7 +58,7 @@ def chains_ahead(dag: Dag) -> IntArray:
 
     Cost: O(T * (N + E)).
     """
-    if type(dag) is Graph:
+    if isinstance(dag, Graph):
         refuse_graph()
     return count_chains(dag.type_id, dag.edge_ptr, dag.edge_src, dag.n_types)
 

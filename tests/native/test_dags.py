@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_said() -> None:
     dag = to_dag(random_dag(3, 8))
     ptr, src = dag.edge_ptr, dag.edge_src
     with pytest.raises(TypeError, match="type_id must be an array of int32, got one of int64"):
-        reverse(dag._replace(type_id=dag.type_id.astype(np.int64)))  # type: ignore[arg-type]
+        reverse(dag._replace(type_id=dag.type_id.astype(np.int64)))
     with pytest.raises(ValueError, match="type_id must have an element for each of 8 nodes, got 7"):
         reverse(dag._replace(type_id=dag.type_id[1:]))
     with pytest.raises(ValueError, match=r"edge_src must lie in 0\.\.7, got another node"):
