@@ -54,10 +54,10 @@ def first_out_of_range(words: IntArray, types: TypeArrays) -> LongArray:
 def reverse_dag(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Reverse every edge, see `autobatch.graph.dag.reverse`."""
 
-def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
+def find_depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
     """Count, per node, the edges on the longest path from a node without inputs: int32[N]."""
 
-def chains_ahead(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> IntArray:
+def count_chains(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> IntArray:
     """Count, per node and type, the most nodes of the type on a path that starts at the node: int32[N, T]."""
 
 def mark_outputs(words: IntArray, flows: FlowArrays, wanted: NDArray[np.bool_], marks: NDArray[np.bool_]) -> bool:

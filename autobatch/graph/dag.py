@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch import _native
+from autobatch._native import count_chains, reverse_dag
 from autobatch.graph.graph import Graph, refuse_graph
 from autobatch.jit.arrays import IntArray, empty, indices, zeros
 from autobatch.jit.loops import compiled
@@ -43,9 +43,9 @@ def reverse(dag: Dag) -> Dag:
 
     Cost: O(N + E).
     """
-    if type(dag) is Graph:
+    if isinstance(dag, Graph):
         refuse_graph()
-    return Dag(*_native.reverse_dag(dag.type_id, dag.edge_ptr, dag.edge_src), dag.n_types)
+    return Dag(*reverse_dag(dag.type_id, dag.edge_ptr, dag.edge_src), dag.n_types)
 
 
 def chains_ahead(dag: Dag) -> IntArray:
@@ -58,9 +58,9 @@ def chains_ahead(dag: Dag) -> IntArray:
 
     Cost: O(T * (N + E)).
     """
-    if type(dag) is Graph:
+    if isinstance(dag, Graph):
         refuse_graph()
-    return _native.chains_ahead(dag.type_id, dag.edge_ptr, dag.edge_src, dag.n_types)
+    return count_chains(dag.type_id, dag.edge_ptr, dag.edge_src, dag.n_types)
 
 
 @compiled
@@ -83,7 +83,7 @@ def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, Int
 
 @compiled
 def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
-    """Count what `_native.depths` does, for compiled loops alone."""
+    """Count what `_native.find_depths` does, for compiled loops alone."""
     depth = zeros(edge_ptr.size - 1, np.int32)
     for node in range(depth.size):
         for e in range(edge_ptr[node], edge_ptr[node + 1]):

@@ -14,9 +14,11 @@ struct Dag {
 
 // Reads the edges of a dag; an error unless they are those of its nodes.
 bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
-  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src)) return false;
+  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src))
+    return false;
   if (!dag.edge_ptr.size || dag.edge_ptr.size > INT32_MAX || !rises(dag.edge_ptr, dag.edge_src.size)) {
-    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array", dag.edge_src.size);
+    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array",
+                 dag.edge_src.size);
     return false;
   }
   if (!within(dag.edge_src, 0, dag.n_nodes())) {
@@ -27,9 +29,11 @@ bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
 }
 
 bool read_dag(PyObject* const* arguments, Dag& dag) {
-  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag)) return false;
+  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag))
+    return false;
   if (dag.type_id.size == dag.n_nodes()) return true;
-  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(), dag.type_id.size);
+  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(),
+               dag.type_id.size);
   return false;
 }
 
@@ -43,6 +47,11 @@ void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_sr
   for (int32_t node = 0; node <= last; node++)
     for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++)
       edge_src[--ends[last - dag.edge_src[e]]] = last - node;  // the readers rise, so their mirrors fall
+}
+
+// Raises the numbers of a row to those of another row, where these are larger.
+void raise(int32_t* __restrict row, const int32_t* __restrict other, ptrdiff_t n) {
+  for (ptrdiff_t k = 0; k < n; k++) row[k] = row[k] > other[k] ? row[k] : other[k];
 }
 
 }  // namespace
@@ -66,10 +75,10 @@ PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNN", made_type_id.release(), made_edge_ptr.release(), made_edge_src.release());
 }
 
-// depths(edge_ptr, edge_src): the edges on the longest path to each node.
-PyObject* depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+// find_depths(edge_ptr, edge_src): the edges on the longest path to each node.
+PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
-  if (!takes("depths", n, 2) || !read_edges(arguments[0], arguments[1], dag)) return nullptr;
+  if (!takes("find_depths", n, 2) || !read_edges(arguments[0], arguments[1], dag)) return nullptr;
   Span<int32_t> depth;
   Ref made = make_array<int32_t>(dag.n_nodes(), depth);
   if (!made) return nullptr;
@@ -81,11 +90,12 @@ PyObject* depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// chains_ahead(type_id, edge_ptr, edge_src, n_types): by node and type, the most nodes of the type on a path from there.
-PyObject* chains_ahead(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+// count_chains(type_id, edge_ptr, edge_src, n_types): the most nodes of each type on a path that starts at a node.
+PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t n_types;
-  if (!takes("chains_ahead", n, 4) || !read_dag(arguments, dag) || !read_int(arguments[3], "n_types", n_types)) return nullptr;
+  if (!takes("count_chains", n, 4) || !read_dag(arguments, dag) || !read_int(arguments[3], "n_types", n_types))
+    return nullptr;
   if (n_types < 0 || !within(dag.type_id, 0, n_types)) {
     PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", n_types);
     return nullptr;
@@ -96,11 +106,10 @@ PyObject* chains_ahead(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Unlocked unlocked;
   for (ptrdiff_t k = 0; k < ahead.rows * ahead.columns; k++) ahead.data[k] = 0;
   for (int32_t node = dag.n_nodes() - 1; node >= 0; node--) {
-    const int32_t* own = ahead[node];
-    ahead[node][dag.type_id[node]]++;
+    int32_t* own = ahead[node];
+    own[dag.type_id[node]]++;
     for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++) {
-      int32_t* source = ahead[dag.edge_src[e]];
-      for (ptrdiff_t t = 0; t < n_types; t++) source[t] = source[t] > own[t] ? source[t] : own[t];
+      if (dag.edge_src[e] != node) raise(ahead[dag.edge_src[e]], own, n_types);
     }
   }
   return made.release();

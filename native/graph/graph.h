@@ -13,8 +13,8 @@ PyObject* data_starts(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 
 PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n);
-PyObject* depths(PyObject*, PyObject* const* arguments, Py_ssize_t n);
-PyObject* chains_ahead(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 
 PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n);

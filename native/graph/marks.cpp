@@ -31,7 +31,8 @@ Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> want
     for (int32_t output = 0; output < flows.n_outputs[type_id]; output++) {
       if (!own[output + 1]) continue;
       own[0] = 1;
-      Span<const uint8_t> flow = flows.flow.part(flows.flow_ptr[type_id] + output * n_ports, flows.flow_ptr[type_id + 1]);
+      Span<const uint8_t> flow =
+          flows.flow.part(flows.flow_ptr[type_id] + output * n_ports, flows.flow_ptr[type_id + 1]);
       for (int32_t e = graph.edge_ptr[node]; e < graph.edge_ptr[node + 1]; e++) {
         if (graph.edge_in[e] >= n_ports) return Marked::WRONG;
         if (flow[graph.edge_in[e]] && !mark(graph.edge_src[e], graph.edge_out[e])) return Marked::WRONG;
@@ -44,7 +45,7 @@ Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> want
 
 }  // namespace
 
-// mark_outputs(words, flows, wanted, marks): write what the values in wanted slots depend on; say whether it is all nodes.
+// mark_outputs(words, flows, wanted, marks): mark what the values in wanted slots depend on; whether it is all nodes.
 PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> words;
   Graph graph;
@@ -52,16 +53,19 @@ PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Flows flows;
   Span<const uint8_t> wanted;
   Table<uint8_t> marks;
-  if (!takes("mark_outputs", n, 4) || !read<int32_t>(arguments[0], "words", words) || !view_graph(words, graph, sizes) ||
-      !read_flows(arguments[1], flows) || !read_flags(arguments[2], "wanted", wanted) ||
+  if (!takes("mark_outputs", n, 4) || !read<int32_t>(arguments[0], "words", words) ||
+      !view_graph(words, graph, sizes) || !read_flows(arguments[1], flows) ||
+      !read_flags(arguments[2], "wanted", wanted) ||
       !read_table<uint8_t>(arguments[3], "marks", marks, NPY_BOOL, "bool"))
     return nullptr;
   if (!within(graph.type_id, 0, flows.n_types())) {
-    PyErr_Format(PyExc_ValueError, "words must be of the %zd types of flows, got a graph with another type", flows.n_types());
+    PyErr_Format(PyExc_ValueError, "words must be of the %zd types of flows, got a graph with another type",
+                 flows.n_types());
     return nullptr;
   }
   if (marks.rows != sizes.nodes || marks.columns > INT32_MAX || !within(flows.n_outputs, 0, marks.columns)) {
-    PyErr_Format(PyExc_ValueError, "marks must have a row for each node and a column more than types have outputs, got %zd, %zd",
+    PyErr_Format(PyExc_ValueError,
+                 "marks must have a row for each node and a column more than types have outputs, got %zd, %zd",
                  marks.rows, marks.columns);
     return nullptr;
   }

@@ -65,15 +65,18 @@ bool find_all(const TypedGraph& read, Vec<int64_t>& rows) {
 // first_out_of_range(words, types): for each instance with an int out of its range, the node, range, value and size.
 PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph read;
-  if (!takes("first_out_of_range", n, 2) || !read_typed_graph(arguments[0], arguments[1], read, Sources::EARLIER))
+  if (!takes("first_out_of_range", n, 2) ||
+      !read_graph_and_types(arguments[0], arguments[1], read, Sources::EARLIER))
     return nullptr;
   Vec<int64_t> rows;
-  bool is_done;
+  Problem problem;
   {
     Unlocked unlocked;
-    is_done = find_all(read, rows);
+    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);  // by their ports
+    problem = counts_edges ? check_types(read) : find_starts(read);
+    if (!problem && !find_all(read, rows)) problem = NO_MEMORY;
   }
-  if (!is_done) return PyErr_NoMemory();
+  if (!set_problem(problem)) return nullptr;
   Table<int64_t> table;
   Ref made = make_table<int64_t>(rows.size() / 4, 4, table);
   if (made && rows.size()) memcpy(table.data, rows.data(), (size_t)rows.size() * sizeof(int64_t));

@@ -64,15 +64,18 @@ PyObject* crossing_node(PyObject*, PyObject* argument) {
 // split_words(words, types): the graphs of the instances, one after the other; where each begins, and its floats.
 PyObject* split_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph whole;
-  if (!takes("split_words", n, 2) || !read_typed_graph(arguments[0], arguments[1], whole)) return nullptr;
+  if (!takes("split_words", n, 2) || !read_graph_and_types(arguments[0], arguments[1], whole) ||
+      !set_problem(find_starts(whole))) return nullptr;
   int32_t stranger = find_crossing(whole.graph);
   if (stranger >= 0) {
-    PyErr_Format(PyExc_ValueError, "words must encode independent instances, got node %d that another one uses", stranger);
+    PyErr_Format(PyExc_ValueError, "words must encode independent instances, got node %d that another one uses",
+                 stranger);
     return nullptr;
   }
   ptrdiff_t n_instances = whole.graph.n_instances();
   Span<int64_t> ptr, float_ptr;
-  Ref made_ptr = make_array<int64_t>(n_instances + 1, ptr), made_float_ptr = make_array<int64_t>(n_instances + 1, float_ptr);
+  Ref made_ptr = make_array<int64_t>(n_instances + 1, ptr),
+      made_float_ptr = make_array<int64_t>(n_instances + 1, float_ptr);
   if (!made_ptr || !made_float_ptr) return nullptr;
   ptr[0] = float_ptr[0] = 0;
   for (ptrdiff_t i = 0; i < n_instances; i++) {

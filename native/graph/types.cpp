@@ -12,7 +12,9 @@ bool refuse(const char* what) {
 }
 
 // Whether an array holds the offsets of the parts of n types, of which there are `n_parts`.
-bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) { return ptr.size == n + 1 && rises(ptr, n_parts); }
+bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) {
+  return ptr.size == n + 1 && rises(ptr, n_parts);
+}
 
 // Whether the group numbers of the parts of each type are among its groups, or -1 where that is allowed.
 bool name_groups(Span<const int32_t> groups, Span<const int32_t> ptr, Span<const int32_t> group_ptr, int32_t least) {

@@ -93,10 +93,14 @@ Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int6
   return a == n_attr && (f == n_floats || n_floats < 0) ? nullptr : ATTRIBUTES;
 }
 
+Problem find_starts(TypedGraph& read) {
+  return find_starts(read.graph.type_id, read.graph.attr, read.sizes.floats, read.types, read.int_starts,
+                     read.float_starts);
+}
+
 Problem check_types(TypedGraph& read) {
   Problem problem = fits_types(read.graph, read.types);
-  if (problem) return problem;
-  return find_starts(read.graph.type_id, read.graph.attr, read.sizes.floats, read.types, read.int_starts, read.float_starts);
+  return problem ? problem : find_starts(read);
 }
 
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {

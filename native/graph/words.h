@@ -79,6 +79,9 @@ struct TypedGraph {
 // Reads a graph, and checks its type ids.
 bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
+// Finds the starts of the attributes of a graph that is read, and checks their number; nothing else of its types.
+Problem find_starts(TypedGraph& read);
+
 // Checks that edges point forward, and what a graph holds of its types: outputs, ports, and the number of attributes,
 // of which it finds the starts. Takes no interpreter lock.
 Problem check_types(TypedGraph& read);
@@ -86,8 +89,8 @@ Problem check_types(TypedGraph& read);
 // Reads a graph with all checks.
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
-// Finds where the attributes of nodes of these types, which must exist, begin; a problem if there are not as many as the
-// types say. A negative `n_floats` stands for any number.
+// Finds where the attributes of nodes of these types, which must exist, begin; a problem if there are not as many as
+// the types say. A negative `n_floats` stands for any number.
 Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
                     Vec<int32_t>& int_starts, Vec<int32_t>& float_starts);
 

@@ -45,7 +45,7 @@ def test_depths_and_chains_are_those_of_the_longest_paths(seeds: range) -> None:
         deep, ahead = [0] * n_nodes, np.zeros((n_nodes, dag.n_types), int)
         for node, sources in enumerate(edges):
             deep[node] = max((deep[source] + 1 for source in sources), default=0)
-        assert _native.depths(dag.edge_ptr, dag.edge_src).tolist() == deep
+        assert _native.find_depths(dag.edge_ptr, dag.edge_src).tolist() == deep
         assert depths(dag.edge_ptr, dag.edge_src).tolist() == deep
         for node in reversed(range(n_nodes)):
             readers = [n for n, sources in enumerate(edges) if node in sources]
@@ -58,13 +58,13 @@ def test_what_does_not_fit_is_said() -> None:
     dag = to_dag(random_dag(3, 8))
     ptr, src = dag.edge_ptr, dag.edge_src
     with pytest.raises(TypeError, match="type_id must be an array of int32, got one of int64"):
-        reverse(dag._replace(type_id=dag.type_id.astype(np.int64)))  # type: ignore[arg-type]
+        reverse(dag._replace(type_id=dag.type_id.astype(np.int64)))
     with pytest.raises(ValueError, match="type_id must have an element for each of 8 nodes, got 7"):
         reverse(dag._replace(type_id=dag.type_id[1:]))
     with pytest.raises(ValueError, match=r"edge_src must lie in 0\.\.7, got another node"):
-        _native.depths(ptr, src + np.int32(8))
+        _native.find_depths(ptr, src + np.int32(8))
     with pytest.raises(ValueError, match="edge_ptr must rise from 0 to the number of edges"):
-        _native.depths(ptr, src[1:])
+        _native.find_depths(ptr, src[1:])
     with pytest.raises(ValueError, match=r"type_id must lie in 0\.\.n_types - 1, got others than those of 1 types"):
         chains_ahead(dag._replace(n_types=1))
 

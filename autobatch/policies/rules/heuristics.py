@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch import _native
+from autobatch._native import find_depths
 from autobatch.graph.dag import Dag, depths
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
@@ -50,7 +50,7 @@ class Depth(Directed):
 
     def plan(self, dag: Dag) -> Batches:
         """Sort the nodes by (depth, type id, node). Cost: O(N + E + T)."""
-        return _by_depth(dag.type_id, _native.depths(dag.edge_ptr, dag.edge_src))
+        return _by_depth(dag.type_id, find_depths(dag.edge_ptr, dag.edge_src))
 
 
 @final

@@ -132,7 +132,7 @@ Ended choose(const Growing& g, Round& round) {
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Round round;
-  if (!takes("choose_nodes", n, 9) || !read_growing(arguments[0], arguments[1], g) ||
+  if (!takes("choose_nodes", n, 9) || !read_growing(arguments, n, g) ||
       !read<int32_t>(arguments[2], "out_ptr", round.out_ptr) ||
       !read<int32_t>(arguments[3], "slot_of", round.slot_of) || !read<int32_t>(arguments[4], "wanted", round.wanted) ||
       !read<int32_t>(arguments[5], "pending", round.pending) || !read_int(arguments[6], "round", round.now) ||

@@ -111,7 +111,7 @@ Ended write(const Growing& g, Emitted& emitted) {
 PyObject* emit_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Emitted emitted;
-  if (!takes("emit_graph", n, 6) || !read_growing(arguments[0], arguments[1], g) ||
+  if (!takes("emit_graph", n, 6) || !read_growing(arguments, n, g) ||
       !read<int32_t>(arguments[2], "source_type", emitted.source_type) ||
       !read<int32_t>(arguments[3], "picked", emitted.nodes) || !read<int32_t>(arguments[4], "sources", emitted.sources))
     return nullptr;

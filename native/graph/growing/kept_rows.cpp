@@ -16,7 +16,8 @@ struct Kept {
 
 bool read_kept(PyObject* const* arguments, Kept& kept) {
   if (!read_table<int32_t>(arguments[0], "held", kept.held) || !read_table<int32_t>(arguments[1], "free", kept.free) ||
-      !read_mutable<int32_t>(arguments[2], "n_free", kept.n_free) || !read_mutable<int32_t>(arguments[3], "size", kept.size))
+      !read_mutable<int32_t>(arguments[2], "n_free", kept.n_free) ||
+      !read_mutable<int32_t>(arguments[3], "size", kept.size))
     return false;
   ptrdiff_t n_slots = kept.n_slots();
   if (kept.free.rows == n_slots && kept.free.columns == kept.held.columns && kept.n_free.size == n_slots &&
@@ -65,8 +66,8 @@ Ended count(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t 
 }
 
 // Gives rows to these values; `ends` is where those of each slot begin.
-Ended give(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t now, Span<int32_t> ends, Span<int32_t> found,
-           Span<int32_t> rows) {
+Ended give(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t now, Span<int32_t> ends,
+           Span<int32_t> found, Span<int32_t> rows) {
   for (int32_t v : of) {
     if (!g.has_value(v)) return Ended::WRONG;
     if (!may_be_read(g, v, now)) continue;

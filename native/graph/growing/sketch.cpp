@@ -75,7 +75,7 @@ PyObject* sketch_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> wanted, pending;
   Sketch sketch;
   NewGraph graph;
-  if (!takes("sketch_pending", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
+  if (!takes("sketch_pending", n, 4) || !read_growing(arguments, n, g) ||
       !read<int32_t>(arguments[2], "wanted", wanted) || !read<int32_t>(arguments[3], "pending", pending) ||
       !run([&] { return find_needed(g, wanted, pending, sketch); }))
     return nullptr;

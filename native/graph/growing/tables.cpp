@@ -11,20 +11,67 @@ bool read_values(PyObject* values, Growing& growing) {
   return read_rows<int32_t>(values, "values", 10, rows);
 }
 
-bool read_growing(PyObject* nodes, PyObject* values, Growing& growing) {
+namespace {
+
+// The memory of an array.
+struct Block {
+  uintptr_t first, stop;
+
+  bool meets(const Block& other) const { return first < other.stop && other.first < stop; }
+};
+
+Block block_of(PyObject* object) {
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  uintptr_t first = (uintptr_t)PyArray_DATA(array);
+  return {first, first + (size_t)PyArray_NBYTES(array)};
+}
+
+constexpr int N_TABLES = 6;
+
+// Whether an object is an array that shares memory with these tables.
+bool is_shared(const Block* tables, PyObject* object) {
+  bool found = false;
+  if (PyArray_Check(object))
+    for (int k = 0; k < N_TABLES; k++) found |= tables[k].meets(block_of(object));
+  return found;
+}
+
+// Whether an argument does, or one of a tuple of arrays.
+bool is_any_shared(const Block* tables, PyObject* argument) {
+  bool found = is_shared(tables, argument);
+  for (Py_ssize_t k = 0; PyTuple_Check(argument) && k < PyTuple_GET_SIZE(argument); k++)
+    found = found || is_shared(tables, PyTuple_GET_ITEM(argument, k));
+  return found;
+}
+
+}  // namespace
+
+bool read_growing(PyObject* const* arguments, Py_ssize_t n, Growing& growing) {
   Growing& g = growing;
+  PyObject *nodes = arguments[0], *values = arguments[1];
   if (!PyTuple_Check(nodes) || PyTuple_GET_SIZE(nodes) != 5) {
     PyErr_Format(PyExc_TypeError, "nodes must be a tuple of 5 arrays, got %.80s", Py_TYPE(nodes)->tp_name);
     return false;
   }
+  PyObject* tables[N_TABLES] = {values};
+  for (int k = 1; k < N_TABLES; k++) tables[k] = PyTuple_GET_ITEM(nodes, k - 1);
   Span<int32_t>* table[] = {&g.type_id, &g.state, &g.owner, &g.edge_ptr, &g.attr_ptr, &g.float_ptr, &g.output_ptr};
   Span<int32_t>* edges[] = {&g.source, &g.output, &g.port};
-  return read_rows<int32_t>(PyTuple_GET_ITEM(nodes, 0), "table", 7, table) &&
-         read_mutable<int32_t>(PyTuple_GET_ITEM(nodes, 1), "first_value", g.first_value) &&
-         read_rows<int32_t>(PyTuple_GET_ITEM(nodes, 2), "edges", 3, edges) &&
-         read_mutable<int32_t>(PyTuple_GET_ITEM(nodes, 3), "attr", g.attr) &&
-         read_mutable<double>(PyTuple_GET_ITEM(nodes, 4), "floats", g.floats) &&
-         read_values(values, g);
+  if (!read_values(values, g) || !read_rows<int32_t>(tables[1], "table", 7, table) ||
+      !read_mutable<int32_t>(tables[2], "first_value", g.first_value) ||
+      !read_rows<int32_t>(tables[3], "edges", 3, edges) || !read_mutable<int32_t>(tables[4], "attr", g.attr) ||
+      !read_mutable<double>(tables[5], "floats", g.floats))
+    return false;
+  Block blocks[N_TABLES];
+  bool shares = false;
+  for (int k = 0; k < N_TABLES; k++) {
+    blocks[k] = block_of(tables[k]);
+    for (int other = 0; other < k; other++) shares |= blocks[k].meets(blocks[other]);
+  }
+  for (Py_ssize_t k = 2; k < n; k++) shares = shares || is_any_shared(blocks, arguments[k]);
+  if (shares)
+    PyErr_SetString(PyExc_ValueError, "nodes and values must have memory of their own, got some that is shared");
+  return !shares;
 }
 
 bool is_well(Ended ended) {
@@ -81,8 +128,8 @@ PyObject* values_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Span<const int32_t> of, words;
   Span<int32_t> found;
-  if (!takes("values_of", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
-      !read<int32_t>(arguments[2], "of", of) || !read<int32_t>(arguments[3], "words", words))
+  if (!takes("values_of", n, 4) || !read_growing(arguments, n, g) || !read<int32_t>(arguments[2], "of", of) ||
+      !read<int32_t>(arguments[3], "words", words))
     return nullptr;
   if (of.size != words.size) {
     PyErr_Format(PyExc_ValueError, "words must be as many as nodes, %zd, got %zd", of.size, words.size);
@@ -98,9 +145,8 @@ PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Span<const int32_t> of;
   int32_t in_use;
-  if (!takes("set_in_use", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
-      !read<int32_t>(arguments[2], "of", of) || !read_int(arguments[3], "in_use", in_use) ||
-      !run([&] { return mark_in_use(g, of, in_use); }))
+  if (!takes("set_in_use", n, 4) || !read_growing(arguments, n, g) || !read<int32_t>(arguments[2], "of", of) ||
+      !read_int(arguments[3], "in_use", in_use) || !run([&] { return mark_in_use(g, of, in_use); }))
     return nullptr;
   Py_RETURN_NONE;
 }
@@ -110,8 +156,8 @@ PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Span<const int32_t> of;
   int32_t more;
-  if (!takes("count_readers", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
-      !read<int32_t>(arguments[2], "of", of) || !read_int(arguments[3], "n", more))
+  if (!takes("count_readers", n, 4) || !read_growing(arguments, n, g) || !read<int32_t>(arguments[2], "of", of) ||
+      !read_int(arguments[3], "n", more))
     return nullptr;
   for (int32_t v : of)
     if (!g.has_value(v)) return is_well(Ended::WRONG), nullptr;
@@ -125,7 +171,7 @@ PyObject* drop_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> pending;
   int32_t place;
   Vec<int32_t> left;
-  if (!takes("drop_pending", n, 4) || !read_growing(arguments[0], arguments[1], g) ||
+  if (!takes("drop_pending", n, 4) || !read_growing(arguments, n, g) ||
       !read<int32_t>(arguments[2], "pending", pending) || !read_int(arguments[3], "place", place) ||
       !run([&] { return drop(g, pending, place, left); }))
     return nullptr;

@@ -62,8 +62,9 @@ struct Growing {
 // Reads the table of values alone.
 bool read_values(PyObject* values, Growing& growing);
 
-// Reads the tables, a `Nodes` and that of values; an error if they are not arrays of that form.
-bool read_growing(PyObject* nodes, PyObject* values, Growing& growing);
+// Reads the tables, a `Nodes` and that of values, which are the first two of n arguments; an error if they are not
+// arrays of that form, or share memory with each other or with other arguments: writing would change what was checked.
+bool read_growing(PyObject* const* arguments, Py_ssize_t n, Growing& growing);
 
 // How a loop over the tables ended: WRONG if a number in them, or in an argument, is no position.
 enum class Ended { WELL, NO_MEMORY, WRONG };

@@ -14,6 +14,7 @@ from autobatch.ops.rows import as_cut
 
 Rng = np.random.Generator
 ENDS = (None, -3, -2, -1, 0, 1, 2, 3)
+STEPS = (None, 1, 2, -1, -2)
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,9 @@ def _draw_kind(rng: Rng, reads: bool) -> Kind:
     for _ in range(rng.integers(0, 3)):
         for _ in range(rng.integers(1, 3)):
             of, times = (int(rng.integers(-1, n_groups)) for _ in range(2))
-            ends = [ENDS[int(k)] for k in rng.integers(0, len(ENDS), 2)]
-            step = [None, 1, 2, -1, -2][int(rng.integers(5))]
-            parts.append(Part(n_groups, of, int(rng.integers(0, 5)), slice(*ends, step), times))
+            start, stop = (ENDS[int(k)] for k in rng.integers(0, len(ENDS), 2))
+            cut = slice(start, stop, STEPS[int(rng.integers(len(STEPS)))])
+            parts.append(Part(n_groups, of, int(rng.integers(0, 5)), cut, times))
         n_groups += 1
     limits = list[Limit]()
     for number, width in enumerate([n_int, *(one.n_ints for one in data)], -1):
