@@ -216,6 +216,7 @@ class Log:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
         functions: those that record functions made of ops, by these.
+        is_unlifted: whether lifting leaves all objects of the class of one as they are.
         sources: what stands for arrays and parameters in the present instance, by their content.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
@@ -225,6 +226,7 @@ class Log:
 
     draw: Callable[[], int] | None
     source: Function
+    is_unlifted: Callable[[Any], bool]
 
     def __init__(self, owner: Any) -> None: ...
     def __len__(self) -> int: ...

@@ -36,7 +36,7 @@ from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
-from autobatch.trace.lifting import Lifting, never, to_values
+from autobatch.trace.lifting import Lifting, is_unlifted, never, to_values
 from autobatch.trace.traces import Family, Traces
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Calls:
         self.handles = Handles(self, methods)
         self.lifting = Lifting(self.handles, self.log.sources, self.record_source)
         self._entries: dict[Any, Entry] = {}
+        self.log.is_unlifted = is_unlifted
         self.log.source = self._entry_of_arrays(is_ragged=False).function
 
     def begin(self) -> None:

@@ -21,6 +21,11 @@ def never(name: str, x: Any) -> bool:
     return False
 
 
+def is_unlifted(x: Any) -> bool:
+    """Whether lifting leaves all objects of the class of `x` as they are."""
+    return not isinstance(x, (Parameter, FloatInput, np.ndarray, np.generic)) and not is_structure(x)
+
+
 class Lifting:
     """Makes one node, a *source*, of each array, parameter and input that an instance uses outside cells.
 

@@ -49,9 +49,45 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
 
 PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n);
 
-// Gives an argument with the values of sources for arrays. What only Python can lift stays as it is: no form fits it.
-PyObject* lift(Function* function, PyObject* x, char lifts) {
-  if (lifts >= ARRAYS && Py_TYPE(x) == &PyArray_Type) {
+// What lifting does with an argument: nothing; it replaces arrays; or only Python can tell, and none is replaced here.
+enum class Lifting { ERROR, NONE, ARRAYS, PYTHON };
+
+// Whether lifting leaves objects of the class of `x` as they are; asked once for each class.
+Lifting find_class(Log* log, PyObject* x) {
+  PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(x));
+  PyObject* known = PyDict_GetItemWithError(log->unlifted, kind);
+  if (!known) {
+    if (PyErr_Occurred() || !log->is_unlifted) return PyErr_Occurred() ? Lifting::ERROR : Lifting::PYTHON;
+    Ref answer(PyObject_CallOneArg(log->is_unlifted, x));
+    if (!answer || PyDict_SetItem(log->unlifted, kind, answer.get()) < 0) return Lifting::ERROR;
+    known = PyDict_GetItemWithError(log->unlifted, kind);
+  }
+  return known == Py_True ? Lifting::NONE : Lifting::PYTHON;
+}
+
+Lifting find_lifting(Log* log, PyObject* x, char lifts) {
+  if (lifts == NOTHING || PyObject_TypeCheck(x, &HandleType) || PyLong_CheckExact(x) || PyFloat_CheckExact(x))
+    return Lifting::NONE;
+  if (Py_TYPE(x) == &PyArray_Type) {
+    int type = PyArray_TYPE(reinterpret_cast<PyArrayObject*>(x));
+    return type == NPY_FLOAT32 || type == NPY_FLOAT64 ? Lifting::ARRAYS : Lifting::PYTHON;
+  }
+  bool is_tuple = PyTuple_CheckExact(x);
+  if (!is_tuple && !PyList_CheckExact(x)) return find_class(log, x);
+  if (lifts == ARRAYS) return Lifting::PYTHON;
+  Lifting found = Lifting::NONE;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x); i++) {
+    Lifting part = find_lifting(log, PySequence_Fast_GET_ITEM(x, i), lifts);
+    if (part == Lifting::ERROR || part == Lifting::PYTHON) return part;
+    if (part == Lifting::ARRAYS) found = is_tuple ? part : Lifting::PYTHON;
+    if (found == Lifting::PYTHON) return found;
+  }
+  return found;
+}
+
+// Gives an argument with the values of sources for arrays.
+PyObject* lift(Function* function, PyObject* x) {
+  if (Py_TYPE(x) == &PyArray_Type) {
     Log* log = function->log;
     Ref key(key_of_array(x));
     if (!key) return PyErr_Occurred() ? nullptr : Py_NewRef(x);
@@ -61,32 +97,38 @@ PyObject* lift(Function* function, PyObject* x, char lifts) {
     Ref made(record(as_function(log->source), &x, 1));
     return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
   }
-  if (lifts < PARTS || !PyTuple_CheckExact(x)) return Py_NewRef(x);
+  if (!PyTuple_CheckExact(x)) return Py_NewRef(x);
   Py_ssize_t n = PyTuple_GET_SIZE(x);
   Ref lifted(PyTuple_New(n));
-  bool is_same = true;
   for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* part = lift(function, PyTuple_GET_ITEM(x, i), lifts);
+    PyObject* part = lift(function, PyTuple_GET_ITEM(x, i));
     if (!part) return nullptr;
-    is_same &= part == PyTuple_GET_ITEM(x, i);
     PyTuple_SET_ITEM(lifted.get(), i, part);
   }
-  return is_same && lifted ? Py_NewRef(x) : lifted.release();
+  return lifted.release();
 }
 
-// Records a call in which sources stand for arrays; null, without an error, if none does, or if no form fits then.
+// Records a call in which sources stand for arrays; null, without an error, if none does, if only Python can lift an
+// argument, or if no form fits then.
 PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
-  if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n || current_stage() != function->log->owner)
+  Log* log = function->log;
+  if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n || current_stage() != log->owner)
     return nullptr;
+  const char* lifts = PyBytes_AS_STRING(function->lifts);
+  bool has_arrays = false;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    Lifting found = find_lifting(log, arguments[i], lifts[i]);
+    if (found == Lifting::ERROR || found == Lifting::PYTHON) return nullptr;
+    has_arrays |= found == Lifting::ARRAYS;
+  }
+  if (!has_arrays) return nullptr;
   Ref lifted(PyTuple_New(n));
-  bool is_same = true;
   for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* x = lift(function, arguments[i], PyBytes_AS_STRING(function->lifts)[i]);
+    PyObject* x = lifts[i] == NOTHING ? Py_NewRef(arguments[i]) : lift(function, arguments[i]);
     if (!x) return nullptr;
-    is_same &= x == arguments[i];
     PyTuple_SET_ITEM(lifted.get(), i, x);
   }
-  return is_same || !lifted ? nullptr : record_known(function, &PyTuple_GET_ITEM(lifted.get(), 0), n);
+  return lifted ? record_known(function, &PyTuple_GET_ITEM(lifted.get(), 0), n) : nullptr;
 }
 
 PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {

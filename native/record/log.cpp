@@ -38,8 +38,8 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int slot = next_slot;
   for (int tried = 0; slots[slot]; tried++, slot = (slot + 1) % N_SLOTS)
     if (tried == N_SLOTS) return PyErr_Format(PyExc_RuntimeError, "there are more than %d logs", N_SLOTS);
-  Ref sources(PyDict_New()), functions(PyDict_New());
-  Log* log = sources && functions ? as_log(type->tp_alloc(type, 0)) : nullptr;
+  Ref sources(PyDict_New()), functions(PyDict_New()), unlifted(PyDict_New());
+  Log* log = sources && functions && unlifted ? as_log(type->tp_alloc(type, 0)) : nullptr;
   if (!log) return nullptr;
   new (&log->ints, At::PLACE) Vec<int64_t>();
   new (&log->floats, At::PLACE) Vec<double>();
@@ -55,6 +55,7 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   log->owner = Py_NewRef(owner);
   log->sources = sources.release();
   log->functions = functions.release();
+  log->unlifted = unlifted.release();
   log->session = ++last_session;
   log->slot = (uint16_t)slot;
   slots[slot] = log;
@@ -68,6 +69,8 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_log(self)->sources);
   Py_VISIT(as_log(self)->source);
   Py_VISIT(as_log(self)->functions);
+  Py_VISIT(as_log(self)->unlifted);
+  Py_VISIT(as_log(self)->is_unlifted);
   return 0;
 }
 
@@ -77,6 +80,8 @@ int clear_log(PyObject* self) {
   Py_CLEAR(as_log(self)->sources);
   Py_CLEAR(as_log(self)->source);
   Py_CLEAR(as_log(self)->functions);
+  Py_CLEAR(as_log(self)->unlifted);
+  Py_CLEAR(as_log(self)->is_unlifted);
   return 0;
 }
 
@@ -440,6 +445,17 @@ PyObject* get_functions(PyObject* self, void*) { return Py_NewRef(as_log(self)->
 
 PyObject* get_source(PyObject* self, void*) { return Py_NewRef(as_log(self)->source ? as_log(self)->source : Py_None); }
 
+PyObject* get_is_unlifted(PyObject* self, void*) {
+  PyObject* found = as_log(self)->is_unlifted;
+  return Py_NewRef(found ? found : Py_None);
+}
+
+int set_is_unlifted(PyObject* self, PyObject* value, void*) {
+  if (!value || !PyCallable_Check(value)) return PyErr_SetString(PyExc_TypeError, "is_unlifted must be a function"), -1;
+  Py_XSETREF(as_log(self)->is_unlifted, Py_NewRef(value));
+  return 0;
+}
+
 int set_source(PyObject* self, PyObject* value, void*) {
   if (!value || Py_TYPE(value) != &FunctionType) return PyErr_SetString(PyExc_TypeError, "source must be a function"), -1;
   Py_XSETREF(as_log(self)->source, Py_NewRef(value));
@@ -452,6 +468,7 @@ PyGetSetDef attributes[] = {
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
     {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
     {"functions", get_functions, nullptr, "The functions that record functions made of ops.", nullptr},
+    {"is_unlifted", get_is_unlifted, set_is_unlifted, "Whether lifting leaves an object as it is.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
                             {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},

@@ -28,6 +28,8 @@ struct Log {
   PyObject* draw;   // gives the number of the next draw of random numbers; null to count the draws of an instance
   PyObject* sources;  // what stands for arrays and parameters in this instance: a dict
   PyObject* source;   // the function that records an array as a node
+  PyObject* unlifted;     // for classes of arguments, whether lifting leaves their objects as they are: a dict
+  PyObject* is_unlifted;  // says so of an object
   PyObject* functions;  // those that record functions made of ops: a dict
   uint32_t session;
   uint16_t slot;
