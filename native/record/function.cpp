@@ -328,13 +328,14 @@ PyObject* key_of_array(PyObject* x) {
   int type = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
   if ((type != NPY_FLOAT32 && type != NPY_FLOAT64) || !PyArray_ISNOTSWAPPED(array) || !PyArray_IS_C_CONTIGUOUS(array))
     return nullptr;
-  Py_ssize_t head = 1 + ndim * (Py_ssize_t)sizeof(npy_intp), size = PyArray_NBYTES(array);
+  Py_ssize_t head = 2 + ndim * (Py_ssize_t)sizeof(npy_intp), size = PyArray_NBYTES(array);
   PyObject* key = PyBytes_FromStringAndSize(nullptr, head + size);
   if (!key) return nullptr;
   char* at = PyBytes_AS_STRING(key);
   *at++ = (char)type;
-  if (ndim) memcpy(at, PyArray_DIMS(array), (size_t)head - 1);
-  if (size) memcpy(at + head - 1, PyArray_DATA(array), (size_t)size);
+  *at++ = (char)ndim;
+  if (ndim) memcpy(at, PyArray_DIMS(array), (size_t)head - 2);
+  if (size) memcpy(at + head - 2, PyArray_DATA(array), (size_t)size);
   return key;
 }
 
