@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator
@@ -33,9 +34,11 @@ __all__ = [
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 ZIG = "ziglang==0.17.1"
-# Without these flags zig first builds what an empty program might need: libc++ takes minutes, compiler-rt, once for
-# each way of optimizing, ten seconds. The module needs the C library only. `CMakeLists.txt` chooses the processor on x86.
-ZIG_FLAGS = "-nostdlib -O2 -g0 -mcpu=baseline"
+# zig brings the headers of all C libraries; told no target it would look for those of a compiler that is not there. With
+# all of its own libraries it would first build libc++, which takes minutes: the module needs the C library only. The
+# processor is the least of its kind: `CMakeLists.txt` chooses it on x86.
+LIBC = "gnu.2.17" if platform.libc_ver()[0] == "glibc" else "musl"
+ZIG_FLAGS = f"-target native-native-{LIBC} -mcpu=baseline -nostdlib -lc -O2 -g0"
 
 Settings: TypeAlias = dict[str, str | list[str]] | None
 
@@ -85,9 +88,14 @@ def compiler() -> Iterator[None]:
     """Let CMake find zig where there is no other compiler; what zig caches is gone afterwards."""
     with TemporaryDirectory() as cache:
         if not has_compiler():
-            os.environ["CXX"] = f'"{files("ziglang") / "zig"}" c++ {ZIG_FLAGS}'
+            os.environ["CXX"] = zig_command()
             os.environ["ZIG_GLOBAL_CACHE_DIR"] = cache
         yield
+
+
+def zig_command() -> str:
+    """Write how to call zig as a compiler, in the form of the environment variable CXX."""
+    return f'"{files("ziglang") / "zig"}" c++ {ZIG_FLAGS}'
 
 
 def in_place(config_settings: Settings) -> dict[str, str | list[str]]:
