@@ -34,9 +34,9 @@ __all__ = [
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 ZIG = "ziglang==0.17.1"
-# zig brings the headers of all C libraries; told no target it would look for those of a compiler that is not there. With
-# all of its own libraries it would first build libc++, which takes minutes: the module needs the C library only. The
-# processor is the least of its kind: `CMakeLists.txt` chooses it on x86.
+# With a target, zig takes its own headers of the C library, and not those of a compiler that is not there. Without the
+# other flags it would first build its libraries, of which libc++ takes minutes. The processor is the least of its kind:
+# on x86-64 `CMakeLists.txt` chooses it.
 LIBC = "gnu.2.17" if platform.libc_ver()[0] == "glibc" else "musl"
 ZIG_FLAGS = f"-target native-native-{LIBC} -mcpu=baseline -nostdlib -lc -O2 -g0"
 

@@ -1,7 +1,7 @@
 """Rebuild the native core of this checkout: `make native`, in 2 s.
 
-Object files stay in `build/`, so that only what has changed is compiled. Without CMake, ninja or a compiler at hand, pip
-brings them and builds everything.
+Object files stay in `build/`, so that only what has changed is compiled. Where CMake, ninja or a compiler is not at
+hand, pip brings it and builds everything.
 
     python tools/build_native.py               # in place, as pip builds it
     python tools/build_native.py --debug       # in place, with symbols and without optimization, for gdb
@@ -32,10 +32,9 @@ def build_in_place(build_type: str) -> None:
         subprocess.run(pip, check=True)
 
 
-def build_sanitized() -> Path:
-    """Build the module with sanitizers, beside the one in the package; its path."""
-    folder = BUILD.with_name(f"{BUILD.name}-sanitized")
-    build(folder, AUTOBATCH_SANITIZE="ON")
+def build_sanitized(folder: Path) -> Path:
+    """Build the module with sanitizers, in a folder of its own; its path."""
+    build(folder, AUTOBATCH_SANITIZE="ON", CMAKE_CXX_COMPILER="g++")
     return folder / MODULE
 
 
@@ -61,6 +60,6 @@ if __name__ == "__main__":
     parser.add_argument("--sanitize", action="store_true", help="apart, with sanitizers")
     options = parser.parse_args()
     if options.sanitize:
-        print(build_sanitized())
+        print(build_sanitized(BUILD.with_name(f"{BUILD.name}-sanitized")))
     else:
         build_in_place("Debug" if options.debug else "Release")

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from tempfile import TemporaryDirectory
 from checkout import ROOT
 
 sys.path.append(str(ROOT / "native"))
-from build_backend import zig_command  # noqa: E402
+from build_backend import zig_command
 
 DIST = ROOT / "dist"
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -120,7 +119,7 @@ def check_metadata(archives: Sequence[Path]) -> None:
 def try_wheel(wheel: Path, python: str, environment: Path) -> None:
     """Install a wheel and what it requires in an empty environment, and let the doctor look at it there."""
     run(python, "-m", "venv", environment, cwd=environment.parent)
-    installed = venv.EnvBuilder().ensure_directories(environment).env_exe
+    installed = environment / "bin/python"
     run(installed, "-m", "pip", "install", "--quiet", wheel, cwd=environment)
     run(installed, "-m", "autobatch", "doctor", cwd=environment)
 
