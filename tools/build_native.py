@@ -47,10 +47,10 @@ def build(folder: Path, **options: str) -> None:
     """
     env = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
     defines = (f"-D{name}={value}" for name, value in {"Python_EXECUTABLE": sys.executable, **options}.items())
-    configure = ("cmake", "-S", ROOT / "native", "-B", folder, "-G", "Ninja", *defines)
+    configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(folder), "-G", "Ninja", *defines]
     configured = subprocess.run(configure, env=env, capture_output=True, text=True)
     if configured.returncode:
-        raise FileNotFoundError(f"{' '.join(map(str, configure))} failed:\n{configured.stdout}{configured.stderr}")
+        raise FileNotFoundError(f"{' '.join(configure)} failed:\n{configured.stdout}{configured.stderr}")
     subprocess.run(("cmake", "--build", folder), env=env, check=True)
 
 

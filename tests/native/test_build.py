@@ -52,19 +52,8 @@ typedef long long Py_ssize_t;
 
 def download(place: Path, *what: str) -> Path:
     """Download a wheel from the package index; skip the test where there is none."""
-    command = (
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "-d",
-        place,
-        *what,
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    done = subprocess.run([*pip, "--dest", str(place), *what], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"the package index does not answer: {done.stderr.strip()[-200:]}")
     (wheel,) = place.glob("*.whl")
