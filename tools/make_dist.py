@@ -91,7 +91,18 @@ def build_wheel(sdist: Path, python: str, out: Path) -> Path:
     pip = (sys.executable, "-m", "pip", "--python", python, "wheel", "--no-deps", "--wheel-dir", out / "built", sdist)
     run(*pip, cwd=out, CXX=zig_command(), **pinned)
     (built,) = (out / "built").glob("*.whl")
-    repair = (sys.executable, "-m", "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", out / "repaired", built)
+    repair = (
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--only-plat",
+        "--plat",
+        PLATFORM,
+        "--wheel-dir",
+        out / "repaired",
+        built,
+    )
     run(*repair, cwd=out, SOURCE_DATE_EPOCH=DATE)
     (repaired,) = (out / "repaired").glob("*.whl")
     return repaired
