@@ -89,7 +89,7 @@ def build_wheel(sdist: Path, python: str, out: Path) -> Path:
     (out / "constraints.txt").write_text("".join(f"{name}=={version(name)}\n" for name in packages))
     pinned = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(out / "constraints.txt"))
     pip = (sys.executable, "-m", "pip", "--python", python, "wheel", "--no-deps", "--wheel-dir", out / "built", sdist)
-    run(*pip, cwd=out, CXX=zig_command(), **pinned)
+    run(*pip, cwd=out, CXX=zig_command(), ZIG_GLOBAL_CACHE_DIR=str(out / "zig"), **pinned)
     (built,) = (out / "built").glob("*.whl")
     repair = (
         sys.executable,

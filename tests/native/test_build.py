@@ -110,10 +110,11 @@ def test_make_sets_up_everything_without_a_compiler(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_sources_compile_for_other_platforms(target: str, tmp_path: Path) -> None:
+def test_the_sources_compile_for_other_platforms(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the headers of NumPy's wheel for the platform, and Python's own; no program is linked, and none runs."""
     if find_spec("ziglang") is None:
         pytest.skip("ziglang is not installed: pip install '.[wheels]'")
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "zig"))
     wheel = download(tmp_path / "numpy", "--platform", TARGETS[target], "numpy")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path, (name for name in archive.namelist() if "/include/" in name))
