@@ -5,13 +5,15 @@ WORKERS ?= 2
 VENV ?= .venv
 PYTHONS := python3.11 python3.12 python3.13
 BIN := $(VENV)/bin
+NATIVE := $(wildcard native/CMakeLists.txt native/*.py native/*.cpp native/*/*.cpp native/*/*.h)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-long test-pythons lint notebooks docs dist clean
+.PHONY: help demo native test test-all test-long test-pythons lint notebooks docs dist clean
 
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
+	@echo "make native    rebuild the native core, in place, if its sources have changed"
 	@echo "make test      linters, type checker, tests, doctests and the packaging test"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make test-long     the rest: many more random programs, every sample of every op, other processors"
@@ -20,15 +22,17 @@ help:
 	@echo "make notebooks     run the notebooks of the examples, and write what they put out"
 	@echo "make docs      the documents as a site, in site/"
 	@echo "make dist      the archives of a release, in dist/, built twice and checked"
-	@echo "make clean     remove the virtual environment and all caches"
+	@echo "make clean     remove the virtual environment, all caches and what was built"
 
 demo: $(VENV)/runtime
 	@$(BIN)/python -m autobatch.cli.training.demo
 
+native: $(VENV)/runtime
+
 test: lint
 	@$(BIN)/pytest -n $(WORKERS)
 
-test-all: lint $(VENV)/trainers
+test-all: lint $(VENV)/trainers $(VENV)/wheels
 	@$(BIN)/pytest -n $(WORKERS) -m "not long and not gpu"
 
 test-long: $(VENV)/trainers
@@ -52,31 +56,37 @@ docs: $(VENV)/documents
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html, or see it with search: $(BIN)/python -m http.server --directory site"
 
-dist: $(VENV)/development
+dist: $(VENV)/wheels
 	@$(BIN)/python tools/make_dist.py
 
 clean:
-	@rm -rf .venv .venv-* site .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .venv-* site .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build autobatch/_native*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/runtime: pyproject.toml autobatch/release.py $(BIN)/python
+# Where the native sources only have changed, the module alone is rebuilt.
+$(VENV)/runtime: pyproject.toml autobatch/release.py $(NATIVE) $(BIN)/python
 	@echo "Installing autobatch into $(VENV) ..."
-	@$(PIP) install --editable .
+	@$(if $(filter-out $(NATIVE),$?),$(PIP) install --editable .,$(BIN)/python tools/build_native.py)
 	@touch $@
 
 $(VENV)/development: $(VENV)/runtime
 	@echo "Installing the development tools into $(VENV) (PyTorch takes a while) ..."
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install 'autobatch-nn[dev]'
 	@touch $@
 
 $(VENV)/trainers: $(VENV)/development
 	@echo "Installing the trainers and servers of other libraries into $(VENV) ..."
-	@$(PIP) install --editable '.[trainers]'
+	@$(PIP) install 'autobatch-nn[trainers]'
+	@touch $@
+
+$(VENV)/wheels: $(VENV)/development
+	@echo "Installing what makes and checks wheels into $(VENV) ..."
+	@$(PIP) install 'autobatch-nn[wheels]'
 	@touch $@
 
 $(VENV)/documents: $(VENV)/runtime
 	@echo "Installing MkDocs into $(VENV) ..."
-	@$(PIP) install --editable '.[docs]'
+	@$(PIP) install 'autobatch-nn[docs]'
 	@touch $@
 
 $(BIN)/python:

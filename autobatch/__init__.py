@@ -1,6 +1,7 @@
 """autobatch: write plain Python over one instance, run a mini-batch as if an expert had batched it."""
 
 from autobatch import starting as _starting  # noqa: F401  # isort: skip  # before what takes long to import
+from autobatch import built as _built  # noqa: F401  # isort: skip
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

