@@ -1,9 +1,9 @@
 """The calls of a recorded function: the things it calls, the forms of calls, and the first call of each form.
 
-An `Entry` stands for one cell of one module, one op, or one function made of ops. Its generated function (see
-`forms`) records the calls whose form is known. Any other call takes the slow path in this module. Arrays and parameters
-among the arguments become sources. If the form is still unknown after that, the arguments are read, the cell is traced
-if its type is new, and the function is generated again with the new form.
+An `Entry` stands for one cell of one module, one op, or one function made of ops. Its function, of the native core,
+records the calls whose form is known (see `forms`). Any other call takes the slow path in this module. Arrays and
+parameters among the arguments become sources. If the form is still unknown after that, the arguments are read, the cell
+is traced if its type is new, and the function gets the new form.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Calls:
 
     @property
     def begun(self) -> tuple[int, int] | None:
-        """How long the log and the floats were when the instance began; None while an async function is recorded."""
+        """The number of ints and floats logged before this instance; None while an async function is recorded."""
         return None if self.in_rounds else self.log.begun
 
     def enter_branch(self, draws: DrawCount) -> None:
