@@ -415,7 +415,7 @@ class Calls:
         return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
 
     def _lifted(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
-        """The arguments with values for arrays and parameters."""
+        """Return the arguments with values in place of arrays and parameters."""
         lifted = [*args]
         for place, (name, x) in enumerate(zip(entry.names, args, strict=True)):
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
@@ -463,7 +463,7 @@ class Calls:
         self._know(entry, Known(forms, by_form))
 
     def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
-        """Add a form that no function recognises, of a family and what is logged of its calls; give its number."""
+        """Add a form that no function recognizes, of a family and what is logged of its calls; return its number."""
         self.handles.outputs_of(family.node_type)  # refuses too many
         code = code_of(family.node_type, ints)
         self.forms.append(Form((), code, tuple(ints), tuple(floats)))
