@@ -1,4 +1,4 @@
-// Forms: recognized ways to call a cell. A form tests whether arguments match it, and writes a matching call to the log.
+// Forms: recognized ways to call a cell. A form tests whether arguments match it, and logs a call that does.
 //
 // Arguments, and parts of them, are in numbered registers. Steps test registers and load parts into others; writers log
 // what registers hold. `autobatch.trace.forms` makes both, as tuples; `Form::read` checks them.

@@ -6,10 +6,10 @@
 // word by word. Float attributes are compared as bits: NaN equals itself, and 0.0 is not -0.0. A node whose cell draws
 // random numbers equals no other, because its numbers depend on its instance and its place there.
 //
-// By the rule, nodes whose cells multiply matrices are shared if they read only data or shared nodes. A node is looked up
-// only if it reads data or nodes that were looked up. Its type is given up when its look-ups have cost more than its
-// equal nodes save. So a chain of calls is followed until chains differ, and where nothing repeats, little is looked up.
-// Nodes that multiply nothing are shared for those that read them.
+// By the rule, nodes whose cells multiply matrices are shared if they read only data or shared nodes. A node is looked
+// up only if it reads data or nodes that were looked up. Its type is given up when its look-ups have cost more than its
+// equal nodes save. So a chain of calls is followed until chains differ, and where nothing repeats, little is looked
+// up. Nodes that multiply nothing are shared for those that read them.
 
 #pragma once
 
