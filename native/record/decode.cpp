@@ -6,6 +6,8 @@
 namespace autobatch {
 namespace {
 
+constexpr int32_t MOST_FIXED = 64;  // int attributes that are found one by one
+
 enum Status : int { FINE = 0, STALE = 1, TOO_LARGE = 2 };
 
 // What a walk over the log stops at.
@@ -88,9 +90,16 @@ struct Decoder {
     for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
       while (at < log_ptr[i + 1]) {
         int32_t form = log->form_of[id_of(log->ints[at])];
-        const int32_t* code = log->code.data() + log->code_ptr[form] + 1;
+        const FixedForm& fixed = log->fixed[form];
         sizes.nodes++;
         at++;
+        if (fixed.is_fixed) {
+          sizes.edges += fixed.n_edges;
+          sizes.attr += fixed.n_words;
+          at += fixed.width;
+          continue;
+        }
+        const int32_t* code = log->code.data() + log->code_ptr[form] + 1;
         while (*code != END) {
           Item item = read_item(code, log->ints.data() + at);
           if (item.kind == WORDS || item.kind == ROWS) {
@@ -127,33 +136,57 @@ struct Decoder {
     return false;
   }
 
+  // Writes an edge from a ref.
+  bool write_edge(int64_t ref, int32_t output, int32_t port, int64_t instance) {
+    int64_t node;
+    if (!find(ref, instance, node)) return stop(STALE, instance, n - first);
+    graph.edge_src[e] = (int32_t)node;
+    graph.edge_out[e] = (int32_t)(((ref & OUTPUT) + output) | (ref >> ROW_SHIFT) << OUTPUT_BITS);
+    graph.edge_in[e++] = port;
+    return true;
+  }
+
+  bool write_word(int64_t word, int64_t instance) {
+    if (word < -INT32_MAX || word > INT32_MAX) return stop(TOO_LARGE, instance, n - first);
+    graph.attr[a++] = (int32_t)word;
+    return true;
+  }
+
+  bool write_fixed(const FixedForm& fixed, int64_t instance, ptrdiff_t& at) {
+    const int64_t* ints = log->ints.data() + at + 1;
+    graph.type_id[n] = fixed.type_id;
+    for (int32_t k = fixed.first_edge; k < fixed.first_edge + fixed.n_edges; k++) {
+      const FixedEdge& edge = log->fixed_edges[k];
+      if (!write_edge(ints[edge.offset], edge.output, edge.port, instance)) return false;
+    }
+    for (int32_t k = fixed.first_word; k < fixed.first_word + fixed.n_words; k++)
+      if (!write_word(ints[log->fixed_words[k]], instance)) return false;
+    at += 1 + fixed.width;
+    graph.edge_ptr[++n] = (int32_t)e;
+    return true;
+  }
+
   bool write_call(int64_t instance, ptrdiff_t& at) {
     fault.at = at;
     const int64_t* ints = log->ints.data();
-    const int32_t* code = log->code.data() + log->code_ptr[log->form_of[id_of(ints[at])]];
+    int32_t form = log->form_of[id_of(ints[at])];
+    if (log->fixed[form].is_fixed) return write_fixed(log->fixed[form], instance, at);
+    const int32_t* code = log->code.data() + log->code_ptr[form];
     graph.type_id[n] = *code++;
     at++;
     while (*code != END) {
       Item item = read_item(code, ints + at);
       if (item.kind == WORDS || item.kind == ROWS) {
-        for (int64_t k = 0; k < item.n_words; k++) {
-          int64_t word = ints[at + k];
-          if (word < -INT32_MAX || word > INT32_MAX) return stop(TOO_LARGE, instance, n - first);
-          graph.attr[a++] = (int32_t)word;
-        }
+        for (int64_t k = 0; k < item.n_words; k++)
+          if (!write_word(ints[at + k], instance)) return false;
       } else {
         const int32_t* ports = item.ports;
         ptrdiff_t start = at + (item.kind == EACH), end = at + item.n_words;
         for (int64_t part = 0; part < item.n_parts; part++, ports += 1 + ports[0])
           for (int32_t k = 0; k < ports[0]; k++) {
             if (ports[1 + k] < 0) continue;
-            for (ptrdiff_t place = start + part; place < end; place += item.n_parts) {
-              int64_t ref = ints[place], node;
-              if (!find(ref, instance, node)) return stop(STALE, instance, n - first);
-              graph.edge_src[e] = (int32_t)node;
-              graph.edge_out[e] = (int32_t)(((ref & OUTPUT) + k) | (ref >> ROW_SHIFT) << OUTPUT_BITS);
-              graph.edge_in[e++] = ports[1 + k];
-            }
+            for (ptrdiff_t place = start + part; place < end; place += item.n_parts)
+              if (!write_edge(ints[place], k, ports[1 + k], instance)) return false;
           }
       }
       at += item.n_words;
@@ -201,6 +234,31 @@ bool is_code(Span<const int32_t> code) {
     }
   }
   return c == code.size - 1 && code[c] == END;
+}
+
+bool add_fixed(Log* log, Span<const int32_t> code) {
+  FixedForm found = {true, code[0], 0, (int32_t)log->fixed_edges.size(), 0, (int32_t)log->fixed_words.size(), 0};
+  const int32_t* at = code.data + 1;
+  while (*at != END && found.is_fixed) {
+    if (*at == WORDS && at[1] <= MOST_FIXED) {
+      for (int32_t k = 0; k < at[1]; k++)
+        if (!log->fixed_words.push(found.width + k)) return false;
+      found.n_words += at[1];
+      found.width += at[1];
+      at += 2;
+    } else if (*at == VALUE) {
+      for (int32_t k = 0; k < at[1]; k++) {
+        if (at[2 + k] < 0) continue;
+        if (!log->fixed_edges.push({found.width, k, at[2 + k]})) return false;
+        found.n_edges++;
+      }
+      found.width++;
+      at += 2 + at[1];
+    } else {
+      found.is_fixed = false;
+    }
+  }
+  return log->fixed.push(found);
 }
 
 bool fits_code(const Log* log, int32_t form, Span<const int64_t> ints) {

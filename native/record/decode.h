@@ -16,6 +16,9 @@ enum Code : int32_t { VALUE = 0, WORDS = 1, EACH = 2, ROWS = 3, END = 4 };
 // Whether ints are the code of a form.
 bool is_code(Span<const int32_t> code);
 
+// Adds how to read the calls of a form with this code, if they have one width; false where there is no memory.
+bool add_fixed(Log* log, Span<const int32_t> code);
+
 // Whether ints are what a call of a form logs after its ref.
 bool fits_code(const Log* log, int32_t form, Span<const int64_t> ints);
 

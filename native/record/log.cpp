@@ -46,6 +46,9 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&log->form_of, At::PLACE) Vec<int32_t>();
   new (&log->code, At::PLACE) Vec<int32_t>();
   new (&log->code_ptr, At::PLACE) Vec<int32_t>();
+  new (&log->fixed, At::PLACE) Vec<FixedForm>();
+  new (&log->fixed_edges, At::PLACE) Vec<FixedEdge>();
+  new (&log->fixed_words, At::PLACE) Vec<int32_t>();
   new (&log->node_of, At::PLACE) Vec<int32_t>();
   new (&log->alive, At::PLACE) Vec<int32_t>();
   new (&log->survivors, At::PLACE) Vec<int32_t>();
@@ -87,6 +90,9 @@ void free_log(PyObject* self) {
   log->form_of.~Vec();
   log->code.~Vec();
   log->code_ptr.~Vec();
+  log->fixed.~Vec();
+  log->fixed_edges.~Vec();
+  log->fixed_words.~Vec();
   log->node_of.~Vec();
   log->alive.~Vec();
   log->survivors.~Vec();
@@ -254,7 +260,7 @@ PyObject* add_form(PyObject* self, PyObject* argument) {
     return nullptr;
   }
   if (!log->code_ptr.size() && !log->code_ptr.push(0)) return PyErr_NoMemory();
-  if (!log->code.reserve(code.size()) || !log->code_ptr.reserve(1)) return PyErr_NoMemory();
+  if (!log->code.reserve(code.size()) || !log->code_ptr.reserve(1) || !add_fixed(log, code)) return PyErr_NoMemory();
   for (ptrdiff_t i = 0; i < code.size(); i++) log->code.append(code[i]);
   log->code_ptr.append((int32_t)log->code.size());
   return PyLong_FromSsize_t(log->code_ptr.size() - 2);

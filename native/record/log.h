@@ -10,6 +10,18 @@
 
 namespace autobatch {
 
+// An edge of a call whose items have a fixed width: where the ref is among the ints behind that of the call, what to add
+// to its output, and the port that reads it.
+struct FixedEdge {
+  int32_t offset, output, port;
+};
+
+// How to read the calls of a form that logs no list: what they log has one width.
+struct FixedForm {
+  bool is_fixed;
+  int32_t type_id, width, first_edge, n_edges, first_word, n_words;
+};
+
 struct Log {
   PyObject_HEAD
   PyObject* owner;  // the stage of a thread that records here
@@ -27,6 +39,9 @@ struct Log {
   Vec<double> floats;
   Vec<int32_t> form_of;         // by id
   Vec<int32_t> code, code_ptr;  // what each form logs
+  Vec<FixedForm> fixed;         // the same, for forms without lists
+  Vec<FixedEdge> fixed_edges;
+  Vec<int32_t> fixed_words;     // offsets of int attributes
   int64_t first_id;             // of the present phase
   Vec<int32_t> node_of;         // by id, of earlier phases: the node, or -1
   Vec<int32_t> alive;           // by id: handles in use

@@ -69,6 +69,7 @@ COMPUTED = [
     "h = L(x); g = h; h[torch.tensor([0, 2])] = x[:2]; g * h",
     "h, c = NET.lstm(x); h += 1; h * c",
     "h, c = NET.lstm(x); h += 1; h2, c2 = NET.lstm(x, (h, c)); h2 * c2 + h",
+    "s = NET.lstm(x); s[0].add_(1); NET.lstm(x, s)[0]",
     "h = L(x).clone(); g = h; h += 1; g",
     "h = L(x); g = h.clone(); h += 1; g * h",
     "h = torch.stack([L(x), L(x)]).sum(0); g = h; h += 1; g",
@@ -101,7 +102,6 @@ REFUSED = [
     "t = torch.zeros(3).double(); torch.add(L(x), 1, out=t); t",
     "h = L(x).long(); h += 0.5; h",
     "h = L(x).sum(); h += x; h",
-    "s = NET.lstm(x); s[0].add_(1); NET.lstm(x, s)[0]",
 ]
 
 
