@@ -38,7 +38,7 @@ def split_words(words: IntArray, types: TypeArrays) -> tuple[IntArray, LongArray
         The buffer; ptr[B+1], by which instance i is `buffer[ptr[i]:ptr[i + 1]]`; the same of the float attributes.
 
     Raises:
-        ValueError: an instance reads or returns a node of another, too.
+        ValueError: also if an instance reads or returns a node of another.
     """
 
 def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
@@ -61,7 +61,7 @@ def count_chains(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_ty
     """Count, per node and type, the most nodes of the type on a path that starts at the node: int32[N, T]."""
 
 def mark_outputs(words: IntArray, flows: FlowArrays, wanted: NDArray[np.bool_], marks: NDArray[np.bool_]) -> bool:
-    """Mark the outputs that the values in wanted slots depend on; say whether that is an output of each node.
+    """Mark the outputs that the values in wanted slots depend on; return whether every node has such an output.
 
     Args:
         wanted: [slots] those whose values count.
@@ -72,13 +72,13 @@ def mark_outputs(words: IntArray, flows: FlowArrays, wanted: NDArray[np.bool_], 
 def rewrite_words(
     words: IntArray, floats: FloatArray, types: TypeArrays, passes: int
 ) -> tuple[IntArray, FloatArray, tuple[int, ...]]:
-    """Run the passes whose bits are set, bit k for that of `PASSES[k]`; give the arrays themselves if nothing applies.
+    """Run the passes whose bits are set, bit k for that of `PASSES[k]`; return the given arrays if nothing applies.
 
     Returns:
         The words and floats of the new graph, and the fields of `Rewrites`.
 
     Raises:
-        ValueError: an edge points backwards, too.
+        ValueError: also if an edge points backwards.
         OverflowError: the new graph has more words than int32 counts.
     """
 
@@ -95,7 +95,7 @@ def count_shared(
 # where a number in them, or in an argument, names nothing; what was changed until then stays changed.
 
 def count_values(words: IntArray, types: TypeArrays, rows: IntArray) -> int:
-    """Count the values that the outputs of a phase have; `rows` is that of `OutputSlots`."""
+    """Count the values of the outputs of a phase; `rows` is that of `OutputSlots`."""
 
 def append_phase(
     nodes: Nodes,
@@ -123,7 +123,7 @@ def count_readers(nodes: Nodes, values: IntArray, of: IntArray, n: int) -> None:
     """Count n more readers of each of these values."""
 
 def drop_pending(nodes: Nodes, values: IntArray, pending: IntArray, place: int) -> IntArray:
-    """Drop the pending nodes of the instance at a place: nothing reads them; give the other pending nodes."""
+    """Drop the pending nodes of the instance at a place: nothing reads them; return the other pending nodes."""
 
 def sketch_pending(nodes: Nodes, values: IntArray, wanted: IntArray, pending: IntArray) -> tuple[IntArray, IntArray]:
     """Find the pending nodes that wanted values depend on, and write the graph of their types and edges alone.
@@ -201,10 +201,10 @@ class RowsHandle(Handle):
         """Number of rows."""
 
 def array_key(x: Any) -> bytes | None:
-    """Bytes that tell the content, shape and type of a plain array of floats; None for anything else."""
+    """Return bytes that identify the content, shape and type of a plain array of floats; None for anything else."""
 
 def seal(kind: type[Handle]) -> None:
-    """Prepare a class of handles, which has no attributes of its own: its instances are allocated here."""
+    """Prepare a class of handles without attributes of its own: the core allocates its instances."""
 
 class Log:
     """The calls of a recording, as ints and floats.
@@ -215,9 +215,9 @@ class Log:
     Attributes:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
-        functions: those that record functions made of ops, by these.
+        functions: by function made of ops, the one that records it.
         is_unlifted: whether lifting leaves all objects of the class of one as they are.
-        sources: what stands for arrays and parameters in the present instance, by their content.
+        sources: the values of arrays and parameters in the present instance, by content.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
         n_instances: number of instances begun.
@@ -258,26 +258,26 @@ class Log:
         log_ptr: list[int],
         output_ptr: list[int],
     ) -> None:
-        """Call a function of each instance, from the one whose structure comes next; note what it logs and returns.
+        """Call a function on each instance, from the one whose structure comes next; note what it logs and returns.
 
         Args:
             known: for classes of values that are returned: the slot, and the structure.
             read: reads any other result: appends to `refs` and `slots`, and gives the structure.
         """
     def ints(self, start: int, stop: int) -> list[int]:
-        """What was logged from one position to another."""
+        """Return the ints logged from one position to another."""
     def floats(self, start: int, stop: int) -> FloatArray:
-        """The float attributes from one position to another."""
+        """Return the float attributes logged from one position to another."""
     def add_form(self, code: Sequence[int]) -> int:
-        """Add a form of calls, by its code; give its number."""
+        """Add a form of calls, given by its code; return its number."""
     def add(self, form: int, ints: Sequence[int], floats: Sequence[float]) -> int:
-        """Log a call of a form; give the ref of its first output."""
+        """Log a call of a form; return the ref of its first output."""
     def form_of(self, ref: int) -> int:
-        """The form of the call that made a value."""
+        """Return the form of the call that made a value."""
     def value(self, kind: type[H], ref: int, is_row: bool) -> H:
-        """Another handle of an output, or of a row of one."""
+        """Make another handle of an output, or of a row of one."""
     def rows(self, kind: type[R], refs: Sequence[int]) -> R:
-        """The value whose rows have these refs, in this order."""
+        """Make the value whose rows have these refs, in this order."""
     def decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], owner: IntArray | None
     ) -> tuple[IntArray, FloatArray, tuple[int, int, int, int] | None]:
@@ -292,14 +292,14 @@ class Log:
             for a result) and the position in the log.
         """
     def sweep(self) -> tuple[IntArray, IntArray]:
-        """The nodes in use that were not at the last sweep, and those that no longer are."""
+        """Return the nodes that have come into use since the last sweep, and those that are no longer in use."""
     def uses_form(self, form: int) -> bool:
-        """Whether any value that a call of this form made is in use."""
+        """Return whether any value made by a call of this form is in use."""
     def renumber(self, of_node: IntArray) -> None:
-        """Give the nodes of earlier phases other numbers; -1 for those that are forgotten."""
+        """Renumber the nodes of earlier phases; -1 for those that are forgotten."""
 
 class Form:
-    """A recognised way to call a cell; `autobatch.trace.forms` makes its parts."""
+    """A recognized way to call a cell; `autobatch.trace.forms` makes its parts."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class Shortcut:
 
     Args:
         function: takes all other calls.
-        inner: what a program records of a list of values.
+        inner: the function that is recorded for a list of values.
     """
 
     def __init__(self, function: Callable[..., Any], inner: Callable[..., Any]) -> None: ...
@@ -363,4 +363,4 @@ class Function:
         """Record a call with all arguments in order."""
     @staticmethod
     def record(form: Form, arguments: tuple[Any, ...]) -> Any:
-        """Record a call of one form; None where the arguments are of another one."""
+        """Record a call of one form; return None if the arguments do not match it."""

@@ -192,7 +192,7 @@ def name_ways(
 
 
 def count_calls(way: Callable[[], Any]) -> int:
-    """Count the calls of functions, of Python and of C, that a call makes: the median, as a few calls make handles."""
+    """Count the calls of functions, of Python and of C, that a call makes: the median of several."""
     counts = []
     for _ in range(N_COUNTED):
         profile = Profile()

@@ -1,9 +1,9 @@
-"""Question: what does recording cost a node, beside the same Python with empty functions in the place of cells?
+"""Question: what does recording cost per node, beside the same program with empty functions in place of cells?
 
-The functions walk through trees, lattices and sentences, and call cells. In the first way these are recorded, as one
-graph of the mini-batch; in the second `record_all` makes a graph of each instance. In the third every cell is a Python
-function that returns an object made before, and so does every op between cells: what is left is the user's own Python.
-Nanoseconds a node, by medians of rounds in which all ways take turns.
+The programs walk through trees, lattices and sentences, and call cells. The first way records them as one graph of the
+mini-batch; the second makes a graph of each instance (`record_all`). In the third, every cell is a Python function that
+returns an object made before, and so does every op between cells: what is left is the user's own Python. Results are
+nanoseconds per node: medians of rounds in which all ways take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from records import Findings, Settings
 MODELS = {"tree-lstm": "sst", "lattice-lstm": "lattice", "bilstm-tagger": "wikiner"}
 RECORDED, EACH, EMPTY = "recorded", "recorded, a graph each", "empty functions"
 TITLES = ("", "nodes", RECORDED, EACH, EMPTY, "recorded / empty", "a graph each / empty")
-WALKED = 8  # instances that are run eagerly, to learn what cells return
+WALKED = 8  # instances that are run eagerly, to find what cells return
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Config(Settings):
 
 
 class Dummy(Symbol):
-    """Stands for every value; what is applied to it gives it again."""
+    """Stands for every value; every op on it returns it."""
 
     __slots__ = ()
     shape = ()
 
     def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Give it again."""
+        """Return it."""
         return self
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give it again."""
+        """Return it."""
         return self
 
 
@@ -72,7 +72,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def ways_of(model: Any, instances: Sequence[Any], put: Callable[[bool], None]) -> dict[str, Callable[[], Any]]:
-    """The three ways, each a call over all instances."""
+    """Make the three ways, each a call over all instances."""
     loss = ab.batched(model.loss)
 
     def walk() -> None:
@@ -91,7 +91,7 @@ def ways_of(model: Any, instances: Sequence[Any], put: Callable[[bool], None]) -
 
 @contextmanager
 def empty_cells(model: Any, instances: Sequence[Any]) -> Iterator[Callable[[bool], None]]:
-    """Within the context, a function puts empty functions in the place of the model's cells, or takes them back."""
+    """Within the context, a function puts empty functions in place of the model's cells, or takes them back."""
     patches, found = [*patches_in(KnownModule(model).modules())], dict[int, Callable[..., Any]]()
 
     def watched(patch: Patch) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ def _dummy_like(result: Any) -> Any:
 
 
 def empty(n: int, result: Any) -> Callable[..., Any]:
-    """A Python function of n arguments that returns `result`."""
+    """Make a Python function of n arguments that returns `result`."""
     names = [f"a{i}" for i in range(n)]
     function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: result", {"result": result})
     return function

@@ -65,7 +65,7 @@ def find_versions() -> dict[str, str]:
 
 
 def faster_routines() -> str | None:
-    """Name the faster routines that NumPy's OpenBLAS does not use because it fails to recognise an AVX-512 processor.
+    """Name the faster routines that NumPy's OpenBLAS does not use because it fails to recognize an AVX-512 processor.
 
     The environment variable OPENBLAS_CORETYPE selects them, if it is set before Python starts.
     """

@@ -3,7 +3,7 @@
 A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that the calls
 were given, and the outputs that the user returned. Types are numbers; a `Types` table names them. All of it lives in
 one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one concatenation and one
-compiled pass. `autobatch.graph.build` makes, merges and splits graphs, and checks ranges; `autobatch.graph.graph_check`
+native pass. `autobatch.graph.build` makes, merges and splits graphs, and checks ranges; `autobatch.graph.graph_check`
 checks the rest.
 """
 

@@ -322,9 +322,9 @@ def of_values(function: F) -> F:
 
 
 def shortcut(inner: Callable[..., Any]) -> Callable[[F], F]:
-    """Make the core record a function of a list of values, where it is `inner`, a `composite`, of that list.
+    """Let the core record calls of a function with a list of values, as calls of `inner`, a `composite`.
 
-    What else it is called with, it takes itself.
+    The function itself takes all other calls.
     """
 
     def wrap(function: F) -> F:

@@ -77,7 +77,7 @@ def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | 
         PlanError: some instances do not fit on their own; names the one that needs most.
         GraphError: nodes are shared between the instances already.
 
-    Cost: planning once more, in most cases; splitting and merging take a compiled pass each.
+    Cost: planning once more, in most cases; splitting and merging take a native pass each.
     """
     if max_bytes is None:
         return [whole]

@@ -1,6 +1,6 @@
 """Locks of the process: one for recording, one for running.
 
-One recording runs at a time, because its generated functions stand in the modules, where all threads see them. One run
+One recording runs at a time, because its functions replace the cells of modules, where all threads see them. One run
 runs at a time: the call of a batched function once its mini-batch is recorded, a step of an optimizer, or anything that
 reads or changes all parameters of a module. The locks belong to the process, because functions may share parameters,
 their memory, backends and policies. A recording and a run may go on at once; eager calls take no lock.

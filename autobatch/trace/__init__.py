@@ -3,13 +3,15 @@
 A mini-batch passes these modules, in this order:
 
 - `record` runs the user's function over the instances and returns their graph.
-- `entries` replaces each cell of the module by a function for the time of recording; `generated` writes that function.
-- `forms` defines the call forms that the function recognises, and the ints that it logs.
+- `entries` replaces each cell of the module by a function of the native core for the time of recording.
+- `forms` defines the call forms that the function recognizes, and the ints that it logs.
 - `handles` defines the values that the function returns in place of numbers.
 - `calls` handles all other calls: it reads them, traces the cell if the type is new, and adds the form to the function.
   `lifting` turns arrays and parameters among the arguments into values.
-- `decode` turns the log into the graph. `results` records the structure of what the user's function returned, and puts
-  computed rows back into it.
+- The core turns the log into the graph; `decode` has the codes that tell it how. `results` records the structure of
+  what the user's function returned, and puts computed rows back into it.
+
+The core's part is `native/record/`: calls of known forms, the log, handles and decoding.
 
 Users mark functions with `cell`. `tracer` turns a body into a program, once per type; `traces` keeps the programs, and
 traces a body again when something that it read has changed. `tracking` records what a body reads (`hooks`, `scanning`)

@@ -1,9 +1,9 @@
 """The calls of a recorded function: the things it calls, the forms of calls, and the first call of each form.
 
-An `Entry` stands for one cell of one module, one op, or one function made of ops. Its generated function (see
-`forms`) records the calls whose form is known. Any other call takes the slow path in this module. Arrays and parameters
-among the arguments become sources. If the form is still unknown after that, the arguments are read, the cell is traced
-if its type is new, and the function is generated again with the new form.
+An `Entry` stands for one cell of one module, one op, or one function made of ops. Its function, of the native core,
+records the calls whose form is known (see `forms`). Any other call takes the slow path in this module. Arrays and
+parameters among the arguments become sources. If the form is still unknown after that, the arguments are read, the cell
+is traced if its type is new, and the function gets the new form.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Calls:
 
     @property
     def begun(self) -> tuple[int, int] | None:
-        """How long the log and the floats were when the instance began; None while an async function is recorded."""
+        """The number of ints and floats logged before this instance; None while an async function is recorded."""
         return None if self.in_rounds else self.log.begun
 
     def enter_branch(self, draws: DrawCount) -> None:
@@ -416,7 +416,7 @@ class Calls:
         return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
 
     def _lifted(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
-        """The arguments with values for arrays and parameters."""
+        """Return the arguments with values in place of arrays and parameters."""
         lifted = [*args]
         for place, (name, x) in enumerate(zip(entry.names, args, strict=True)):
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
@@ -464,7 +464,7 @@ class Calls:
         self._know(entry, Known(forms, by_form))
 
     def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
-        """Add a form that no function recognises, of a family and what is logged of its calls; give its number."""
+        """Add a form that no function recognizes, of a family and what is logged of its calls; return its number."""
         self.handles.outputs_of(family.node_type)  # refuses too many
         code = code_of(family.node_type, ints)
         self.forms.append(Form((), code, tuple(ints), tuple(floats)))

@@ -94,7 +94,7 @@ class Entry:
         self.fixed.clear()
 
     def lifted(self) -> bytes:
-        """For each argument a byte: 2 where arrays in it become sources, 1 where only an array itself does, or 0."""
+        """Return a byte per argument: 2 if arrays in it become sources, 1 if only an array itself does, or 0."""
         return bytes(
             0 if name in self.ragged or self.is_static(name, AN_ARRAY) else 1 if self._is_whole(name) else 2
             for name in self.names
@@ -105,7 +105,7 @@ class Entry:
         return self.lists or self.is_static(name, (AN_ARRAY,))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments of a call, in order; TypeError if they do not fit."""
+        """Return the arguments of a call, in order; raise a TypeError if they do not fit."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -114,7 +114,7 @@ class Entry:
         return [*bound.arguments.values()]
 
     def _fault(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """What Python says of a call that lacks arguments or has an unknown one; else empty."""
+        """Return what Python says of a call that lacks arguments or has an unknown one; else an empty text."""
         parameters = self.signature.parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             for name in kwargs.keys() - self.names:
@@ -213,7 +213,7 @@ class Patches:
 
 
 class Found(NamedTuple):
-    """The patches that were found once, which are those of now as long as they hold.
+    """The patches that were found once, which stay valid while `holds` says so.
 
     Attributes:
         where: the list in which they were found; None at first.
@@ -233,12 +233,12 @@ class Found(NamedTuple):
         return cls(where, listed, {key: cell for key, cell in methods.items() if getattr(*key, None) is cell})
 
     def holds(self, where: Any) -> bool:
-        """Whether they are those of this list: it is the same, and classes have the same cells."""
+        """Whether they are those of this list: it is the same, and the classes have the same cells."""
         return where is self.where and all(getattr(*key, None) is cell for key, cell in self.cells.items())
 
 
 def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
-    """The cells among the methods of modules, each of which a function may replace on its module."""
+    """Yield the cells among the methods of modules, each of which a function may replace on its module."""
     found: dict[type, dict[str, Cell]] = {}
     for owner in modules:
         kind: type = type(owner)
@@ -250,7 +250,7 @@ def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
 
 
 def _cells_of(kind: type) -> dict[str, Cell]:
-    """The cells among the methods of a class, by name."""
+    """Return the cells among the methods of a class, by name."""
     members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
     return {name: member for name, member in members.items() if isinstance(member, Cell)}
 

@@ -1,13 +1,13 @@
-"""Call forms: how a call of a cell is recognised, and what of it is logged, as ints.
+"""Call forms: how a call of a cell is recognized, and what is logged of it, as ints.
 
 A form is a list of steps for the native core (`native/record/forms.h`). They test the arguments, which are in numbered
-registers, and load parts of them into others; for `merge(left, right)` of two values with two outputs each:
+registers, and load parts of them into others; for `merge(left, right)` of two pairs of values:
 
     ("class", 0, tuple), ("size", 0, 2), ("item", 0, 0, 2), ("class", 2, Value), ("item", 0, 1, 3), ("class", 3, Value),
     ("class", 1, tuple), ...
 
-If all hold, the call is logged: the ref of what it returns, then what the writers name, ("ref", 2), ("ref", 3), ... .
-`code` describes this to the decoder.
+If all tests hold, the core logs the call: the ref of what it returns, then what the writers name, ("ref", 2),
+("ref", 3), ... . `code` describes this to the decoder.
 
 A form is finer than a type: calls of one type may give data in several ways.
 """
@@ -107,7 +107,7 @@ class Steps:
         return self.n_registers - 1
 
     def is_exactly(self, register: int, x: Any) -> None:
-        """Test that a register holds `x`, or what equals it to the bit."""
+        """Test that a register holds `x`, or an equal that has the same bits."""
         if isinstance(x, (*BY_IDENTITY, bool, type(None))):
             self.test("is", register, Static(x))
         elif type(x) is tuple and all(type(part) in (str, int) for part in x):
@@ -142,7 +142,7 @@ class Steps:
 
 
 def unwrapped(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Steps as the core takes them."""
+    """Convert steps to plain tuples, as the core takes them."""
     plain = (tuple(x.value if type(x) is Static else x for x in step) for step in steps)
     return tuple((*step[:2], unwrapped(step[2]), step[3]) if step[0] == "each" else step for step in plain)
 
@@ -161,7 +161,7 @@ class FormReader:
     Attributes:
         program: the steps.
         lists: the expressions of the variadic groups, `registers` where they are, and `lengths` their lengths; `rows`
-            those that are no lists.
+            those that are not lists.
         data_of: the data in list elements, by variadic group.
         of_one_length: what the elements of a list do that makes them separate arguments, by the list's expression.
     """
@@ -394,13 +394,13 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One recognised way to call a cell.
+    """One recognized way to call a cell.
 
     Attributes:
         conditions: the steps that identify the form.
         code: for the decoder.
         ints: what it logs, in order, after the ref of the result; floats: what it adds to the float attributes.
-        recorder: the form of the core, which recognises and logs calls; None for one that no call has.
+        recorder: the form of the core, which recognizes and logs calls; None for a form that only `Log.add` logs.
     """
 
     conditions: tuple[Step, ...]
@@ -411,7 +411,7 @@ class Form:
 
 
 def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Lengths, outputs: Outputs) -> Form:
-    """The form that `reader` read, of this type.
+    """Make the form that `reader` read, of this type.
 
     Args:
         log: gets the form's code.

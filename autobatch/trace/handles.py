@@ -1,9 +1,9 @@
-"""Handles: the objects that stand for a node's outputs while the user's program is recorded.
+"""Handles: the objects that stand for the outputs of nodes while the user's program is recorded.
 
 Each output is a `Value` with a number, its *ref*: the number of the call that made it, the output, and the row (the
 layout is in `native/record/handles.h`). A node with several outputs returns them in the structure that the cell
 returned. An output of any number of rows is a `Rows`, which has a ref for each row. The native core makes handles and
-frees them, and knows which belong to the present recording.
+frees them, and refuses those of earlier recordings.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Value(Logic, Handle):
         return self.require_recording().apply_function(function, args, kwargs)
 
     def again(self) -> Any:
-        """Another handle of the same output."""
+        """Make another handle of the same output."""
         return self.recording.log.value(type(self), self.ref, self.is_row)
 
     def require_recording(self) -> Recording:
-        """The recording that made it; GraphError unless it goes on."""
+        """Return the recording that made it; raise a GraphError if that is over."""
         recording = self.recording
         active = STAGE.current is recording
         if not active:
@@ -122,11 +122,11 @@ class Rows(Value, RowsHandle):
         return super().__getitem__(index)
 
     def of(self, refs: Sequence[int]) -> Rows:
-        """The value whose rows have these refs."""
+        """Make the value whose rows have these refs."""
         return self.recording.log.rows(type(self), refs)
 
     def again(self) -> Rows:
-        """Another handle of the same rows."""
+        """Make another handle of the same rows."""
         return self.of(self.refs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
@@ -165,10 +165,10 @@ class Handles:
         self._classes: dict[Key, Any] = {}
 
     def outputs_of(self, node_type: NodeType) -> Outputs:
-        """What calls of a type return.
+        """Describe what calls of a type return.
 
         Raises:
-            GraphError: more values than a node has.
+            GraphError: they return more values than a node may have.
         """
         program, structure = node_type.program, node_type.structure
         if len(program.results) > MOST_OUTPUTS:
@@ -183,16 +183,16 @@ class Handles:
         return Outputs(kinds, structure if _is_plain(structure) else lambda values: put_together(structure, values))
 
     def value(self, ref: int, shape: Shape) -> Any:
-        """The value of this ref."""
+        """Make the value of this ref."""
         return self._recording.log.value(self.class_of(Key("value", shape)), ref, False)
 
     def rows_of(self, values: Sequence[Value], shape: Shape) -> Any:
-        """The value whose rows are these values of one shape."""
+        """Make the value whose rows are these values of one shape."""
         kind = self.class_of(Key("rows", None, (Key("value", shape),)))
         return self._recording.log.rows(kind, [value.ref for value in values])
 
     def class_of(self, key: Key) -> Any:
-        """This recording's class of values, or of rows, of a key."""
+        """Return this recording's class of values, or of rows, of a key."""
         if key not in self._classes:
             own: dict[str, Any] = {"key": key, "recording": self._recording, "__slots__": ()}
             if key.kind == "rows":

@@ -551,7 +551,7 @@ def _join(known: Body, other: Body) -> Body:
 
 
 def _signature(body: Body) -> Hashable:
-    """The parts of a program that the graphs of its type depend on, and how calls are recognised."""
+    """The parts of a program that the graphs of its type depend on, and how calls are recognized."""
     program = body.program
     given = []
     for var in program.vars:

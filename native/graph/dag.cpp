@@ -56,7 +56,7 @@ void raise(int32_t* __restrict row, const int32_t* __restrict other, ptrdiff_t n
 
 }  // namespace
 
-// reverse_dag(type_id, edge_ptr, edge_src): the same of the dag whose edges point the other way.
+// reverse_dag(type_id, edge_ptr, edge_src): the same arrays of the dag with all edges reversed.
 PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   if (!takes("reverse_dag", n, 3) || !read_dag(arguments, dag)) return nullptr;

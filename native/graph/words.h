@@ -97,8 +97,8 @@ Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int6
 // Writes the header and the leading zeros of a graph of these sizes; all else is not set.
 NewGraph begin_words(int32_t* words, const Sizes& sizes);
 
-// Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. A GraphError
-// is not known here: an OverflowError where positions do not fit 32 bits.
+// Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. An
+// OverflowError if positions do not fit 32 bits: GraphError is a class of Python.
 Ref make_words(const Sizes& sizes, NewGraph& graph);
 
 // Counts the edges of each variadic group of a node, whose int attributes begin at `at`, in `lengths`.

@@ -767,7 +767,7 @@ PyTypeObject form_type() {
   type.tp_name = "autobatch._native.Form";
   type.tp_basicsize = sizeof(Form);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-  type.tp_doc = "A recognised way to call a cell.";
+  type.tp_doc = "A recognized way to call a cell.";
   type.tp_traverse = traverse_form;
   type.tp_dealloc = free_form;
   type.tp_getset = attributes;

@@ -1,4 +1,4 @@
-// Forms: recognised ways to call a cell. A form tells whether arguments match it, and writes a matching call to the log.
+// Forms: recognized ways to call a cell. A form tests whether arguments match it, and logs a call that does.
 //
 // Arguments, and parts of them, are in numbered registers. Steps test registers and load parts into others; writers log
 // what registers hold. `autobatch.trace.forms` makes both, as tuples; `Form::read` checks them.
@@ -43,7 +43,7 @@ struct Step {
 struct Program {
   Vec<Step*> steps;
   int32_t n_registers = 0;
-  bool calls_python = false;  // so that what it loads must be kept alive
+  bool calls_python = false;  // then what it loads must be kept alive
   bool is_one_class() const;  // tests nothing but the class of its register
   ~Program();
 };
@@ -95,7 +95,7 @@ struct Form {
 
 extern PyTypeObject FormType;
 
-// Logs a call with these arguments, and gives what it returns; null without an error where they do not match.
+// Logs a call with these arguments, and makes what it returns; null without an error if they do not match.
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n);
 
 }  // namespace autobatch

@@ -250,7 +250,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-// Breaks circles; what may still be called stays callable.
+// Breaks cycles; what may still be called stays callable.
 int clear(PyObject* self) {
   Function* function = as_function(self);
   Py_XSETREF(function->slow, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));

@@ -1,7 +1,7 @@
 // Handles: the objects that stand for outputs of nodes while a program is recorded.
 //
-// A handle holds a ref, the number of a node and of one of its outputs, and the session of the log that it belongs to,
-// which tells a handle kept from an earlier recording. Its class, made by `autobatch.trace.handles`, tells its shape.
+// A handle holds a ref, which numbers a node and one of its outputs, and the session of its log, which tells a handle
+// kept from an earlier recording. Its class, made by `autobatch.trace.handles`, has the shape.
 // Refs are 64 bits: the output in the lowest 8, the number of the node in the next 32, the row in the others.
 
 #pragma once

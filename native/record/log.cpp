@@ -151,8 +151,8 @@ Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyO
   return is_added ? Ref::borrowed(PyTuple_GET_ITEM(slot, 1)) : Ref();
 }
 
-// Turns automatic garbage collection off while it lives: a recording makes few circles, and many objects that are passed
-// over again and again.
+// Turns automatic garbage collection off while it lives: a recording makes few cycles, and many objects that every
+// collection would visit again.
 class NoCollection {
  public:
   NoCollection() : was_on_(PyGC_Disable()) {}
@@ -206,7 +206,7 @@ PyObject* clear(PyObject* self, PyObject*) {
   empty(log->ints);
   empty(log->floats);
   log->first_id = log->form_of.size();
-  if (log->counts) {  // of calls that were logged after the last decoding nothing becomes a node
+  if (log->counts) {  // calls logged after the last decoding become no nodes
     if (!log->node_of.reserve(log->first_id - log->node_of.size())) return PyErr_NoMemory();
     while (log->node_of.size() < log->first_id) log->node_of.append(-1);
   }

@@ -1,4 +1,4 @@
-// The log of a recording: the calls of cells, as ints and floats, and the forms that they have.
+// The log of a recording: the calls of cells, as ints and floats, and their forms.
 //
 // A call is logged as the ref of what it returns, then what the code of its form says; `decode` makes a graph of it. Ids
 // of calls count up from 0 in each session: a recording, or all phases of an async one.
@@ -24,13 +24,13 @@ struct FixedForm {
 
 struct Log {
   PyObject_HEAD
-  PyObject* owner;  // what is the stage of a thread while it records here
+  PyObject* owner;  // the stage of a thread that records here
   PyObject* draw;   // gives the number of the next draw of random numbers; null to count the draws of an instance
-  PyObject* sources;  // what stands for arrays and parameters in this instance: a dict
+  PyObject* sources;  // the values of arrays and parameters in this instance: a dict
   PyObject* source;   // the function that records an array as a node
-  PyObject* unlifted;     // for classes of arguments, whether lifting leaves their objects as they are: a dict
+  PyObject* unlifted;     // by class of arguments, whether lifting leaves its objects as they are: a dict
   PyObject* is_unlifted;  // says so of an object
-  PyObject* functions;  // those that record functions made of ops: a dict
+  PyObject* functions;    // by function made of ops, what records it: a dict
   uint32_t session;
   uint16_t slot;
   bool counts;  // whether it counts the handles of each call
@@ -48,11 +48,11 @@ struct Log {
   Vec<int32_t> node_of;         // by id, of earlier phases: the node, or -1
   Vec<int32_t> alive;           // by id: handles in use
   Vec<int32_t> survivors;       // ids that were in use at the last sweep
-  int64_t swept;                // ids below were swept once
+  int64_t swept;                // ids below this one have been swept
 
   // Adds a call of a form whose items follow, and gives its id; -1 with an error.
   int64_t add_call(int32_t form);
-  // Counts a handle that is made or gone.
+  // Counts a handle that is made (by 1) or freed (by -1).
   void count(int64_t ref, int by);
 };
 

@@ -1,4 +1,4 @@
-// The types and functions of this folder that Python has; `_native.pyi` documents them.
+// The types and functions of this folder that Python sees; `_native.pyi` documents them.
 
 #pragma once
 

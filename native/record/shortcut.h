@@ -1,4 +1,4 @@
-// Shortcuts: public functions of lists, such as `ab.sum_n`, that are recorded without Python where a program calls them
+// Shortcuts: public functions of lists, such as `ab.sum_n`, that are recorded without Python if a program calls them
 // with a plain list of values and the form of the call is known.
 
 #pragma once

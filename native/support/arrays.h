@@ -1,4 +1,4 @@
-// NumPy arrays as spans: read with their types checked, and made for results.
+// Reads NumPy arrays as spans, with their types checked, and makes arrays for results.
 
 #pragma once
 
@@ -51,7 +51,7 @@ bool read_rows(PyObject* object, const char* what, int n, Span<T>* const* rows) 
   return true;
 }
 
-// A table that somebody else owns, row by row.
+// The rows of a table that is owned elsewhere.
 template <class T>
 struct Table {
   T* data = nullptr;
@@ -60,7 +60,7 @@ struct Table {
   T* operator[](ptrdiff_t row) const { return data + row * columns; }
 };
 
-// Reads a table that is written to; `number` and `name` are NumPy's of its type.
+// Reads a table that is written to; `number` and `name` identify its type in NumPy.
 template <class T>
 bool read_table(PyObject* object, const char* what, Table<T>& table, int number = NumpyType<T>::number,
                 const char* name = NumpyType<T>::name) {
@@ -71,7 +71,7 @@ bool read_table(PyObject* object, const char* what, Table<T>& table, int number 
   return true;
 }
 
-// Reads an array of bools as bytes, because a byte that is neither 0 nor 1 is no bool of C++.
+// Reads an array of bools as bytes, because a byte that is neither 0 nor 1 is not a valid C++ bool.
 inline bool read_flags(PyObject* object, const char* what, Span<const uint8_t>& span) {
   if (!check_array(object, what, NPY_BOOL, "bool", 1)) return false;
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
@@ -93,17 +93,17 @@ inline bool within(Span<const int32_t> values, int64_t low, int64_t high) {
   return !outside;
 }
 
-// Whether two arrays have memory in common: writing to one would change what has been checked of the other.
+// Whether two arrays share memory: writing to one would change what has been checked in the other.
 template <class T, class U>
 bool overlap(Span<const T> one, Span<const U> other) {
   uintptr_t a = (uintptr_t)one.data, b = (uintptr_t)other.data;
   return one.size && other.size && a < b + (size_t)other.size * sizeof(U) && b < a + (size_t)one.size * sizeof(T);
 }
 
-// Reads an int of 32 bits.
+// Reads a 32-bit int.
 bool read_int(PyObject* object, const char* what, int32_t& number);
 
-// Makes an array that is not set; null with an error where there is no memory.
+// Makes an uninitialized array; null with an error if memory runs out.
 template <class T>
 Ref make_array(ptrdiff_t size, Span<T>& span) {
   npy_intp shape[1] = {size};
@@ -112,7 +112,7 @@ Ref make_array(ptrdiff_t size, Span<T>& span) {
   return made;
 }
 
-// Makes a table that is not set; the same.
+// Makes an uninitialized table, likewise.
 template <class T>
 Ref make_table(ptrdiff_t rows, ptrdiff_t columns, Table<T>& table) {
   npy_intp shape[2] = {rows, columns};

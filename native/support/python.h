@@ -36,7 +36,7 @@ class Ref {
   }
   ~Ref() { Py_XDECREF(object_); }
 
-  // A new reference to an object that somebody else owns, too.
+  // Makes a new reference to an object that is owned elsewhere.
   static Ref borrowed(PyObject* object) { return Ref(Py_XNewRef(object)); }
 
   PyObject* get() const { return object_; }
@@ -53,13 +53,13 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// Sets a TypeError unless a function is given so many arguments.
+// Sets a TypeError unless a function is given n arguments.
 inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
   if (given != n) PyErr_Format(PyExc_TypeError, "%s must be given %zd arguments, got %zd", function, n, given);
   return given == n;
 }
 
-// Releases the interpreter lock while it lives; nothing of Python's may be touched meanwhile.
+// Releases the interpreter lock while it lives; no Python object may be touched meanwhile.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

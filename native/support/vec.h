@@ -9,7 +9,7 @@
 
 namespace autobatch {
 
-// Tells the `operator new` below, which makes an object at a place, from that of the library that is not here.
+// Distinguishes the placement `operator new` below from that of the standard library, which is not used.
 enum class At { PLACE };
 
 }  // namespace autobatch
@@ -18,7 +18,7 @@ inline void* operator new(size_t, void* place, autobatch::At) noexcept { return 
 
 namespace autobatch {
 
-// Makes an object in memory that `free` takes back after `discard`; null where there is no memory.
+// Makes an object, which `discard` destroys and frees; null if memory runs out.
 template <class T>
 T* make() {
   void* place = malloc(sizeof(T));
@@ -32,7 +32,7 @@ void discard(T* object) {
   free(object);
 }
 
-// Numbers in a row that somebody else owns.
+// Adjacent numbers that are owned elsewhere.
 template <class T>
 struct Span {
   T* data = nullptr;
@@ -45,7 +45,7 @@ struct Span {
   operator Span<const T>() const { return {data, size}; }
 };
 
-// A vector of plain numbers. `reserve` and `resize` return false where there is no memory, and leave it as it was.
+// A vector of plain numbers. `reserve` and `resize` return false if memory runs out, and then change nothing.
 template <class T>
 class Vec {
  public:
@@ -99,7 +99,7 @@ class Vec {
   T pop() { return data_[--size_]; }
   // Appends where `reserve` has made room.
   void append(T value) { data_[size_++] = value; }
-  // Gives memory beyond this many elements back.
+  // Returns memory beyond this many elements.
   void shrink(ptrdiff_t room) {
     if (room_ <= room || size_ > room) return;
     void* less = realloc(data_, (size_t)(room ? room : 1) * sizeof(T));

@@ -34,7 +34,7 @@ class Step(ab.Module):
 
 @pytest.mark.parametrize("way", SMALL_CALLS)
 def test_a_call_of_one_instance_makes_few_calls(way: str) -> None:
-    """Unrecorded, recorded before, and with a plan that is found; the least of several, as handles are made rarely."""
+    """Unrecorded, recorded before, and with a plan that is found; the least of several, as some work is done rarely."""
     model, states = Step(), [tuple(np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32))]
     n_plans = int(way == "plan found")
     infer = ab.batched(lambda state: model.step(*state), module=model, backend="cpu", plan_cache=n_plans)

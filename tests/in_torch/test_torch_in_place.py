@@ -111,7 +111,7 @@ def test_a_changed_value_is_changed_under_all_its_names(text: str) -> None:
     abt.check_batched(function, ROWS, module=NET, backend="reference")
     batched = abt.batched(function, module=NET, backend="reference")
     wanted = torch.stack([function(x) for x in ROWS])
-    for _ in range(3):  # handles are used again
+    for _ in range(3):  # nothing of one recording is left in the next
         torch.testing.assert_close(batched(ROWS), wanted)
     assert len(batched.record_all(ROWS * 300)) == 900
     torch.testing.assert_close(batched(ROWS), wanted)

@@ -1,4 +1,4 @@
-"""No argument crashes the native core: wrong ones are refused, or give a result; and nothing is kept of any."""
+"""No argument crashes the native core: wrong ones are refused or give a result, and no reference to any is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 600
 
 
 def call_all(start: int, stop: int) -> str:
-    """Call wrongly in a process of its own; give what it wrote last."""
+    """Make wrong calls in a process of their own; return the last line that it wrote."""
     paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools", "experiments"))
     asan = os.environ.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1:max_allocation_size_mb=4096"
     env = {**os.environ, "PYTHONPATH": paths, "ASAN_OPTIONS": asan, "PYTHONWARNINGS": "error"}
@@ -62,7 +62,7 @@ def test_a_number_draws_one_call() -> None:
 
 @pytest.mark.parametrize("name", sorted(functions()))
 def test_every_function_is_called_as_its_types_say(name: str) -> None:
-    """A function that this finds no example of needs a call in `helpers.runs.entries.work`."""
+    """A function without an example needs a call in `helpers.runs.entries.work`."""
     assert set(functions()) == set(parameters())
     for args in examples(0).get(name, []) + examples(1).get(name, []):
         assert len(args) == len(parameters()[name])
@@ -86,7 +86,7 @@ def counts_of(x: Any) -> list[int]:
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("name", sorted(functions()))
 def test_nothing_is_kept_of_what_is_given(name: str, is_wrong: bool) -> None:
-    """Right calls, and calls that fail late: the last argument, or the last part of a tuple, is wrong."""
+    """Valid calls, and calls that fail late: the last argument, or the last part of a tuple, is wrong."""
     args = copied(examples(0)[name][0])
     if is_wrong:
         last = args[-1]

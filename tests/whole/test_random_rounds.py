@@ -44,7 +44,7 @@ def drawn(n: int, **options: Any) -> Callable[[Callable[[list[Instance]], None]]
 
 @cache
 def batched(backend: str, name: str = "everything", **options: Any) -> ab.Batched:
-    """The function that all tests call, so that its handles, tables and memory are used again and again."""
+    """The function that all tests call, so that its log, tables and memory are used again and again."""
     return ab.batched(getattr(MODEL, name), backend=BACKENDS[backend](), seed=SEED, **options)
 
 

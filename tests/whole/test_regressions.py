@@ -312,7 +312,7 @@ def test_training_more_or_fewer_parameters_than_before() -> None:
 
 @pytest.mark.parametrize("part", ["handle", "inner tuple", "value", "copy"])
 def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) -> None:
-    """Calls of each recording have the same numbers."""
+    """A value of an earlier recording is refused, though calls of each recording have the same numbers."""
     model = Trees()
 
     def run(n: int) -> Any:
@@ -337,7 +337,7 @@ def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) ->
 
 
 def test_an_instance_keeps_its_result_when_many_follow() -> None:
-    """More nodes than there are spare handles, in one recording of many instances."""
+    """One recording has more nodes than the core has spare handles."""
     model = Trees()
     comb = 0
     for _ in range(400):

@@ -79,7 +79,7 @@ class MachineRules(NamedTuple):
 
 @dataclass(frozen=True)
 class TypeNames:
-    """The types that a policy was learned for: names, and outlines to recognise them by."""
+    """The types that a policy was learned for: names, and outlines to recognize them by."""
 
     names: tuple[str, ...]
     outlines: tuple[str, ...]

@@ -11,7 +11,7 @@ struct Phase : TypedGraph {
   Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows; NOWHERE for a single value
   Vec<int64_t> lengths;      // of the groups of a node
 
-  // Counts the values of an output of the node of which `lengths` tells; -1 if `rows` does not say.
+  // Counts the values of an output of the node that `lengths` describes; -1 if `rows` does not say.
   int64_t n_rows(int32_t type_id, int32_t out) const {
     int32_t output = types.out_ptr[type_id] + out;
     int32_t group = output < rows.size ? rows[output] : INT32_MAX;
@@ -20,14 +20,14 @@ struct Phase : TypedGraph {
   }
 };
 
-// Reads a phase. There may be more types than `rows` tells of.
+// Reads a phase. There may be more types than `rows` covers.
 bool read_phase(PyObject* words, PyObject* types, PyObject* rows, Phase& phase) {
   if (!read_typed_graph(words, types, phase, Sources::EARLIER) || !read<int32_t>(rows, "rows", phase.rows))
     return false;
   return phase.lengths.resize(phase.types.n_groups() + 1) || (PyErr_NoMemory(), false);
 }
 
-// Counts the values that the outputs of a phase have; -1 if they are more than there can be.
+// Counts the values that the outputs of a phase have; -1 if there are too many.
 int64_t count(Phase& phase) {
   int64_t total = 0;
   for (ptrdiff_t node = 0; node < phase.graph.n_nodes(); node++) {
@@ -80,7 +80,7 @@ Ended append_edges(const Growing& g, const Phase& phase, ptrdiff_t n, const Ends
   return Ended::WELL;
 }
 
-// Appends all nodes; `ends` are then those behind them.
+// Appends all nodes; `ends` then lie behind them.
 Ended append(const Growing& g, Phase& phase, Span<const double> floats, Ends& ends) {
   const Graph& graph = phase.graph;
   int64_t n_outputs = 0, n_values = count(phase);

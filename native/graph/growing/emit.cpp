@@ -52,7 +52,7 @@ Ended write_source(const Growing& g, Emitted& emitted, int32_t v, Place& at) {
   return Ended::WELL;
 }
 
-// Says which node, and which word of it, gives a value; false if none does that is written.
+// Finds the written node that gives a value, and the word that names it there; false if there is none.
 bool read_value(const Growing& g, int32_t v, int32_t word, const Place& at, int32_t& node, int32_t& out) {
   bool is_source = g.number[v] < 0;
   node = is_source ? -1 - g.number[v] : g.number[v];

@@ -36,7 +36,7 @@ bool is_shared(const Block* tables, PyObject* object) {
   return found;
 }
 
-// Whether an argument does, or one of a tuple of arrays.
+// Whether an argument shares memory with them, or an array in a tuple does.
 bool is_any_shared(const Block* tables, PyObject* argument) {
   bool found = is_shared(tables, argument);
   for (Py_ssize_t k = 0; PyTuple_Check(argument) && k < PyTuple_GET_SIZE(argument); k++)

@@ -29,11 +29,11 @@ bool number_nodes(ptrdiff_t n_nodes, Stays stays, Vec<int32_t>& number) {
   return true;
 }
 
-// Begins the graph of the nodes at which `number` rises, with so many edges: its instances and attributes are written;
-// types, edges and outputs are not.
+// Begins the graph of the nodes at which `number` rises, with this many edges: its instances and attributes are
+// written; types, edges and outputs are not.
 bool begin_graph(Draft& draft, Span<const int32_t> number, int64_t n_edges, Draft& next, NewGraph& parts);
 
-// Lets a graph that is written take the place of the draft.
+// Replaces the draft by the graph that was written.
 void replace(Draft& draft, Draft& next);
 
 }  // namespace autobatch

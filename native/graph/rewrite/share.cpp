@@ -81,7 +81,7 @@ class Records {
 
 // Finds for each node the first that computes the same, and settles the accounts of types.
 //
-// By the rule only nodes are looked up that read data, or nodes that were looked up, of types that are not given up.
+// By the rule, a node is looked up only if it reads data or nodes that were looked up, and its type is not given up.
 bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accounts, Found& found) {
   const Graph& graph = draft.graph;
   ptrdiff_t n_nodes = graph.n_nodes(), n_types = types.n_types();
@@ -131,7 +131,7 @@ bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accoun
 
 // Chooses the types to share: those with products that gain by it, and the types that their equal nodes read.
 //
-// There are none if the graph would have to be written anew for less than that costs.
+// None is chosen if they gain less than writing the graph anew costs.
 void choose_types(const Graph& graph, const Types& types, const Accounts& accounts, Found& found) {
   int64_t saved = 0;
   for (ptrdiff_t t = 0; t < types.n_types(); t++) {

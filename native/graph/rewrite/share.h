@@ -6,10 +6,10 @@
 // word by word. Float attributes are compared as bits: NaN equals itself, and 0.0 is not -0.0. A node whose cell draws
 // random numbers equals no other, because its numbers depend on its instance and its place there.
 //
-// By the rule, nodes are shared whose cells multiply matrices, if they read data alone, or nodes that are shared. Only
-// nodes that read data, or nodes that were looked up, are looked up, until their type is given up: when its look-ups
-// have cost more than its equal nodes save. So a chain of calls is followed until chains differ, and where nothing
-// repeats little is looked up. Nodes that multiply nothing are shared for those that read them.
+// By the rule, nodes whose cells multiply matrices are shared if they read only data or shared nodes. A node is looked
+// up only if it reads data or nodes that were looked up. Its type is given up when its look-ups have cost more than its
+// equal nodes save. So a chain of calls is followed until chains differ, and where nothing repeats, little is looked
+// up. Nodes that multiply nothing are shared for those that read them.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace autobatch {
 
-// With fewer nodes that multiply matrices no equal ones are looked for: sharing some would not pay for asking.
+// With fewer nodes that multiply matrices, equal nodes are not looked for: sharing would not pay for the look-ups.
 constexpr int64_t FEW = 32;
 
 // Costs in multiply-adds of products, of which a core does 50 in a nanosecond.

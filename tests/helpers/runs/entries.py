@@ -60,7 +60,7 @@ def parameters() -> dict[str, dict[str, str]]:
 
 @cache
 def examples(seed: int) -> dict[str, list[tuple[Any, ...]]]:
-    """What each function is given by a workload; what it writes to is copied before."""
+    """Collect the arguments that a workload gives each function; those that it writes to are copied before."""
     noted = defaultdict[str, list[tuple[Any, ...]]](list)
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -284,7 +284,7 @@ def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
 
 
 def call_wrongly(seed: int) -> str:
-    """Call the function of a number wrongly; say how it ended, which is wrong unless "done" or "refused"."""
+    """Make the wrong call of a number; say how it ended, which must be "done" or "refused"."""
     name, args = draw_call(seed)
     try:
         functions()[name](*args)
@@ -298,13 +298,13 @@ def call_wrongly(seed: int) -> str:
 
 
 def sizes() -> Iterator[int]:
-    """The memory of this process in bytes, each time it is asked for."""
+    """Yield the memory of this process in bytes."""
     while True:
         yield int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main(start: int, stop: int) -> None:
-    """Call wrongly by all these numbers; write each before, and how it ended if that is wrong."""
+    """Make the wrong calls of these numbers; write each number before, and after it any outcome that is wrong."""
     if "asan" not in os.environ.get("LD_PRELOAD", ""):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     counts = defaultdict[str, int](int)
