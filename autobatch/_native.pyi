@@ -339,7 +339,7 @@ class Function:
         log: of the recording.
         name: of the cell.
         names: of the arguments, empty for those that are given by position alone; defaults: of the last ones.
-        takes: how arguments are given: 1 by position or name, 2 in any number, as one tuple; 0 as `bind` says.
+        takes: how arguments are given: 1 by position or name, 2 any number, as a tuple and a dict; 0 as `bind` says.
         bind: gives the arguments of a call, in order.
         slow: takes the arguments of calls of no known form.
         lifts: of each argument a byte: 2 where arrays in it become sources, 1 where only an array itself does, or 0.

@@ -28,8 +28,9 @@ class Known(NamedTuple):
     by_form: Mapping[tuple[Step, ...], Form]
 
 
-OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args` alone
+OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args, **kwargs`
 PLAINLY = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+COLLECTING = {inspect.Parameter.VAR_POSITIONAL}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 AN_ARRAY = np.zeros(1)
 NOTHING = Known((), MappingProxyType({}))
 
@@ -77,9 +78,7 @@ class Entry:
         self.names = tuple(parameters)
         self.defaults = tuple(p.default for p in parameters.values() if p.default is not p.empty)
         kinds = {p.kind for p in parameters.values()}
-        self.takes = (
-            COLLECTED if kinds == {inspect.Parameter.VAR_POSITIONAL} else PLAIN if kinds <= PLAINLY else OTHERWISE
-        )
+        self.takes = PLAIN if kinds <= PLAINLY else COLLECTED if kinds in COLLECTING else OTHERWISE
         self.keywords = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in parameters.values())
 
     def uses(self, gone: set[int]) -> bool:

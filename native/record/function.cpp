@@ -8,7 +8,7 @@ namespace {
 
 constexpr Py_ssize_t FEW = 32;
 
-// How a function takes arguments: as `bind` says, by position or name, or any number as one tuple.
+// How a function takes arguments: as `bind` says, by position or name, or any number as a tuple and a dict.
 enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
 
 // What of an argument becomes a source: nothing, an array, or arrays in tuples, too.
@@ -169,16 +169,23 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
   return arguments ? record(function, &PyTuple_GET_ITEM(arguments.get(), 0), PyTuple_GET_SIZE(arguments.get())) : nullptr;
 }
 
+// Calls with a tuple of all arguments by position, and a dict of those by name if there are to be two.
+PyObject* call_collected(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+  bool has_names = PyTuple_GET_SIZE(function->names) == 2;
+  Ref given(PyTuple_New(n_args)), named(has_names ? PyDict_New() : Py_NewRef(Py_None));
+  if (!given || !named) return nullptr;
+  for (Py_ssize_t i = 0; i < n_args; i++) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
+  for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
+    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, k), args[n_args + k]) < 0) return nullptr;
+  PyObject* both[2] = {given.get(), named.get()};
+  return record(function, both, has_names ? 2 : 1);
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Function* function = as_function(self);
   Py_ssize_t n_args = PyVectorcall_NARGS(nargsf), n = PyTuple_GET_SIZE(function->names);
   if (function->takes == PLAIN && n_args == n && !kwnames) return record(function, args, n);
-  if (function->takes == COLLECTED && !kwnames) {
-    PyObject* tuple = PyTuple_New(n_args);
-    for (Py_ssize_t i = 0; tuple && i < n_args; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
-    Ref collected(tuple);
-    return tuple ? record(function, &tuple, 1) : nullptr;
-  }
+  if (function->takes == COLLECTED && (n == 2 || !kwnames)) return call_collected(function, args, n_args, kwnames);
   PyObject* bound[FEW];
   if (n <= FEW && bind_plainly(function, args, n_args, kwnames, bound)) return record(function, bound, n);
   return call_bound(function, args, n_args, kwnames);
