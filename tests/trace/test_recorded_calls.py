@@ -1,0 +1,161 @@
+"""Calls that the native core records: what they are given and give, and what stays as it was around them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from helpers.checkers.refusals import refused
+from helpers.runs.ways import each
+
+DIM = 3
+
+
+class Pair(NamedTuple):
+    """A structure that is no plain tuple."""
+
+    first: Any
+    second: Any
+
+
+class Model(ab.Module):
+    """Cells with one output, and with several in tuples and in a named tuple."""
+
+    def __init__(self) -> None:
+        self.table = ab.Parameter(np.random.default_rng(0).standard_normal((5, DIM)))
+
+    @ab.cell
+    def word(self, number: int, scale: Any = 1.0) -> Any:
+        return ab.lookup(self.table, number) * scale
+
+    @ab.cell
+    def state(self, x: Any) -> Any:
+        return ab.tanh(x), (x * x, -x)
+
+    @ab.cell
+    def pair(self, x: Any) -> Any:
+        return Pair(x + 1.0, x - 1.0)
+
+    @ab.cell
+    def join(self, *parts: Any, weight: Any = 1.0, **more: Any) -> Any:
+        return ab.sum_n([*parts, *more.values()]) * weight
+
+    @ab.cell
+    def scaled(self, x: Any, /, by: Any, *, plus: Any = 0.0) -> Any:
+        return x * by + plus
+
+
+CALLS: dict[str, Callable[[Model, int], Any]] = {
+    "a default": lambda m, n: m.word(n),
+    "by name": lambda m, n: m.word(scale=2.0, number=n),
+    "nested tuples": lambda m, n: m.state(m.word(n))[1][0] + m.state(m.word(n))[0],
+    "tuples taken apart": lambda m, n: (lambda a, bc: (a, *bc))(*m.state(m.word(n)))[2],
+    "a named tuple": lambda m, n: m.pair(m.word(n)).first * m.pair(m.word(n)).second,
+    "any number of arguments": lambda m, n: m.join(*[m.word(i % 5) for i in range(n + 1)]),
+    "any number by name": lambda m, n: m.join(m.word(n), a=m.word(1), b=m.word(2), weight=0.5),
+    "by position alone": lambda m, n: m.scaled(m.word(n), 2.0, plus=m.word(1)),
+    "arrays": lambda m, n: m.scaled(m.word(n), np.arange(3.0), plus=np.ones(DIM)),
+    "arrays in a list": lambda m, n: m.join(np.ones(DIM), m.word(n), np.arange(3.0) * n),
+    "arrays of equal bytes": lambda m, n: m.scaled(m.word(n), np.zeros(()), plus=np.zeros(DIM)),
+    "a sum of a list": lambda m, n: ab.sum_n([m.word(i % 5) for i in range(n + 1)]),
+    "a sum of one": lambda m, n: ab.sum_n([m.word(n)]) + ab.mean_n([m.word(n)]) + ab.max_n([m.word(n)]),
+    "a sum with arrays": lambda m, n: ab.sum_n([m.word(n), np.ones(DIM), 2.0 * m.word(1)]),
+    "a sum of tuples": lambda m, n: ab.sum_n([(m.word(n), m.word(1)), (m.word(2), m.word(n))])[1],
+    "a sum with a shape": lambda m, n: ab.sum_n([m.word(i) for i in range(n)], shape=(DIM,)),
+}
+
+
+@each("name", CALLS)
+def test_calls_give_what_they_give_eagerly(name: str) -> None:
+    model, call = Model(), CALLS[name]
+    run = ab.batched(lambda n: ab.sum(call(model, n)), module=model)
+    numbers = [0, 3, 1, 4, 3]
+    expected = [float(np.sum(call(model, n))) for n in numbers]
+    for _ in range(3):
+        np.testing.assert_allclose(run(numbers), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_while_recorded_tuples_are_plain_tuples() -> None:
+    model, kinds = Model(), list[type]()
+
+    def run(n: int) -> Any:
+        state = model.state(model.word(n))
+        kinds.extend((type(state), type(state[1]), type(model.pair(model.word(n)))))
+        return ab.sum(state[0])
+
+    ab.batched(run, module=model)([1, 2])
+    assert kinds[-3:] == [tuple, tuple, Pair]
+
+
+@each("name", ["an unknown name", "one too many", "a name twice", "one too few"])
+def test_arguments_that_do_not_fit_are_refused_by_the_name_of_the_cell(name: str) -> None:
+    model = Model()
+    wrong: dict[str, Callable[[int], Any]] = {
+        "an unknown name": lambda n: model.word(n, size=2),  # type: ignore[call-arg]
+        "one too many": lambda n: model.word(n, 1.0, 2.0),  # type: ignore[call-arg]
+        "a name twice": lambda n: model.word(n, number=n),  # type: ignore[misc]
+        "one too few": lambda n: model.word(),  # type: ignore[call-arg]
+    }
+    with refused(TypeError, "word() "):
+        ab.batched(lambda n: ab.sum(wrong[name](n)), module=model)([1])
+
+
+@each("is_on", [True, False])
+@each("fails", [True, False])
+def test_garbage_collection_is_as_it_was(is_on: bool, fails: bool) -> None:
+    model, seen = Model(), list[bool]()
+
+    def run(n: int) -> Any:
+        seen.append(gc.isenabled())
+        if fails:
+            raise ZeroDivisionError
+        return ab.sum(model.word(n))
+
+    loss = ab.batched(run, module=model)
+    try:
+        gc.enable() if is_on else gc.disable()
+        for _ in range(2):
+            if fails:
+                with pytest.raises(ZeroDivisionError):
+                    loss([1])
+            else:
+                loss([1, 2, 3])
+            assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+    assert seen
+    assert not any(seen)
+
+
+def test_circles_are_collected_while_many_instances_are_recorded() -> None:
+    """Each program is a recursive function, which only the collector frees."""
+    model, alive = Model(), list[int]()
+
+    class Marked:
+        """Counted as long as it lives."""
+
+        n = 0
+
+        def __init__(self) -> None:
+            Marked.n += 1
+
+        def __del__(self) -> None:
+            Marked.n -= 1
+
+    def run(n: int) -> Any:
+        mark = Marked()
+
+        def visit(depth: int) -> Any:
+            return model.word(depth % 5) + (visit(depth - 1) if depth and mark else 0)
+
+        result = ab.sum(visit(n))
+        alive.append(Marked.n)
+        return result
+
+    ab.batched(run, module=model).record_all([200] * 1000)
+    assert max(alive) < 500
