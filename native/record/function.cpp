@@ -47,7 +47,7 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n);
+PyObject* lift_parts(Function* function, PyObject* tuple, char lifts);
 
 // Gives an argument with the values of sources for arrays. What only Python can lift stays as it is: no form fits it.
 PyObject* lift(Function* function, PyObject* x, char lifts) {
@@ -57,11 +57,18 @@ PyObject* lift(Function* function, PyObject* x, char lifts) {
     if (!key) return PyErr_Occurred() ? nullptr : Py_NewRef(x);
     PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
     if (known || PyErr_Occurred()) return Py_XNewRef(known);
-    if (!log->source) return Py_NewRef(x);
-    Ref made(record(as_function(log->source), &x, 1));
+    Ref source = Ref::borrowed(log->source), made(source ? PyObject_CallOneArg(source.get(), x) : nullptr);
+    if (!source) return Py_NewRef(x);
     return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
   }
   if (lifts < PARTS || !PyTuple_CheckExact(x)) return Py_NewRef(x);
+  if (Py_EnterRecursiveCall(" in an argument of a cell")) return nullptr;
+  PyObject* lifted = lift_parts(function, x, lifts);
+  Py_LeaveRecursiveCall();
+  return lifted;
+}
+
+PyObject* lift_parts(Function* function, PyObject* x, char lifts) {
   Py_ssize_t n = PyTuple_GET_SIZE(x);
   Ref lifted(PyTuple_New(n));
   bool is_same = true;
@@ -127,7 +134,7 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
   return arguments ? record(function, &PyTuple_GET_ITEM(arguments.get(), 0), PyTuple_GET_SIZE(arguments.get())) : nullptr;
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Function* function = as_function(self);
   Py_ssize_t n_args = PyVectorcall_NARGS(nargsf), n = PyTuple_GET_SIZE(function->names);
   if (function->takes == PLAIN && n_args == n && !kwnames) return record(function, args, n);
@@ -140,6 +147,13 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   PyObject* bound[FEW];
   if (n <= FEW && bind_plainly(function, args, n_args, kwnames, bound)) return record(function, bound, n);
   return call_bound(function, args, n_args, kwnames);
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (Py_EnterRecursiveCall(" while a call is recorded")) return nullptr;
+  PyObject* made = call_inner(self, args, nargsf, kwnames);
+  Py_LeaveRecursiveCall();
+  return made;
 }
 
 // function.record(form, arguments): what a call of this form returns; None where the arguments are of another one.
@@ -221,6 +235,7 @@ int clear(PyObject* self) {
 void free_function(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Function* function = as_function(self);
+  Py_TRASHCAN_BEGIN(self, free_function)
   Py_XDECREF(function->name);
   Py_XDECREF(function->names);
   Py_XDECREF(function->defaults);
@@ -230,6 +245,7 @@ void free_function(PyObject* self) {
   Py_XDECREF(function->lifts);
   Py_XDECREF(reinterpret_cast<PyObject*>(function->log));
   Py_TYPE(self)->tp_free(self);
+  Py_TRASHCAN_END
 }
 
 PyObject* get_forms(PyObject* self, void*) { return Py_NewRef(as_function(self)->forms); }
@@ -286,13 +302,14 @@ PyObject* key_of_array(PyObject* x) {
   int type = PyArray_TYPE(array), ndim = PyArray_NDIM(array);
   if ((type != NPY_FLOAT32 && type != NPY_FLOAT64) || !PyArray_ISNOTSWAPPED(array) || !PyArray_IS_C_CONTIGUOUS(array))
     return nullptr;
-  Py_ssize_t head = 1 + ndim * (Py_ssize_t)sizeof(npy_intp), size = PyArray_NBYTES(array);
+  Py_ssize_t head = 2 + ndim * (Py_ssize_t)sizeof(npy_intp), size = PyArray_NBYTES(array);
   PyObject* key = PyBytes_FromStringAndSize(nullptr, head + size);
   if (!key) return nullptr;
   char* at = PyBytes_AS_STRING(key);
   *at++ = (char)type;
-  if (ndim) memcpy(at, PyArray_DIMS(array), (size_t)head - 1);
-  if (size) memcpy(at + head - 1, PyArray_DATA(array), (size_t)size);
+  *at++ = (char)ndim;
+  if (ndim) memcpy(at, PyArray_DIMS(array), (size_t)head - 2);
+  if (size) memcpy(at + head - 2, PyArray_DATA(array), (size_t)size);
   return key;
 }
 
