@@ -203,8 +203,8 @@ class World:
         meddler = Meddler(self, self.one_of(self.handles))
         takes = {
             "values": (
-                (VALUE, 1, 0, VALUE, 1, 1), 2, 2, (("class", 0, value), ("class", 1, value)), (), (("ref", 0), ("ref", 1)),
-                (), one, 0,
+                (VALUE, 1, 0, VALUE, 1, 1), 2, 2, (("class", 0, value), ("class", 1, value)), (),
+                (("ref", 0), ("ref", 1)), (), one, 0,
             ),
             "list": (
                 (EACH, 1, 1, 0), 1, 1, (("each", 0, each_value, 1),), (0,), (("count", 0), ("each", 0, (0,))), (),
