@@ -55,12 +55,12 @@ Item read_item(const int32_t*& code, const int64_t* log) {
 // Reads a list of ints.
 bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found) {
   if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "%s must be a list of ints", what), false;
-  Py_ssize_t n = PyList_GET_SIZE(list);
-  if (!found.reserve(n)) return PyErr_NoMemory(), false;
-  for (Py_ssize_t i = 0; i < n; i++) {
-    int64_t x = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
+  if (!found.reserve(PyList_GET_SIZE(list))) return PyErr_NoMemory(), false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+    Ref number = Ref::borrowed(PyList_GET_ITEM(list, i));
+    int64_t x = PyLong_AsLongLong(number.get());
     if (x == -1 && PyErr_Occurred()) return false;
-    found.append(x);
+    if (!found.push(x)) return PyErr_NoMemory(), false;
   }
   return true;
 }
@@ -84,24 +84,29 @@ struct Decoder {
   int64_t first = 0;  // node of the present instance
   int64_t n = 0, e = 0, a = 0;
 
-  // Counts nodes, edges and attribute words.
+  // Counts nodes, edges and attribute words; false if the calls are not those of this phase, or not what forms log.
   bool count() {
     ptrdiff_t at = 0;
     for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
       while (at < log_ptr[i + 1]) {
-        int32_t form = log->form_of[id_of(log->ints[at])];
-        const FixedForm& fixed = log->fixed[form];
-        sizes.nodes++;
-        at++;
+        int64_t id = id_of(log->ints[at]), left = log->ints.size() - ++at;
+        if (id != log->first_id + sizes.nodes++ || id >= log->form_of.size()) return false;
+        const FixedForm& fixed = log->fixed[log->form_of[id]];
         if (fixed.is_fixed) {
+          if (fixed.width > left) return false;
           sizes.edges += fixed.n_edges;
           sizes.attr += fixed.n_words;
           at += fixed.width;
           continue;
         }
-        const int32_t* code = log->code.data() + log->code_ptr[form] + 1;
+        const int32_t* code = log->code.data() + log->code_ptr[log->form_of[id]] + 1;
         while (*code != END) {
+          if (*code == EACH || *code == ROWS) {
+            if (!left || log->ints[at] < 0 || (code[1] && log->ints[at] > left / code[1])) return false;
+          }
           Item item = read_item(code, log->ints.data() + at);
+          if (item.n_words > left) return false;
+          left -= item.n_words;
           if (item.kind == WORDS || item.kind == ROWS) {
             sizes.attr += item.n_words;
           } else {
@@ -112,7 +117,7 @@ struct Decoder {
           at += item.n_words;
         }
       }
-      if (at != log_ptr[i + 1]) return false;  // an instance ends inside of a call
+      if (at != log_ptr[i + 1]) return false;
     }
     return true;
   }
@@ -276,7 +281,6 @@ bool fits_code(const Log* log, int32_t form, Span<const int64_t> ints) {
 PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = reinterpret_cast<Log*>(self);
   if (n_args != 5) return PyErr_SetString(PyExc_TypeError, "decode takes four lists and the owners"), nullptr;
-  if (log->busy) return PyErr_SetString(PyExc_RuntimeError, "the log is being decoded"), nullptr;
   Decoder decoder;
   decoder.log = log;
   decoder.has_phases = args[4] != Py_None;
@@ -284,6 +288,7 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
       !read_ints(args[2], "slots", decoder.slots) || !read_ints(args[3], "output_ptr", decoder.output_ptr))
     return nullptr;
   if (decoder.has_phases && !read<int32_t>(args[4], "owner", decoder.owner)) return nullptr;
+  if (refuse_if_busy(log)) return nullptr;  // which reading the lists may have changed
   if (!rises(decoder.log_ptr, log->ints.size()) || !rises(decoder.output_ptr, decoder.refs.size()) ||
       decoder.slots.size() != decoder.refs.size() || decoder.output_ptr.size() != decoder.log_ptr.size()) {
     PyErr_SetString(PyExc_ValueError, "offsets must rise to the ends of the log and of the refs, got others");
@@ -303,7 +308,7 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   decoder.sizes.outputs = decoder.refs.size();
   decoder.sizes.floats = log->floats.size();
   if (!decoder.count()) {
-    PyErr_SetString(PyExc_ValueError, "log_ptr must lie between calls, got positions within them");
+    PyErr_SetString(PyExc_ValueError, "log_ptr must lie between calls, and calls be as their forms say, got others");
     return nullptr;
   }
   Ref words = make_words(decoder.sizes, decoder.graph);

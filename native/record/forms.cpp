@@ -7,7 +7,7 @@
 namespace autobatch {
 namespace {
 
-constexpr int32_t MOST_REGISTERS = 1 << 20, FEW = 48;
+constexpr int32_t MOST_REGISTERS = 1 << 20, FEW = 48, MOST_DEPTH = 1000;
 
 // Registers of a program that runs, and the parts that it must keep alive.
 class Frame {
@@ -31,6 +31,14 @@ class Frame {
     Py_DECREF(object);
     PyErr_NoMemory();
     return false;
+  }
+
+  // Takes over the references of another frame.
+  bool adopt(Frame& other) {
+    if (!owned_.reserve(other.owned_.size())) return PyErr_NoMemory(), false;
+    for (ptrdiff_t i = 0; i < other.owned_.size(); i++) owned_.append(other.owned_[i]);
+    other.owned_.resize(0);
+    return true;
   }
 
   PyObject** registers = few_;
@@ -104,10 +112,9 @@ Result test_each(const Step& step, PyObject* x, Frame& around) {
     if (!around.own(Py_NewRef(frame.registers[0]))) return FAILED;
     Result result = run(program, frame);
     if (result != MATCHES) return result;
-    for (int32_t k = 0; k < program.n_registers; k++) {
+    if (!around.adopt(frame)) return FAILED;
+    for (int32_t k = 0; k < program.n_registers; k++)
       if (!around.elements.push(frame.registers[k])) return PyErr_NoMemory(), FAILED;
-      if (program.calls_python && !around.own(Py_NewRef(frame.registers[k]))) return FAILED;
-    }
   }
   return MATCHES;
 }
@@ -174,13 +181,15 @@ Result run(const Program& program, Frame& frame) {
 
 // Lengths.
 
-// Counts the rows of what a register holds: -1 if it has none.
+constexpr int64_t MOST_LENGTH = INT32_MAX;  // so that no product overflows
+
+// Counts the rows of what a register holds: 0 if it has none.
 int64_t count_rows(PyObject* x) {
   if (PyList_Check(x)) return PyList_GET_SIZE(x);
   if (PyArray_Check(x) && PyArray_NDIM(reinterpret_cast<PyArrayObject*>(x)) > 0)
     return PyArray_DIM(reinterpret_cast<PyArrayObject*>(x), 0);
   if (PyObject_TypeCheck(x, &RowsType)) return reinterpret_cast<Rows*>(x)->n;
-  return -1;
+  return 0;
 }
 
 int64_t slice_length(const LengthPart& part, int64_t n) {
@@ -193,10 +202,12 @@ void find_lengths(const Form* form, PyObject** registers, int64_t* lengths) {
     const Group& group = *form->groups[g];
     lengths[g] = 0;
     if (group.from >= 0) lengths[g] = count_rows(registers[group.from]);
+    if (lengths[g] > MOST_LENGTH) lengths[g] = MOST_LENGTH;
     for (ptrdiff_t p = 0; p < group.parts.size(); p++) {
       const LengthPart& part = group.parts[p];
       int64_t n = slice_length(part, part.of < 0 ? part.n : lengths[part.of]);
       lengths[g] += part.times < 0 ? n : n * lengths[part.times];
+      if (lengths[g] > MOST_LENGTH) lengths[g] = MOST_LENGTH;
     }
   }
 }
@@ -265,7 +276,7 @@ bool write_refs(Log* log, PyObject* x, int64_t n) {
   bool is_stale = rows->handle.session != log->session;
   for (int64_t i = 0; i < n; i++) {
     int64_t ref = rows->handle.ref + (i << ROW_SHIFT);
-    if (rows->refs) ref = PyLong_AsLongLong(PyList_GET_ITEM(rows->refs, i));
+    if (rows->refs) ref = PyLong_AsLongLong(PyTuple_GET_ITEM(rows->refs, i));
     log->ints.append(is_stale ? STALE_REF : ref);
   }
   return true;
@@ -276,13 +287,17 @@ bool write_refs(Log* log, PyObject* x, int64_t n) {
 bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Frame& frame, ptrdiff_t at) {
   const Program& program = *writer.each;
   bool is_list = program.is_one_class(), is_float = writer.what == Writing::EACH_FLOATS;
-  bool are_handles = is_list && is_sealed(program.steps[0]->object.get());
-  if (!is_list && at + n * program.n_registers > frame.elements.size())
-    return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
+  PyObject* kind = program.steps.size() ? program.steps[0]->object.get() : nullptr;
+  bool are_handles = is_list && is_sealed(kind);
   for (int64_t i = 0; i < n; i++)
     for (ptrdiff_t k = 0; k < writer.registers.size(); k++) {
-      PyObject* part = is_list ? PyList_GET_ITEM(x, i) : frame.elements[at + i * program.n_registers + writer.registers[k]];
+      ptrdiff_t place = at + i * program.n_registers + writer.registers[k];
+      bool is_there = is_list ? i < PyList_GET_SIZE(x) : place < frame.elements.size();
+      PyObject* part = !is_there ? nullptr : is_list ? PyList_GET_ITEM(x, i) : frame.elements[place];
+      if (!part || (is_list && reinterpret_cast<PyObject*>(Py_TYPE(part)) != kind))
+        return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
       bool is_handle = are_handles || PyObject_TypeCheck(part, &HandleType);
+      Ref held = Ref::borrowed(part);
       if (!(is_float ? write_floats(log, part) : is_handle ? write_ref(log, part) : write_ints(log, part))) return false;
     }
   return true;
@@ -293,7 +308,7 @@ bool draw(Log* log, bool is_logged) {
     int64_t number = log->n_draws++;
     return !is_logged || log->ints.push(number) || (PyErr_NoMemory(), false);
   }
-  Ref number(PyObject_CallNoArgs(log->draw));
+  Ref next = Ref::borrowed(log->draw), number(PyObject_CallNoArgs(next.get()));
   return number && (!is_logged || write_int(log, number.get()));
 }
 
@@ -343,12 +358,12 @@ PyObject* make_output(Form* form, int32_t k, int64_t first, const int64_t* lengt
   const Output& output = form->outputs[k];
   if (output.group < 0) return make_handle(form->log, output.kind, first + k);
   int64_t n = lengths[output.group];
-  if (n > MOST_ROWS) {
+  if (n > MOST_REF_ROWS) {
     Ref errors(PyImport_ImportModule("autobatch.errors"));
     Ref kind(errors ? PyObject_GetAttrString(errors.get(), "DataError") : nullptr);
     if (kind)
       PyErr_Format(kind.get(), "a value of %lld rows goes from a cell to others, but %lld is the most.", (long long)n,
-                   (long long)MOST_ROWS);
+                   (long long)MOST_REF_ROWS);
     return nullptr;
   }
   return make_rows(form->log, output.kind, first + k, n);
@@ -368,7 +383,7 @@ PyObject* build(Form* form, PyObject* structure, int64_t first, const int64_t* l
 }
 
 PyObject* build_result(Form* form, int64_t first, const int64_t* lengths) {
-  if (PyTuple_Check(form->structure) || PyLong_Check(form->structure)) return build(form, form->structure, first, lengths);
+  if (PyTuple_CheckExact(form->structure) || PyLong_Check(form->structure)) return build(form, form->structure, first, lengths);
   Ref values(PyTuple_New(form->outputs.size()));
   for (ptrdiff_t k = 0; values && k < form->outputs.size(); k++) {
     PyObject* value = make_output(form, (int32_t)k, first, lengths);
@@ -428,7 +443,7 @@ PyObject** parts_of(PyObject* x, Py_ssize_t n, Py_ssize_t most) {
 bool read_program(PyObject* steps, int32_t n_given, int64_t n_registers, Program& program, bool is_element);
 
 // Reads a step: (name, from, ...). It reads registers that are set alone, and sets new ones.
-bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, Program& program, bool is_element) {
+bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, bool is_element) {
   PyObject** parts = parts_of(tuple, 2, 5);
   int test = parts ? number_of(TESTS, parts[0]) : -1;
   if (test < 0) return false;
@@ -441,6 +456,7 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, Program& progr
   auto has = [&](Py_ssize_t n) { return n_parts == n || refuse("a step of a form has another number of parts"); };
   auto sets = [&](PyObject* x) {
     if (!read_number(x, 0, is_set.size(), to)) return false;
+    if (is_set[to]) return refuse("a step of a form must set a register that is not set");
     is_set[to] = 1;
     step.to = (int32_t)to;
     return true;
@@ -458,14 +474,12 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, Program& progr
       if (!has(4) || !PyTuple_Check(parts[2])) return PyErr_Occurred() ? false : refuse("keys must be a tuple");
       step.object = Ref::borrowed(parts[2]);
       step.call = Ref::borrowed(parts[3]);
-      program.calls_python = true;
       return true;
     case Test::KEY:
     case Test::ATTRIBUTE:
       if (!has(4)) return false;
       if (step.test == Test::ATTRIBUTE && !PyUnicode_Check(parts[2])) return refuse("an attribute's name must be text");
       step.object = Ref::borrowed(parts[2]);
-      program.calls_python = true;
       return sets(parts[3]);
     case Test::ARRAY:
     case Test::ROWS: {
@@ -487,13 +501,11 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, Program& progr
       if (!has(3)) return false;
       if (step.test == Test::PLAIN && !PyTuple_CheckExact(parts[2])) return refuse("a plain object must be a tuple");
       step.object = Ref::borrowed(parts[2]);
-      program.calls_python |= step.test == Test::EQUAL;
       return true;
     case Test::SAME:
       if (!has(4) || !PyCallable_Check(parts[2])) return PyErr_Occurred() ? false : refuse("a step calls a function");
       step.call = Ref::borrowed(parts[2]);
       step.object = Ref::borrowed(parts[3]);
-      program.calls_python = true;
       return true;
     case Test::EMPTY:
       return has(2);
@@ -504,7 +516,6 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, Program& progr
       step.each = make<Program>();
       if (!step.each) return PyErr_NoMemory(), false;
       if (!read_program(parts[2], 1, n_registers, *step.each, true)) return false;
-      program.calls_python |= step.each->calls_python;
       return true;
     }
   }
@@ -521,8 +532,10 @@ bool read_program(PyObject* steps, int32_t n_given, int64_t n_registers, Program
     Step* step = make<Step>();
     if (!step) return PyErr_NoMemory(), false;
     if (!program.steps.push(step)) return PyErr_NoMemory(), false;
-    if (!read_step(PyTuple_GET_ITEM(steps, i), is_set, *step, program, is_element)) return false;
+    if (!read_step(PyTuple_GET_ITEM(steps, i), is_set, *step, is_element)) return false;
   }
+  for (ptrdiff_t i = 0; i < is_set.size(); i++)
+    if (!is_set[i]) return refuse("the steps of a form must set all registers");
   return true;
 }
 
@@ -637,14 +650,15 @@ bool read_bounds(PyObject* tuple, Form* form) {
   return true;
 }
 
-bool is_structure(PyObject* structure, int64_t n_outputs) {
+bool is_structure(PyObject* structure, int64_t n_outputs, int depth = 0) {
+  if (depth > MOST_DEPTH) return false;
   if (PyLong_Check(structure)) {
     long k = PyLong_AsLong(structure);
     return k >= 0 && k < n_outputs;
   }
   if (!PyTuple_CheckExact(structure)) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(structure); i++)
-    if (!is_structure(PyTuple_GET_ITEM(structure, i), n_outputs)) return false;
+    if (!is_structure(PyTuple_GET_ITEM(structure, i), n_outputs, depth + 1)) return false;
   return true;
 }
 
@@ -695,6 +709,7 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
+  PyObject_GC_UnTrack(made.get());  // until it is whole
   Form* form = reinterpret_cast<Form*>(made.get());
   new (&form->groups, At::PLACE) Vec<Group*>();
   new (&form->bounds, At::PLACE) Vec<Bound>();
@@ -711,6 +726,7 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       !read_bounds(bounds, form) || !read_walked(walked, lengths, form) || !read_writers(ints, form, form->ints) ||
       !read_writers(floats, form, form->floats) || !read_outputs(outputs, structure, form))
     return nullptr;
+  PyObject_GC_Track(made.get());
   return made.release();
 }
 
@@ -743,6 +759,7 @@ int traverse_form(PyObject* self, visitproc visit, void* arg) {
 void free_form(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Form* form = reinterpret_cast<Form*>(self);
+  Py_TRASHCAN_BEGIN(self, free_form)
   discard(form->program);
   free_all(form->groups);
   free_all(form->ints);
@@ -755,6 +772,7 @@ void free_form(PyObject* self) {
   Py_XDECREF(form->structure);
   Py_XDECREF(reinterpret_cast<PyObject*>(form->log));
   Py_TYPE(self)->tp_free(self);
+  Py_TRASHCAN_END
 }
 
 PyObject* get_number(PyObject* self, void*) { return PyLong_FromLong(reinterpret_cast<Form*>(self)->number); }
@@ -807,10 +825,12 @@ PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   int64_t id = log->add_call(form->number);
   if (id < 0) return nullptr;
   bool is_written = true;
+  log->busy = true;
   for (ptrdiff_t i = 0; is_written && i < form->ints.size(); i++)
     is_written = write(form, *form->ints[i], frame, lengths);
   for (ptrdiff_t i = 0; is_written && i < form->floats.size(); i++)
     is_written = write(form, *form->floats[i], frame, lengths);
+  log->busy = false;
   if (!is_written) {  // nothing of the call stays
     log->ints.resize(n_ints);
     log->floats.resize(n_floats);

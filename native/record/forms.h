@@ -43,7 +43,6 @@ struct Step {
 struct Program {
   Vec<Step*> steps;
   int32_t n_registers = 0;
-  bool calls_python = false;  // then what it loads must be kept alive
   bool is_one_class() const;  // tests nothing but the class of its register
   ~Program();
 };

@@ -47,7 +47,7 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n);
+PyObject* lift_parts(Function* function, PyObject* tuple);
 
 // What lifting does with an argument: nothing; it replaces arrays; or only Python can tell, and none is replaced here.
 enum class Lifting { ERROR, NONE, ARRAYS, PYTHON };
@@ -75,13 +75,14 @@ Lifting find_lifting(Log* log, PyObject* x, char lifts) {
   bool is_tuple = PyTuple_CheckExact(x);
   if (!is_tuple && !PyList_CheckExact(x)) return find_class(log, x);
   if (lifts == ARRAYS) return Lifting::PYTHON;
+  if (Py_EnterRecursiveCall(" in an argument of a cell")) return Lifting::ERROR;
   Lifting found = Lifting::NONE;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x); i++) {
-    Lifting part = find_lifting(log, PySequence_Fast_GET_ITEM(x, i), lifts);
-    if (part == Lifting::ERROR || part == Lifting::PYTHON) return part;
-    if (part == Lifting::ARRAYS) found = is_tuple ? part : Lifting::PYTHON;
-    if (found == Lifting::PYTHON) return found;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x) && found != Lifting::ERROR && found != Lifting::PYTHON; i++) {
+    Ref held = Ref::borrowed(PySequence_Fast_GET_ITEM(x, i));
+    Lifting part = find_lifting(log, held.get(), lifts);
+    if (part != Lifting::NONE) found = part == Lifting::ARRAYS && !is_tuple ? Lifting::PYTHON : part;
   }
+  Py_LeaveRecursiveCall();
   return found;
 }
 
@@ -93,11 +94,18 @@ PyObject* lift(Function* function, PyObject* x) {
     if (!key) return PyErr_Occurred() ? nullptr : Py_NewRef(x);
     PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
     if (known || PyErr_Occurred()) return Py_XNewRef(known);
-    if (!log->source) return Py_NewRef(x);
-    Ref made(record(as_function(log->source), &x, 1));
+    Ref source = Ref::borrowed(log->source), made(source ? PyObject_CallOneArg(source.get(), x) : nullptr);
+    if (!source) return Py_NewRef(x);
     return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
   }
   if (!PyTuple_CheckExact(x)) return Py_NewRef(x);
+  if (Py_EnterRecursiveCall(" in an argument of a cell")) return nullptr;
+  PyObject* lifted = lift_parts(function, x);
+  Py_LeaveRecursiveCall();
+  return lifted;
+}
+
+PyObject* lift_parts(Function* function, PyObject* x) {
   Py_ssize_t n = PyTuple_GET_SIZE(x);
   Ref lifted(PyTuple_New(n));
   for (Py_ssize_t i = 0; lifted && i < n; i++) {
@@ -181,7 +189,7 @@ PyObject* call_collected(Function* function, PyObject* const* args, Py_ssize_t n
   return record(function, both, has_names ? 2 : 1);
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Function* function = as_function(self);
   Py_ssize_t n_args = PyVectorcall_NARGS(nargsf), n = PyTuple_GET_SIZE(function->names);
   if (function->takes == PLAIN && n_args == n && !kwnames) return record(function, args, n);
@@ -189,6 +197,13 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   PyObject* bound[FEW];
   if (n <= FEW && bind_plainly(function, args, n_args, kwnames, bound)) return record(function, bound, n);
   return call_bound(function, args, n_args, kwnames);
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (Py_EnterRecursiveCall(" while a call is recorded")) return nullptr;
+  PyObject* made = call_inner(self, args, nargsf, kwnames);
+  Py_LeaveRecursiveCall();
+  return made;
 }
 
 // function.record(form, arguments): what a call of this form returns; None where the arguments are of another one.
@@ -270,6 +285,7 @@ int clear(PyObject* self) {
 void free_function(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Function* function = as_function(self);
+  Py_TRASHCAN_BEGIN(self, free_function)
   Py_XDECREF(function->name);
   Py_XDECREF(function->names);
   Py_XDECREF(function->defaults);
@@ -279,6 +295,7 @@ void free_function(PyObject* self) {
   Py_XDECREF(function->lifts);
   Py_XDECREF(reinterpret_cast<PyObject*>(function->log));
   Py_TYPE(self)->tp_free(self);
+  Py_TRASHCAN_END
 }
 
 PyObject* get_forms(PyObject* self, void*) { return Py_NewRef(as_function(self)->forms); }

@@ -27,8 +27,8 @@ void free_rows(PyObject* self) {
   Rows* rows = reinterpret_cast<Rows*>(self);
   PyTypeObject* kind = Py_TYPE(self);
   if (rows->refs)
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows->refs); i++)
-      forget(&rows->handle, PyLong_AsLongLong(PyList_GET_ITEM(rows->refs, i)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows->refs); i++)
+      forget(&rows->handle, PyLong_AsLongLong(PyTuple_GET_ITEM(rows->refs, i)));
   else
     forget(&rows->handle, rows->handle.ref);
   Py_XDECREF(rows->refs);
@@ -86,10 +86,10 @@ PyMethodDef handle_methods[] = {{"rebind", rebind, METH_O, "Stand for another va
 
 PyObject* get_refs(PyObject* self, void*) {
   Rows* rows = reinterpret_cast<Rows*>(self);
-  if (rows->refs) return present_log(&rows->handle) ? Py_NewRef(rows->refs) : PyList_New(0);
-  int64_t first = present_log(&rows->handle) ? rows->handle.ref : STALE_REF;
+  if (rows->refs) return present_log(&rows->handle) ? Py_NewRef(rows->refs) : PyTuple_New(0);
+  int64_t first = present_log(&rows->handle) ? rows->handle.ref : STALE_REF, step = int64_t(1) << ROW_SHIFT;
   return PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "LLL", (long long)first,
-                               (long long)(first + (rows->n << ROW_SHIFT)), (long long)(int64_t(1) << ROW_SHIFT));
+                               (long long)(first + 1 + (rows->n - 1) * step), (long long)step);
 }
 
 PyObject* get_whole(PyObject* self, void*) {
@@ -98,7 +98,12 @@ PyObject* get_whole(PyObject* self, void*) {
 }
 
 int set_whole(PyObject* self, PyObject* value, void*) {
-  Py_XSETREF(reinterpret_cast<Rows*>(self)->whole, Py_XNewRef(value));
+  Rows* rows = reinterpret_cast<Rows*>(self);
+  if (value == Py_None) value = nullptr;
+  bool is_rows = value && PyObject_TypeCheck(value, &RowsType);
+  if (value && (!rows->refs || !PyObject_TypeCheck(value, &HandleType) || (is_rows && reinterpret_cast<Rows*>(value)->refs)))
+    return PyErr_SetString(PyExc_TypeError, "whole must be one output, for rows of several"), -1;
+  Py_XSETREF(rows->whole, Py_XNewRef(value));
   return 0;
 }
 
@@ -181,7 +186,7 @@ PyObject* seal(PyObject*, PyObject* argument) {
   }
   bool is_rows = PyType_IsSubtype(kind, &RowsType);
   Py_ssize_t size = is_rows ? (Py_ssize_t)sizeof(Rows) : (Py_ssize_t)sizeof(Handle);
-  if (kind->tp_basicsize != size || kind->tp_itemsize) {
+  if (kind->tp_basicsize != size || kind->tp_itemsize || kind->tp_dictoffset || kind->tp_weaklistoffset) {
     PyErr_SetString(PyExc_TypeError, "a class of handles must have __slots__ = () and no attributes of its own");
     return nullptr;
   }

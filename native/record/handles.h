@@ -13,6 +13,7 @@ namespace autobatch {
 
 constexpr int ID_SHIFT = 8, ROW_SHIFT = 40;
 constexpr int64_t ID_MASK = (int64_t(1) << (ROW_SHIFT - ID_SHIFT)) - 1;
+constexpr int64_t MOST_REF_ROWS = int64_t(1) << (63 - ROW_SHIFT);  // that refs can number
 constexpr int64_t STALE_REF = ID_MASK << ID_SHIFT;  // what a handle of another session is logged as
 
 inline int64_t id_of(int64_t ref) { return ref >> ID_SHIFT & ID_MASK; }
@@ -29,8 +30,8 @@ struct Handle {
 struct Rows {
   Handle handle;
   int64_t n;
-  PyObject* refs;   // a list of the refs of the rows; null for all rows of one output
-  PyObject* whole;  // all rows as one value, if recorded
+  PyObject* refs;   // a tuple of the refs of the rows; null for all rows of one output
+  PyObject* whole;  // all rows as one value, if recorded; a value with `refs` is none, so that no value leads to itself
 };
 
 extern PyTypeObject HandleType, RowsType;

@@ -17,12 +17,6 @@ uint32_t last_session = 0;
 
 Log* as_log(PyObject* self) { return reinterpret_cast<Log*>(self); }
 
-bool refuse_if_busy(Log* log) {
-  if (!log->busy) return false;
-  PyErr_SetString(PyExc_RuntimeError, "a log that is being decoded must not be changed");
-  return true;
-}
-
 // Empties a vector; gives back memory far beyond what it held.
 template <class T>
 void empty(Vec<T>& vec) {
@@ -35,9 +29,6 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* owner;
   static const char* names[] = {"owner", nullptr};
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Log", const_cast<char**>(names), &owner)) return nullptr;
-  int slot = next_slot;
-  for (int tried = 0; slots[slot]; tried++, slot = (slot + 1) % N_SLOTS)
-    if (tried == N_SLOTS) return PyErr_Format(PyExc_RuntimeError, "there are more than %d logs", N_SLOTS);
   Ref sources(PyDict_New()), functions(PyDict_New()), unlifted(PyDict_New());
   Log* log = sources && functions && unlifted ? as_log(type->tp_alloc(type, 0)) : nullptr;
   if (!log) return nullptr;
@@ -57,10 +48,16 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   log->functions = functions.release();
   log->unlifted = unlifted.release();
   log->session = ++last_session;
-  log->slot = (uint16_t)slot;
-  slots[slot] = log;
-  next_slot = (slot + 1) % N_SLOTS;
-  return reinterpret_cast<PyObject*>(log);
+  for (int tried = 0; tried < N_SLOTS; tried++) {
+    int slot = next_slot;
+    next_slot = (slot + 1) % N_SLOTS;
+    if (slots[slot]) continue;
+    log->slot = (uint16_t)slot;
+    slots[slot] = log;
+    return reinterpret_cast<PyObject*>(log);
+  }
+  Py_DECREF(reinterpret_cast<PyObject*>(log));
+  return PyErr_Format(PyExc_RuntimeError, "there are more than %d logs", N_SLOTS);
 }
 
 int traverse_log(PyObject* self, visitproc visit, void* arg) {
@@ -74,22 +71,30 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
+// Breaks circles; a log that is still used stays a log, of nothing that records.
 int clear_log(PyObject* self) {
-  Py_CLEAR(as_log(self)->owner);
+  Py_XSETREF(as_log(self)->owner, Py_NewRef(Py_None));
   Py_CLEAR(as_log(self)->draw);
-  Py_CLEAR(as_log(self)->sources);
+  PyDict_Clear(as_log(self)->sources);
   Py_CLEAR(as_log(self)->source);
-  Py_CLEAR(as_log(self)->functions);
-  Py_CLEAR(as_log(self)->unlifted);
+  PyDict_Clear(as_log(self)->functions);
+  PyDict_Clear(as_log(self)->unlifted);
   Py_CLEAR(as_log(self)->is_unlifted);
   return 0;
 }
 
 void free_log(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  clear_log(self);
   Log* log = as_log(self);
-  slots[log->slot] = nullptr;
+  Py_TRASHCAN_BEGIN(self, free_log)
+  if (slots[log->slot] == log) slots[log->slot] = nullptr;
+  Py_XDECREF(log->owner);
+  Py_XDECREF(log->draw);
+  Py_XDECREF(log->sources);
+  Py_XDECREF(log->source);
+  Py_XDECREF(log->functions);
+  Py_XDECREF(log->unlifted);
+  Py_XDECREF(log->is_unlifted);
   log->ints.~Vec();
   log->floats.~Vec();
   log->form_of.~Vec();
@@ -102,6 +107,7 @@ void free_log(PyObject* self) {
   log->alive.~Vec();
   log->survivors.~Vec();
   Py_TYPE(self)->tp_free(self);
+  Py_TRASHCAN_END
 }
 
 Py_ssize_t length(PyObject* self) { return as_log(self)->ints.size(); }
@@ -184,12 +190,12 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   NoCollection none;
   int64_t collected = 0;
   for (Py_ssize_t i = PyList_GET_SIZE(structures); i < PyList_GET_SIZE(instances); i++) {
+    Ref instance = Ref::borrowed(PyList_GET_ITEM(instances, i));
     start_instance(log);
     if (log->ints.size() - collected > COLLECT_AFTER) {
       if (!none.collect_young()) return nullptr;
       collected = log->ints.size();
     }
-    Ref instance = Ref::borrowed(PyList_GET_ITEM(instances, i));
     Ref result(PyObject_CallOneArg(function, instance.get()));
     if (!result) return nullptr;
     Ref structure = read_result(log, result.get(), known, read, refs, slots);
@@ -213,53 +219,52 @@ PyObject* clear(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// Reads a range of positions start:stop of n.
-bool read_range(PyObject* const* args, Py_ssize_t n_args, ptrdiff_t n, ptrdiff_t& start, ptrdiff_t& stop) {
+// Copies the numbers at positions start:stop of some.
+template <class T>
+bool copy_range(PyObject* const* args, Py_ssize_t n_args, const Vec<T>& numbers, Vec<T>& found) {
+  Py_ssize_t start, stop;
   if (n_args != 2) return PyErr_SetString(PyExc_TypeError, "two positions must be given, start and stop"), false;
   start = PyNumber_AsSsize_t(args[0], PyExc_IndexError);
   if (start == -1 && PyErr_Occurred()) return false;
   stop = PyNumber_AsSsize_t(args[1], PyExc_IndexError);
   if (stop == -1 && PyErr_Occurred()) return false;
-  if (start < 0 || stop < start || stop > n) {
-    PyErr_Format(PyExc_IndexError, "positions must lie within 0..%zd, got %zd:%zd", n, start, stop);
+  if (start < 0 || stop < start || stop > numbers.size()) {
+    PyErr_Format(PyExc_IndexError, "positions must lie within 0..%zd, got %zd:%zd", numbers.size(), start, stop);
     return false;
   }
-  return true;
+  return found.copy(Span<const T>(numbers).part(start, stop)) || (PyErr_NoMemory(), false);
 }
 
 PyObject* ints_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
-  Log* log = as_log(self);
-  ptrdiff_t start, stop;
-  if (!read_range(args, n_args, log->ints.size(), start, stop)) return nullptr;
-  Ref found(PyList_New(stop - start));
-  for (ptrdiff_t i = start; found && i < stop; i++) {
-    PyObject* x = PyLong_FromLongLong(log->ints[i]);
+  Vec<int64_t> ints;
+  if (!copy_range(args, n_args, as_log(self)->ints, ints)) return nullptr;
+  Ref found(PyList_New(ints.size()));
+  for (ptrdiff_t i = 0; found && i < ints.size(); i++) {
+    PyObject* x = PyLong_FromLongLong(ints[i]);
     if (!x) return nullptr;
-    PyList_SET_ITEM(found.get(), i - start, x);
+    PyList_SET_ITEM(found.get(), i, x);
   }
   return found.release();
 }
 
 PyObject* floats_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
-  Log* log = as_log(self);
-  ptrdiff_t start, stop;
-  if (!read_range(args, n_args, log->floats.size(), start, stop)) return nullptr;
-  return to_array<double>(Span<const double>{log->floats.data() + start, stop - start}).release();
+  Vec<double> floats;
+  return copy_range(args, n_args, as_log(self)->floats, floats) ? to_array<double>(floats).release() : nullptr;
 }
 
 // add_form(code): a new form of calls; gives its number. Its code is that of `autobatch.trace.decode`.
 PyObject* add_form(PyObject* self, PyObject* argument) {
   Log* log = as_log(self);
-  if (refuse_if_busy(log)) return nullptr;
   Vec<int32_t> code;
-  Ref items(PySequence_Fast(argument, "code must be a sequence of ints"));
+  Ref items(PySequence_Tuple(argument));
   if (!items) return nullptr;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); i++) {
-    long word = PyLong_AsLong(PySequence_Fast_GET_ITEM(items.get(), i));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); i++) {
+    long word = PyLong_AsLong(PyTuple_GET_ITEM(items.get(), i));
     if (word == -1 && PyErr_Occurred()) return nullptr;
     if (word < -1 || word > INT32_MAX) return PyErr_Format(PyExc_ValueError, "code must hold int32, got %ld", word);
     if (!code.push((int32_t)word)) return PyErr_NoMemory();
   }
+  if (refuse_if_busy(log)) return nullptr;
   if (!is_code(code)) {
     PyErr_SetString(PyExc_ValueError, "code must be a type and what a form logs, got other ints");
     return nullptr;
@@ -285,19 +290,19 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   int64_t form;
   if (n_args != 3) return PyErr_SetString(PyExc_TypeError, "add takes a form, ints and floats"), nullptr;
-  if (refuse_if_busy(log) || !read_index(args[0], "form", log->code_ptr.size() - 1, form)) return nullptr;
-  Ref ints(PySequence_Fast(args[1], "ints must be a sequence")), floats(PySequence_Fast(args[2], "floats must be one"));
-  if (!ints || !floats) return nullptr;
-  Py_ssize_t n_ints = PySequence_Fast_GET_SIZE(ints.get()), n_floats = PySequence_Fast_GET_SIZE(floats.get());
+  if (!read_index(args[0], "form", log->code_ptr.size() - 1, form)) return nullptr;
+  Ref ints(PySequence_Tuple(args[1])), floats(ints ? PySequence_Tuple(args[2]) : nullptr);
+  if (!floats) return nullptr;
+  Py_ssize_t n_ints = PyTuple_GET_SIZE(ints.get()), n_floats = PyTuple_GET_SIZE(floats.get());
   Vec<int64_t> items;
   Vec<double> numbers;
   for (Py_ssize_t i = 0; i < n_ints; i++) {
-    int64_t x = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(ints.get(), i));
+    int64_t x = PyLong_AsLongLong(PyTuple_GET_ITEM(ints.get(), i));
     if (x == -1 && PyErr_Occurred()) return nullptr;
     if (!items.push(x)) return PyErr_NoMemory();
   }
   for (Py_ssize_t i = 0; i < n_floats; i++) {
-    double x = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(floats.get(), i));
+    double x = PyFloat_AsDouble(PyTuple_GET_ITEM(floats.get(), i));
     if (x == -1 && PyErr_Occurred()) return nullptr;
     if (!numbers.push(x)) return PyErr_NoMemory();
   }
@@ -305,6 +310,7 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
     PyErr_SetString(PyExc_ValueError, "ints must be those that the form logs, got others");
     return nullptr;
   }
+  if (refuse_if_busy(log)) return nullptr;
   if (!log->ints.reserve(n_ints + 1) || !log->floats.reserve(n_floats)) return PyErr_NoMemory();
   int64_t id = log->add_call((int32_t)form);
   if (id < 0) return nullptr;
@@ -334,8 +340,9 @@ PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 3) return PyErr_SetString(PyExc_TypeError, "value takes a class, a ref and a bool"), nullptr;
   if (!read_class(args[0], false)) return nullptr;
   int64_t ref = PyLong_AsLongLong(args[1]);
+  if (ref == -1 && PyErr_Occurred()) return nullptr;
   int is_row = PyObject_IsTrue(args[2]);
-  if ((ref == -1 && PyErr_Occurred()) || is_row < 0) return nullptr;
+  if (is_row < 0) return nullptr;
   return make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, is_row);
 }
 
@@ -344,21 +351,21 @@ PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 2) return PyErr_SetString(PyExc_TypeError, "rows takes a class and refs"), nullptr;
   if (!read_class(args[0], true)) return nullptr;
-  Ref refs(PySequence_List(args[1]));
+  Ref refs(PySequence_Tuple(args[1]));
   if (!refs) return nullptr;
-  Py_ssize_t n = PyList_GET_SIZE(refs.get());
+  Py_ssize_t n = PyTuple_GET_SIZE(refs.get());
   for (Py_ssize_t i = 0; i < n; i++) {
-    PyObject* ref = PyList_GET_ITEM(refs.get(), i);
+    PyObject* ref = PyTuple_GET_ITEM(refs.get(), i);
     if (!PyLong_CheckExact(ref)) return PyErr_SetString(PyExc_TypeError, "refs must be ints"), nullptr;
     if (PyLong_AsLongLong(ref) == -1 && PyErr_Occurred()) return nullptr;
   }
-  int64_t first = n ? PyLong_AsLongLong(PyList_GET_ITEM(refs.get(), 0)) : STALE_REF;
+  int64_t first = n ? PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), 0)) : STALE_REF;
   bool counts = log->counts;
   log->counts = false;  // each ref is counted below
   PyObject* made = make_rows(log, reinterpret_cast<PyTypeObject*>(args[0]), first, n);
   log->counts = counts;
   if (!made) return nullptr;
-  for (Py_ssize_t i = 0; counts && i < n; i++) log->count(PyLong_AsLongLong(PyList_GET_ITEM(refs.get(), i)), 1);
+  for (Py_ssize_t i = 0; counts && i < n; i++) log->count(PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i)), 1);
   reinterpret_cast<Rows*>(made)->refs = refs.release();
   return made;
 }
@@ -520,13 +527,18 @@ PyTypeObject LogType = log_type();
 
 Log* log_in(uint16_t slot) { return slots[slot]; }
 
+bool refuse_if_busy(Log* log) {
+  if (!log->busy) return false;
+  PyErr_SetString(PyExc_RuntimeError, "a log must not be used while it is decoded, or while a call is written to it");
+  return true;
+}
+
 int64_t Log::add_call(int32_t form) {
   int64_t id = form_of.size();
-  if (busy || id >= ID_MASK || !form_of.reserve(1) || (counts && !alive.reserve(1)) || !ints.reserve(1)) {
-    if (busy)
-      PyErr_SetString(PyExc_RuntimeError, "a log that is being decoded must not be changed");
-    else if (id >= ID_MASK)
-      PyErr_SetString(PyExc_OverflowError, "a recording has more calls than 32 bits can number");
+  if (refuse_if_busy(this)) return -1;
+  if (id >= INT32_MAX || !form_of.reserve(1) || (counts && !alive.reserve(1)) || !ints.reserve(1)) {
+    if (id >= INT32_MAX)
+      PyErr_SetString(PyExc_OverflowError, "a recording has more calls than int32 can number");
     else
       PyErr_NoMemory();
     return -1;

@@ -34,7 +34,7 @@ struct Log {
   uint32_t session;
   uint16_t slot;
   bool counts;  // whether it counts the handles of each call
-  bool busy;    // while it is decoded without the interpreter lock
+  bool busy;    // while it is decoded without the interpreter lock, or a call is written, which may call Python
   int64_t begun_ints, begun_floats;  // how long both were when the instance began
   int64_t n_instances, n_draws;
   Vec<int64_t> ints;
@@ -57,6 +57,9 @@ struct Log {
 };
 
 extern PyTypeObject LogType;
+
+// Sets an error if a log is busy.
+bool refuse_if_busy(Log* log);
 
 // The log in a slot; null if it is gone.
 Log* log_in(uint16_t slot);

@@ -17,15 +17,23 @@ struct Shortcut {
 
 Shortcut* as_shortcut(PyObject* self) { return reinterpret_cast<Shortcut*>(self); }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
   Log* log = current_log();
   if (log && PyVectorcall_NARGS(nargsf) == 1 && !kwnames && PyList_CheckExact(args[0]) && PyList_GET_SIZE(args[0])) {
-    PyObject* function = PyDict_GetItemWithError(log->functions, shortcut->inner);
-    PyObject* made = function ? record_known_call(function, args, 1) : nullptr;
+    Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
+    Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), shortcut->inner));
+    PyObject* made = function ? record_known_call(function.get(), args, 1) : nullptr;
     if (made || PyErr_Occurred()) return made;
   }
   return PyObject_Vectorcall(shortcut->function, args, nargsf, kwnames);
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (Py_EnterRecursiveCall(" while a call is recorded")) return nullptr;
+  PyObject* made = call_inner(self, args, nargsf, kwnames);
+  Py_LeaveRecursiveCall();
+  return made;
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -53,10 +61,12 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 void free_shortcut(PyObject* self) {
   PyObject_GC_UnTrack(self);
+  Py_TRASHCAN_BEGIN(self, free_shortcut)
   Py_XDECREF(as_shortcut(self)->function);
   Py_XDECREF(as_shortcut(self)->inner);
   Py_XDECREF(as_shortcut(self)->attributes);
   Py_TYPE(self)->tp_free(self);
+  Py_TRASHCAN_END
 }
 
 PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }

@@ -3,20 +3,22 @@
 namespace autobatch {
 namespace {
 
-thread_local Log* log = nullptr;           // of `current`, borrowed
-thread_local PyObject* current = nullptr;  // owned; a `with` block of each thread takes back what it has set
+// Both are owned; a `with` block of each thread takes back what it has set.
+thread_local Log* log = nullptr;  // of `current`
+thread_local PyObject* current = nullptr;
 
 PyObject* get_current(PyObject*, void*) { return Py_NewRef(current ? current : Py_None); }
 
 int set_current(PyObject*, PyObject* value, void*) {
   PyObject* found = value && value != Py_None ? PyObject_GetAttrString(value, "log") : nullptr;
   PyErr_Clear();  // what traces has none
-  log = found && Py_TYPE(found) == &LogType ? reinterpret_cast<Log*>(found) : nullptr;
-  if (log && log->owner != value) log = nullptr;  // a log lives as long as its owner
-  Py_XDECREF(found);
+  if (found && (Py_TYPE(found) != &LogType || reinterpret_cast<Log*>(found)->owner != value)) Py_CLEAR(found);
+  Log* log_before = log;
   PyObject* before = current;
+  log = reinterpret_cast<Log*>(found);
   current = value == Py_None ? nullptr : Py_XNewRef(value);
   Py_XDECREF(before);
+  Py_XDECREF(reinterpret_cast<PyObject*>(log_before));
   return 0;
 }
 

@@ -71,7 +71,8 @@ def test_every_function_is_called_as_its_types_say(name: str) -> None:
                 assert isinstance(arg, np.ndarray), parameter
                 assert arg.dtype == DTYPES[annotation], parameter
             else:
-                assert annotation in [kind.__name__ for kind in type(arg).__mro__] or annotation == "bool", parameter
+                names = [kind.__name__ for kind in type(arg).__mro__]
+                assert annotation.partition("[")[0] in (*names, "bool", "Any"), parameter
         functions()[name](*copied(args))
     assert examples(0).get(name), "no example"
 

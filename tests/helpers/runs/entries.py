@@ -46,7 +46,8 @@ MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
 
 def functions() -> dict[str, Callable[..., Any]]:
     """The public functions of the core, by name."""
-    return {name: value for name, value in vars(_native).items() if callable(value) and not name.startswith("_")}
+    found = {name: value for name, value in vars(_native).items() if callable(value) and not name.startswith("_")}
+    return {name: value for name, value in found.items() if not isinstance(value, type)}
 
 
 def parameters() -> dict[str, dict[str, str]]:
@@ -102,6 +103,8 @@ def work(rng: Rng) -> None:
     dag.chains_ahead(of_dag)
     _native.find_depths(of_dag.edge_ptr, of_dag.edge_src)
     grow(rng, merge_graphs(toys))
+    _native.array_key(rng.random(int(rng.integers(4))))
+    _native.seal(type("Sealed", (_native.Handle,), {"__slots__": ()}))
 
 
 def grow(rng: Rng, phase: Graph) -> None:
