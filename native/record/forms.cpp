@@ -181,7 +181,7 @@ Result run(const Program& program, Frame& frame) {
 
 // Lengths.
 
-constexpr int64_t MOST_LENGTH = INT32_MAX;  // so that no product overflows
+constexpr int64_t MOST_LENGTH = int64_t(1) << 31;  // no graph has as many; products do not overflow
 
 // Counts the rows of what a register holds: 0 if it has none.
 int64_t count_rows(PyObject* x) {
