@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 600
 VALUES, ROWS_OF = value_class(), value_class(RowsHandle)
 ONE = ((VALUES, -1),)
+ARGS: Any = list  # binds arguments
+KEY: Any = 1
 
 
 def start(counts: bool = False) -> Any:
@@ -226,7 +228,8 @@ def test_instances_change_while_they_are_run() -> None:
         log.sources[x] = Last()
         return x
 
-    log.run(call, instances, {}, lambda x: x, [], [], structures := [], [0], [0])
+    structures = list[Any]()
+    log.run(call, instances, {}, lambda x: x, [], [], structures, [0], [0])
     assert structures == [0, 0]
 
 
@@ -237,6 +240,9 @@ def test_nothing_that_a_call_uses_is_freed_by_it() -> None:
     shortcut: Any
 
     class Key:
+        def __call__(self) -> None:
+            pass
+
         def __hash__(self) -> int:
             return 1
 
@@ -245,7 +251,7 @@ def test_nothing_that_a_call_uses_is_freed_by_it() -> None:
             gc.collect()
             return False
 
-    function = Function(owner.log, "f", ("x",), (), 1, list, list, b"\0")
+    function = Function(owner.log, "f", ("x",), (), 1, ARGS, ARGS, b"\0")
     for _ in range(20):
         owner.log.functions[Key] = function
     owner.log.functions[1] = function
@@ -265,12 +271,12 @@ def test_a_source_is_replaced_while_it_records() -> None:
     log = start()
 
     def slow(arguments: Any) -> Any:
-        log.source = Function(log, "g", (), (), 1, list, list, b"")
+        log.source = Function(log, "g", (), (), 1, ARGS, ARGS, b"")
         gc.collect()
         return None
 
-    log.source = Function(log, "source", ("x",), (), 1, list, slow, b"\0")
-    function = Function(log, "f", ("x",), (), 1, list, list, b"\1")
+    log.source = Function(log, "source", ("x",), (), 1, ARGS, slow, b"\0")
+    function = Function(log, "f", ("x",), (), 1, ARGS, ARGS, b"\1")
     assert len(function(np.zeros(3))) == 1
 
 
@@ -279,7 +285,7 @@ def test_a_source_is_replaced_while_it_records() -> None:
 
 def test_endless_recursion_is_an_error() -> None:
     log = start()
-    function = Function(log, "f", ("x",), (), 1, list, list, b"\1")
+    function = Function(log, "f", ("x",), (), 1, ARGS, ARGS, b"\1")
     log.source = function
     with pytest.raises(RecursionError):
         function(np.zeros(3))
@@ -290,13 +296,13 @@ def test_endless_recursion_is_an_error() -> None:
     for _ in range(200_000):
         deep = (deep,)
     with pytest.raises(RecursionError):
-        Function(log, "g", ("x",), (), 1, list, list, b"\2")(deep)
+        Function(log, "g", ("x",), (), 1, ARGS, ARGS, b"\2")(deep)
     nested: Any = len
     for _ in range(200_000):
-        nested = Shortcut(nested, 0)
+        nested = Shortcut(nested, KEY)
     with pytest.raises(RecursionError):
         nested(())
-    for wrap in (lambda x: Function(log, "f", (), (), 1, list, x, b""), Log, lambda x: Shortcut(x, 0)):
+    for wrap in (lambda x: Function(log, "f", (), (), 1, ARGS, x, b""), Log, lambda x: Shortcut(x, KEY)):
         made: Any = print
         for _ in range(200_000 if wrap is not Log else 50_000):
             made = wrap(made)
@@ -365,7 +371,7 @@ def test_a_value_outlives_its_log() -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_what_records_is_not_copied(copied: Callable[[Any], Any]) -> None:
     log = start()
-    function = Function(log, "f", (), (), 1, list, list, b"")
+    function = Function(log, "f", (), (), 1, ARGS, ARGS, b"")
     for x in (log.value(VALUES, 0, False), log.rows(ROWS_OF, [0]), log, function, form_of(log, (), (), ())):
         with pytest.raises(TypeError):
             copied(x)
@@ -385,7 +391,7 @@ def make_circles() -> weakref.ref[Any]:
     log = start(True)
     function = Function(log, "f", ("x",), (use,), 1, use, use, b"\1")
     form = form_of(log, (), (("same", 0, use, log), ("is", 0, function)), (), structure=use)
-    shortcut = Shortcut(use, use)
+    shortcut: Any = Shortcut(use, use)
     everything = [log, function, form, shortcut, log.value(VALUES, 0, False)]
     shortcut.others = everything
     log.source = log.functions[use] = log.sources[1] = function

@@ -179,12 +179,13 @@ class World:
             return self.one_of(self.handles)
         if draw < 7 and depth < 2:
             parts = [self.thing(depth + 1) for _ in range(int(self.rng.integers(4)))]
-            return [list, tuple, list][draw - 4](parts)
-        return [
+            return tuple(parts) if draw == 5 else parts
+        others: list[Callable[[], Any]] = [
             lambda: self.one_of(self.lists), self.number, lambda: 1.5, lambda: "text", lambda: np.arange(3),
             lambda: self.rng.random(2), lambda: {"a": self.one_of(self.handles)},
             lambda: Meddler(self, self.one_of(self.handles)), lambda: np.array([Meddler(self, 1)], object),
-        ][int(self.rng.integers(9))]()  # fmt: skip
+        ]  # fmt: skip
+        return self.one_of(others)()
 
     def spoilt(self, x: Any) -> Any:
         """Nested tuples with one part that is another."""
@@ -381,7 +382,7 @@ class World:
 
     def run_log(self) -> None:
         """Run a function of some instances."""
-        instances, lists = [self.thing() for _ in range(3)], [[] for _ in range(5)]
+        instances, lists = [self.thing() for _ in range(3)], [list[Any]() for _ in range(5)]
         self.lists += [instances, lists[2]]
         known = {self.kind(False): self.one_of([(0, "structure"), (0,), 1])}
         function = self.one_of([Meddler(self, 1), self.one_of(self.functions), lambda x: x])
