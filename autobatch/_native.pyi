@@ -220,12 +220,14 @@ class Log:
         sources: the values of arrays and parameters in the present instance, by content.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
+        is_watched: whether functions of lists are recorded by Python, which counts them.
         n_instances: number of instances begun.
         begun: how many ints and floats were logged when the instance began.
     """
 
     draw: Callable[[], int] | None
     source: Function
+    is_watched: bool
     is_unlifted: Callable[[Any], bool]
 
     def __init__(self, owner: Any) -> None: ...

@@ -1,7 +1,7 @@
 """Find the source lines of a program that record single ops outside cells, each of them a separate node.
 
 Only `explain` does this: while it records, the methods that record single ops are replaced by ones that inspect the
-stack. Other recordings pay nothing.
+stack, and the core leaves functions of lists to them. Other recordings pay nothing.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ class Lines:
 
         for name in ("apply", "apply_function", "call_cell"):
             own[name] = watch(getattr(calls, name))
+        log.is_watched = True
         try:
             yield
         finally:
+            log.is_watched = False
             for name in ("apply", "apply_function", "call_cell"):
                 del own[name]
 

@@ -444,6 +444,14 @@ PyObject* get_begun(PyObject* self, void*) {
   return Py_BuildValue("LL", (long long)log->begun_ints, (long long)log->begun_floats);
 }
 
+PyObject* get_is_watched(PyObject* self, void*) { return PyBool_FromLong(as_log(self)->is_watched); }
+
+int set_is_watched(PyObject* self, PyObject* value, void*) {
+  if (!value || !PyBool_Check(value)) return PyErr_SetString(PyExc_TypeError, "is_watched must be a bool"), -1;
+  as_log(self)->is_watched = value == Py_True;
+  return 0;
+}
+
 PyObject* get_n_instances(PyObject* self, void*) { return PyLong_FromLongLong(as_log(self)->n_instances); }
 
 PyObject* get_sources(PyObject* self, void*) { return Py_NewRef(as_log(self)->sources); }
@@ -470,6 +478,7 @@ int set_source(PyObject* self, PyObject* value, void*) {
 }
 
 PyGetSetDef attributes[] = {
+    {"is_watched", get_is_watched, set_is_watched, "Whether Python records functions of lists.", nullptr},
     {"n_bytes", get_n_bytes, nullptr, "Memory that is kept for calls.", nullptr},
     {"begun", get_begun, nullptr, "How many ints and floats were logged when the instance began.", nullptr},
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},

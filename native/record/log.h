@@ -33,6 +33,7 @@ struct Log {
   PyObject* functions;    // by function made of ops, what records it: a dict
   uint32_t session;
   uint16_t slot;
+  bool is_watched;  // then functions of lists are recorded by Python, which counts them
   bool counts;  // whether it counts the handles of each call
   bool busy;    // while it is decoded without the interpreter lock, or a call is written, which may call Python
   int64_t begun_ints, begun_floats;  // how long both were when the instance began

@@ -20,7 +20,8 @@ Shortcut* as_shortcut(PyObject* self) { return reinterpret_cast<Shortcut*>(self)
 PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
   Log* log = current_log();
-  if (log && PyVectorcall_NARGS(nargsf) == 1 && !kwnames && PyList_CheckExact(args[0]) && PyList_GET_SIZE(args[0])) {
+  bool is_list = PyVectorcall_NARGS(nargsf) == 1 && !kwnames && PyList_CheckExact(args[0]) && PyList_GET_SIZE(args[0]);
+  if (log && is_list && !log->is_watched) {
     Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
     Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), shortcut->inner));
     PyObject* made = function ? record_known_call(function.get(), args, 1) : nullptr;
