@@ -10,7 +10,8 @@ bool add_graph(PyObject* module);
 namespace {
 
 int execute(PyObject* module) {
-  if (PyArray_ImportNumPyAPI() < 0) return -1;
+  Ref numpy(PyImport_ImportModule("numpy"));  // whose own error says more than the next line's
+  if (!numpy || PyArray_ImportNumPyAPI() < 0) return -1;
   return add_graph(module) && add_record(module) ? 0 : -1;
 }
 
