@@ -17,7 +17,7 @@ from autobatch.errors import AutobatchError
 
 VARIABLE, FULL = "AUTOBATCH_TRACEBACK", "full"
 OWN = os.path.dirname(__file__) + os.sep
-GENERATED = ("<recording of ", "<generated kernel>", "<kernel ")
+GENERATED = ("<generated kernel>", "<kernel ")
 BETWEEN = ("contextlib.py", "functools.py", "dataclasses.py")
 """Standard library files whose frames occur between those of autobatch."""
 LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy"))

@@ -107,7 +107,7 @@ class Planning:
         return known
 
     def _drop(self, state: Any) -> None:
-        """Drop the layouts of traces that are no longer current or were forgotten."""
+        """Drop the layouts of outdated and forgotten traces."""
         self._cells = {purpose: known for purpose, known in self._cells.items() if _n_same(known[0], state)}
         if forgotten := self._recorder.types.forgotten:
             self._planned = {key: cell for key, cell in self._planned.items() if key[1] not in forgotten}

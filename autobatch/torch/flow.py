@@ -181,7 +181,7 @@ def _root(program: CellProgram, output: int) -> Root:
 
 
 def _is_opaque(source: Any) -> TypeGuard[Instruction]:
-    """Whether torch runs what computes a variable."""
+    """Whether torch runs the code that computes a variable."""
     return isinstance(source, Instruction) and source.op in (FORWARD, DRAWING)
 
 

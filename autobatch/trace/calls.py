@@ -74,7 +74,7 @@ class Calls:
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
         steps: the derivatives of calls met so far.
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
-        noted: notes on the instance being recorded, besides its calls; None if there are none.
+        noted: a library's notes on the instance being recorded; None if it has none.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         patches: replaces cells by functions while programs are recorded.
 
@@ -464,7 +464,7 @@ class Calls:
         self._know(entry, Known(forms, by_form))
 
     def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
-        """Add a form that no function recognizes, of a family and what is logged of its calls; return its number."""
+        """Add a form of a family that only derivatives record, with the items its calls log; return its number."""
         self.handles.outputs_of(family.node_type)  # refuses too many
         code = code_of(family.node_type, ints)
         self.forms.append(Form((), code, tuple(ints), tuple(floats)))

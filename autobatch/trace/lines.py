@@ -128,4 +128,4 @@ def _line_outside() -> Line:
 def _is_of_library(file: str) -> bool:
     if file.startswith(HERE):
         return not file.startswith(OF_USERS)
-    return file.startswith(("<recording", "<frozen", STANDARD)) or any(name in file for name in INSTALLED)
+    return file.startswith(("<frozen", STANDARD)) or any(name in file for name in INSTALLED)

@@ -165,12 +165,20 @@ bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, 
   return true;
 }
 
-PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
-  Ref given(PyTuple_New(n_args)), named(PyDict_New());
-  if (!given || !named) return nullptr;
+// Packs the arguments by position into a tuple, and those by name into a dict; false with an error.
+bool pack(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, Ref& given, Ref& named) {
+  given = Ref(PyTuple_New(n_args));
+  named = Ref(PyDict_New());
+  if (!given || !named) return false;
   for (Py_ssize_t i = 0; i < n_args; i++) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
   for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
-    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, k), args[n_args + k]) < 0) return nullptr;
+    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, k), args[n_args + k]) < 0) return false;
+  return true;
+}
+
+PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+  Ref given, named;
+  if (!pack(args, n_args, kwnames, given, named)) return nullptr;
   Ref bound(PyObject_CallFunctionObjArgs(function->bind, given.get(), named.get(), nullptr));
   if (!bound) return nullptr;
   Ref arguments(PySequence_Tuple(bound.get()));
@@ -179,14 +187,10 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
 
 // Calls with a tuple of all arguments by position, and a dict of those by name if there are to be two.
 PyObject* call_collected(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
-  bool has_names = PyTuple_GET_SIZE(function->names) == 2;
-  Ref given(PyTuple_New(n_args)), named(has_names ? PyDict_New() : Py_NewRef(Py_None));
-  if (!given || !named) return nullptr;
-  for (Py_ssize_t i = 0; i < n_args; i++) PyTuple_SET_ITEM(given.get(), i, Py_NewRef(args[i]));
-  for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
-    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, k), args[n_args + k]) < 0) return nullptr;
+  Ref given, named;
+  if (!pack(args, n_args, kwnames, given, named)) return nullptr;
   PyObject* both[2] = {given.get(), named.get()};
-  return record(function, both, has_names ? 2 : 1);
+  return record(function, both, PyTuple_GET_SIZE(function->names) == 2 ? 2 : 1);
 }
 
 PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
