@@ -215,12 +215,14 @@ class Log:
     Attributes:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
-        functions: by function made of ops, the one that records it.
-        is_unlifted: whether lifting leaves all objects of the class of one as they are.
+        functions: what records an op, a function made of ops, or a parameter, by `id`.
+        treatment_of: how lifting treats objects of the class of one: 0 leaves them, 1 makes a source of each, as of
+            parameters; anything else if Python decides.
         sources: the values of arrays and parameters in the present instance, by content.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
-        is_watched: whether functions of lists are recorded by Python, which counts them.
+        is_watched: whether Python counts what is recorded, so that shortcuts lead to it.
+        is_wrapped: whether Python changes what functions return; likewise.
         n_instances: number of instances begun.
         begun: how many ints and floats were logged when the instance began.
     """
@@ -228,7 +230,8 @@ class Log:
     draw: Callable[[], int] | None
     source: Function
     is_watched: bool
-    is_unlifted: Callable[[Any], bool]
+    is_wrapped: bool
+    treatment_of: Callable[[Any], int]
 
     def __init__(self, owner: Any) -> None: ...
     def __len__(self) -> int: ...
@@ -280,6 +283,10 @@ class Log:
         """Make another handle of an output, or of a row of one."""
     def rows(self, kind: type[R], refs: Sequence[int]) -> R:
         """Make the value whose rows have these refs, in this order."""
+    def stack(self, kind: type[R], values: list[Any]) -> R | None:
+        """Make the value whose rows are these values; return None if they are not values of one class, made here."""
+    def unstack(self, kind: type[H], rows: RowsHandle) -> list[H]:
+        """Return the rows of a value."""
     def decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], owner: IntArray | None
     ) -> tuple[IntArray, FloatArray, tuple[int, int, int, int] | None]:
@@ -324,14 +331,15 @@ class Form:
         """Of the form in its log."""
 
 class Shortcut:
-    """A public function of a list, recorded without Python where a program gives it a plain list of values.
+    """A public function of a list, or an operator of values, recorded without Python where the form is known.
 
     Args:
         function: takes all other calls.
-        inner: the function that is recorded for a list of values.
+        inner: the function or op that is recorded.
+        takes: 0 for a list of values, 1 for operands, 2 for operands in reverse.
     """
 
-    def __init__(self, function: Callable[..., Any], inner: Callable[..., Any]) -> None: ...
+    def __init__(self, function: Callable[..., Any], inner: Callable[..., Any], takes: int) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class Function:
@@ -344,7 +352,8 @@ class Function:
         takes: how arguments are given: 1 by position or name, 2 any number, as a tuple and a dict; 0 as `bind` says.
         bind: gives the arguments of a call, in order.
         slow: takes the arguments of calls of no known form.
-        lifts: of each argument a byte: 2 where arrays in it become sources, 1 where only an array itself does, or 0.
+        lifts: of each argument what becomes a source, as a byte: 1 an array, 2 an array and those in tuples and lists,
+            with 4 added parameters, too; 0 for nothing.
     """
 
     forms: tuple[Form | None, ...]

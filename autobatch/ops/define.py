@@ -33,6 +33,7 @@ Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
+A_LIST, OPERANDS, REVERSED = range(3)  # as in `native/record/shortcut.cpp`
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
 WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # results are never as narrow as these arguments
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
@@ -321,14 +322,17 @@ def of_values(function: F) -> F:
     return cast(F, call)
 
 
-def shortcut(inner: Callable[..., Any]) -> Callable[[F], F]:
-    """Let the core record calls of a function with a list of values, as calls of `inner`, a `composite`.
+def shortcut(inner: Callable[..., Any], takes: int) -> Callable[[F], F]:
+    """Let the core record calls of a function as calls of `inner`, an op or a `composite`, where their form is known.
 
     The function itself takes all other calls.
+
+    Args:
+        takes: A_LIST of values; OPERANDS, which are values or numbers; or these REVERSED.
     """
 
     def wrap(function: F) -> F:
-        return cast(F, update_wrapper(Shortcut(function, unwrap(inner)), function))
+        return cast(F, update_wrapper(Shortcut(function, unwrap(inner), takes), function))
 
     return wrap
 

@@ -18,7 +18,18 @@ import numpy as np
 from autobatch.arguments import show
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, known_shape, of_values, shape_of, shortcut
+from autobatch.ops.define import (
+    A_LIST,
+    Array,
+    Op,
+    Shape,
+    composite,
+    define_op,
+    known_shape,
+    of_values,
+    shape_of,
+    shortcut,
+)
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.ports import VariadicPort, as_port
@@ -254,7 +265,7 @@ def _mean_edges(x: Any) -> Any:
 SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values into it
 
 
-@shortcut(_sum_n)
+@shortcut(_sum_n, A_LIST)
 @of_values
 def sum_n(values: Any, shape: Any = None) -> Any:
     """The sum of any number of values, or of equal tuples of values, element by element.
@@ -273,7 +284,7 @@ def sum_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _sum_edges, _sum_n)
 
 
-@shortcut(_mean_n)
+@shortcut(_mean_n, A_LIST)
 @of_values
 def mean_n(values: Any, shape: Any = None) -> Any:
     """The mean of any number of values; zero if there are none (see `sum_n`).
@@ -287,7 +298,7 @@ def mean_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _mean_edges, _mean_n)
 
 
-@shortcut(_max_n)
+@shortcut(_max_n, A_LIST)
 @of_values
 def max_n(values: Any, shape: Any = None) -> Any:
     """The largest of any number of values, element by element; zero if there are none (see `sum_n`).

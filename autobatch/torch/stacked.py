@@ -22,14 +22,22 @@ STACK = "stack"  # part of the key that distinguishes stacks from rows returned 
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
 
 
-def stack_values(values: Sequence[Any]) -> Rows | None:
-    """Stack values, and arrays beside them, along a new first axis; None if they differ in shape or dtype."""
-    lifted = [STAGE.current.lifting.lift(x) for x in values]
-    kinds = set(map(type, lifted))
-    if len(kinds) > 1 or not issubclass(kinds.pop(), Value) or isinstance(lifted[0], Rows):
+def stack_values(values: Sequence[Any], to_array: Callable[[Any], Any]) -> Rows | None:
+    """Stack values along a new first axis; None if they differ in shape or dtype.
+
+    Args:
+        to_array: converts tensors among them.
+    """
+    stacked = _stack(values)
+    return stacked if stacked is not None else _stack([STAGE.current.lifting.lift(to_array(x)) for x in values])
+
+
+def _stack(values: Sequence[Any]) -> Rows | None:
+    kind = type(values[0]) if values else None
+    if kind is None or not issubclass(kind, Value) or issubclass(kind, Rows):
         return None
-    kind = STAGE.current.handles.class_of(Key("rows", STACK, (lifted[0].key,)))
-    return cast(Rows, STAGE.current.log.rows(kind, [x.ref for x in lifted]))
+    rows = STAGE.current.handles.class_of(Key("rows", STACK, (kind.key,)))
+    return cast("Rows | None", STAGE.current.log.stack(rows, [*values]))
 
 
 def join_rows(rows: Rows) -> Any:

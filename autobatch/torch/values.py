@@ -143,7 +143,7 @@ def _apply_op(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if is_rows and name in REDUCTIONS and (found := reduce_rows(name, *args, **kwargs)) is not None:
         return found
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
-        stacked = stack_values(list(map(to_arrays, args[0])))
+        stacked = stack_values(args[0], to_arrays)
         if stacked is not None and "out" not in kwargs:
             return stacked
     if name in DIRECT and "dtype" not in kwargs and all(map(_is_float, args)):

@@ -36,7 +36,7 @@ from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
-from autobatch.trace.lifting import Lifting, is_unlifted, never, to_values
+from autobatch.trace.lifting import Lifting, never, to_values, treatment_of
 from autobatch.trace.traces import Family, Traces
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class Calls:
         self.tapes: WeakSet[Tape] = WeakSet()
         self._layouts: dict[int, Layout] = {}
         self._sums: dict[Shape, int] = {}
-        self.patches = Patches()
+        self.patches = Patches(self.log)
         self.adopt, self.in_rounds = adopt, in_rounds
         self.handles = Handles(self, methods)
         self.lifting = Lifting(self.handles, self.log.sources, self.record_source)
         self._entries: dict[Any, Entry] = {}
-        self.log.is_unlifted = is_unlifted
+        self.log.treatment_of = treatment_of
         self.log.source = self._entry_of_arrays(is_ragged=False).function
 
     def begin(self) -> None:
@@ -199,12 +199,13 @@ class Calls:
         return x
 
     def _entry_of_op(self, op: Op, static: dict[str, Any]) -> Entry:
-        key = (op, repr(static) if static else "")
+        of_static = repr(static) if static else ""
+        key = (op, of_static) if static else op
         return self._entries.get(key) or self._add(
             key,
             Entry(
                 op.name,
-                tuple(map(Static, key)),
+                (Static(op), Static(of_static)),
                 ANY_NUMBER,
                 run=lambda arguments: op(*arguments["args"], **static),
                 is_static=lambda name, x: isinstance(x, Parameter),
@@ -233,7 +234,7 @@ class Calls:
             return known
         signature = inspect.signature(function)
         assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
-        found = self._add(
+        return self._add(
             function,
             Entry(
                 function.__name__.lstrip("_"),
@@ -245,8 +246,6 @@ class Calls:
                 lists=True,
             ),
         )
-        self.log.functions[function] = found.function
-        return found
 
     def record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
@@ -267,9 +266,9 @@ class Calls:
         return self._add(key, entry)
 
     def _entry_of_parameter(self, parameter: Parameter) -> Entry:
-        key, identity = ("source", id(parameter)), (Static("source"), Static(parameter))
-        return self._entries.get(key) or self._add(
-            key,
+        identity = Static("source"), Static(parameter)
+        return self._entries.get(id(parameter)) or self._add(
+            id(parameter),
             Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: parameter, never, ("parameter", parameter)),
         )
 
@@ -367,6 +366,8 @@ class Calls:
             self.log, entry.name, entry.keywords, entry.defaults, entry.takes, entry.bind,
             lambda args: self._slow(entry, args), lifts,
         )  # fmt: skip
+        if not isinstance(key, tuple):  # an op, a function or a parameter, which the core looks up
+            self.log.functions[key] = entry.function
         return entry
 
     def _know(self, entry: Entry, known: Known) -> None:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch._native import Log
 from autobatch.ir.arguments import Key, Static
+from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.forms import Form, Step
 
@@ -31,7 +33,8 @@ class Known(NamedTuple):
 OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args, **kwargs`
 PLAINLY = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 COLLECTING = {inspect.Parameter.VAR_POSITIONAL}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-AN_ARRAY = np.zeros(1)
+AN_ARRAY, A_PARAMETER = np.zeros(1), Parameter(0.0)  # as examples of arguments
+ARRAYS, PARTS, PARAMETERS = 1, 2, 4  # become sources, as in `native/record/function.cpp`
 NOTHING = Known((), MappingProxyType({}))
 
 
@@ -93,15 +96,14 @@ class Entry:
         self.fixed.clear()
 
     def lifted(self) -> bytes:
-        """Return a byte per argument: 2 if arrays in it become sources, 1 if only an array itself does, or 0."""
-        return bytes(
-            0 if name in self.ragged or self.is_static(name, AN_ARRAY) else 1 if self._is_whole(name) else 2
-            for name in self.names
-        )
+        """Return what of each argument becomes a source, as `autobatch._native.Function` takes it."""
+        return bytes(map(self._lifted, self.names))
 
-    def _is_whole(self, name: str) -> bool:
-        """Whether an argument that is a tuple or a list is not lifted part by part."""
-        return self.lists or self.is_static(name, (AN_ARRAY,))
+    def _lifted(self, name: str) -> int:
+        if name in self.ragged or self.is_static(name, AN_ARRAY):
+            return 0
+        is_whole = self.lists or self.is_static(name, (AN_ARRAY,))
+        return (ARRAYS if is_whole else PARTS) | (0 if self.is_static(name, A_PARAMETER) else PARAMETERS)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arguments of a call, in order; raise a TypeError if they do not fit."""
@@ -157,9 +159,14 @@ class Patch(NamedTuple):
 
 
 class Patches:
-    """Replaces a module's cells by functions; the cells are restored while a cell's body is traced."""
+    """Replaces a module's cells by functions; the cells are restored while a cell's body is traced.
 
-    def __init__(self) -> None:
+    Args:
+        log: of the recording.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._known: tuple[Sequence[Patch], dict[Entry, list[Patch]]] = (), {}
         self._patches: dict[Entry, list[Patch]] = {}
         self._before: list[tuple[dict[str, Any], str, Any]] = []
@@ -180,7 +187,7 @@ class Patches:
             yield
         finally:
             self._undo()
-            self._patches, self._before, self._around = {}, [], None
+            self._patches, self._before, self._around, self._log.is_wrapped = {}, [], None, False
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -193,7 +200,7 @@ class Patches:
 
     def wrap_functions(self, around: Callable[[Any], Any] | None) -> None:
         """Wrap each function in `around` from now on, until the recording ends; None: no longer."""
-        self._around = around
+        self._around, self._log.is_wrapped = around, around is not None
         self._apply(self._patches)
 
     def _apply(self, entries: Iterable[Entry]) -> None:

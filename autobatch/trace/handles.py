@@ -20,8 +20,9 @@ from autobatch.graph.words import MOST_OUTPUTS
 from autobatch.ir.arguments import Key, put_together
 from autobatch.ir.program import Var, dtype_of, int_limit
 from autobatch.ir.typetable import NodeType
+from autobatch.ops import elementwise
 from autobatch.ops.conditions import Logic
-from autobatch.ops.define import Op, Shape
+from autobatch.ops.define import OPERANDS, REVERSED, Op, Shape, shortcut
 from autobatch.ops.operators import OPS, STAGE
 
 ROW_BIT = 40  # of a ref: from here on it numbers the row
@@ -88,6 +89,18 @@ class Value(Logic, Handle):
         return f"<recorded value of shape {self.shape}>"
 
 
+OPERATORS = {
+    "add": elementwise.add, "sub": elementwise.sub, "mul": elementwise.mul, "truediv": elementwise.div,
+    "pow": elementwise.pow, "neg": elementwise.neg, "abs": elementwise.abs, "lt": elementwise.less,
+    "le": elementwise.less_equal, "gt": elementwise.greater, "ge": elementwise.greater_equal,
+    "eq": elementwise.equal, "ne": elementwise.not_equal,
+}  # fmt: skip
+for _name, _op in OPERATORS.items():
+    for _method, _takes in ((f"__{_name}__", OPERANDS), (f"__r{_name}__", REVERSED)):
+        if hasattr(Value, _method):
+            setattr(Value, _method, shortcut(_op, _takes)(getattr(Value, _method)))
+
+
 class Rows(Value, RowsHandle):
     """An output of any number of rows, or rows of such outputs in any order: a value that needs no node of its own.
 
@@ -107,7 +120,7 @@ class Rows(Value, RowsHandle):
         return self.n_rows
 
     def __iter__(self) -> Iterator[Value]:
-        return map(self._row_of, self.refs)
+        return iter(self.recording.log.unstack(self.row, self))
 
     def __getitem__(self, index: Any) -> Any:
         first, *others = index if isinstance(index, tuple) else (index,)

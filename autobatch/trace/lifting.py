@@ -21,9 +21,14 @@ def never(name: str, x: Any) -> bool:
     return False
 
 
-def is_unlifted(x: Any) -> bool:
-    """Whether lifting leaves all objects of the class of `x` as they are."""
-    return not isinstance(x, (Parameter, FloatInput, np.ndarray, np.generic)) and not is_structure(x)
+LEFT, A_SOURCE, ELSE = range(3)  # as in `native/record/function.cpp`
+
+
+def treatment_of(x: Any) -> int:
+    """Return what lifting does with objects of the class of `x`: nothing, makes each a source, or something else."""
+    if isinstance(x, Parameter):
+        return A_SOURCE
+    return ELSE if isinstance(x, (FloatInput, np.ndarray, np.generic)) or is_structure(x) else LEFT
 
 
 class Lifting:

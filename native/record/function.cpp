@@ -11,8 +11,8 @@ constexpr Py_ssize_t FEW = 32;
 // How a function takes arguments: as `bind` says, by position or name, or any number as a tuple and a dict.
 enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
 
-// What of an argument becomes a source: nothing, an array, or arrays in tuples, too.
-enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2 };
+// What of an argument becomes a source: an array, arrays in its tuples and lists, and parameters beside arrays.
+enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2, PARAMETERS = 4 };
 
 struct Function {
   PyObject_HEAD
@@ -47,22 +47,25 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-PyObject* lift_parts(Function* function, PyObject* tuple);
+// What lifting does with an argument: nothing; it replaces parts of it; or only Python can tell, and none is replaced.
+enum class Lifting { ERROR, NONE, SOURCES, PYTHON };
 
-// What lifting does with an argument: nothing; it replaces arrays; or only Python can tell, and none is replaced here.
-enum class Lifting { ERROR, NONE, ARRAYS, PYTHON };
+// The treatment of a class of objects that are no arrays, tuples or lists; Python is asked once for each class.
+enum Treatment : long { LEFT = 0, PARAMETER = 1 };
 
-// Whether lifting leaves objects of the class of `x` as they are; asked once for each class.
-Lifting find_class(Log* log, PyObject* x) {
+Lifting find_class(Log* log, PyObject* x, char lifts) {
   PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(x));
-  PyObject* known = PyDict_GetItemWithError(log->unlifted, kind);
+  PyObject* known = PyDict_GetItemWithError(log->treatments, kind);
   if (!known) {
-    if (PyErr_Occurred() || !log->is_unlifted) return PyErr_Occurred() ? Lifting::ERROR : Lifting::PYTHON;
-    Ref answer(PyObject_CallOneArg(log->is_unlifted, x));
-    if (!answer || PyDict_SetItem(log->unlifted, kind, answer.get()) < 0) return Lifting::ERROR;
-    known = PyDict_GetItemWithError(log->unlifted, kind);
+    if (PyErr_Occurred() || !log->treatment_of) return PyErr_Occurred() ? Lifting::ERROR : Lifting::PYTHON;
+    Ref answer(PyObject_CallOneArg(log->treatment_of, x));
+    if (!answer || PyDict_SetItem(log->treatments, kind, answer.get()) < 0) return Lifting::ERROR;
+    known = PyDict_GetItemWithError(log->treatments, kind);
   }
-  return known == Py_True ? Lifting::NONE : Lifting::PYTHON;
+  long treatment = known && PyLong_Check(known) ? PyLong_AsLong(known) : -1;
+  PyErr_Clear();
+  if (treatment == PARAMETER) return lifts & PARAMETERS ? Lifting::SOURCES : Lifting::NONE;
+  return treatment == LEFT ? Lifting::NONE : Lifting::PYTHON;
 }
 
 Lifting find_lifting(Log* log, PyObject* x, char lifts) {
@@ -70,69 +73,80 @@ Lifting find_lifting(Log* log, PyObject* x, char lifts) {
     return Lifting::NONE;
   if (Py_TYPE(x) == &PyArray_Type) {
     int type = PyArray_TYPE(reinterpret_cast<PyArrayObject*>(x));
-    return type == NPY_FLOAT32 || type == NPY_FLOAT64 ? Lifting::ARRAYS : Lifting::PYTHON;
+    return type == NPY_FLOAT32 || type == NPY_FLOAT64 ? Lifting::SOURCES : Lifting::PYTHON;
   }
-  bool is_tuple = PyTuple_CheckExact(x);
-  if (!is_tuple && !PyList_CheckExact(x)) return find_class(log, x);
-  if (lifts == ARRAYS) return Lifting::PYTHON;
+  if (!PyTuple_CheckExact(x) && !PyList_CheckExact(x)) return find_class(log, x, lifts);
+  if (!(lifts & PARTS)) return Lifting::PYTHON;
   if (Py_EnterRecursiveCall(" in an argument of a cell")) return Lifting::ERROR;
   Lifting found = Lifting::NONE;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x) && found != Lifting::ERROR && found != Lifting::PYTHON; i++) {
     Ref held = Ref::borrowed(PySequence_Fast_GET_ITEM(x, i));
     Lifting part = find_lifting(log, held.get(), lifts);
-    if (part != Lifting::NONE) found = part == Lifting::ARRAYS && !is_tuple ? Lifting::PYTHON : part;
+    if (part != Lifting::NONE) found = part;
   }
   Py_LeaveRecursiveCall();
   return found;
 }
 
-// Gives an argument with the values of sources for arrays.
-PyObject* lift(Function* function, PyObject* x) {
-  if (Py_TYPE(x) == &PyArray_Type) {
-    Log* log = function->log;
-    Ref key(key_of_array(x));
-    if (!key) return PyErr_Occurred() ? nullptr : Py_NewRef(x);
-    PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
-    if (known || PyErr_Occurred()) return Py_XNewRef(known);
-    Ref source = Ref::borrowed(log->source), made(source ? PyObject_CallOneArg(source.get(), x) : nullptr);
-    if (!source) return Py_NewRef(x);
-    return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
-  }
-  if (!PyTuple_CheckExact(x)) return Py_NewRef(x);
-  if (Py_EnterRecursiveCall(" in an argument of a cell")) return nullptr;
-  PyObject* lifted = lift_parts(function, x);
-  Py_LeaveRecursiveCall();
-  return lifted;
+// Gives the source with this key in the present instance; a new one, recorded with or without an argument, if there is
+// none yet. Null without an error if only Python can record it.
+PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* argument) {
+  PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
+  if (known || PyErr_Occurred()) return Py_XNewRef(known);
+  Ref made(source ? record_known_call(source.get(), &argument, argument ? 1 : 0) : nullptr);
+  return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
 }
 
-PyObject* lift_parts(Function* function, PyObject* x) {
-  Py_ssize_t n = PyTuple_GET_SIZE(x);
-  Ref lifted(PyTuple_New(n));
-  for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* part = lift(function, PyTuple_GET_ITEM(x, i));
-    if (!part) return nullptr;
-    PyTuple_SET_ITEM(lifted.get(), i, part);
+// Gives an argument with the values of sources in it; null without an error if only Python can give it.
+PyObject* lift(Log* log, PyObject* x, char lifts) {
+  if (Py_TYPE(x) == &PyArray_Type) {
+    Ref key(key_of_array(x));
+    return key ? find_source(log, key, Ref::borrowed(log->source), x) : nullptr;
   }
+  bool is_tuple = PyTuple_CheckExact(x);
+  if (!is_tuple && !PyList_CheckExact(x)) {
+    Lifting found = find_lifting(log, x, lifts);
+    if (found != Lifting::SOURCES) return found == Lifting::NONE ? Py_NewRef(x) : nullptr;
+    Ref key(PyLong_FromVoidPtr(x));
+    Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
+    Ref source = Ref::borrowed(key ? PyDict_GetItemWithError(functions.get(), key.get()) : nullptr);
+    return source ? find_source(log, key, source, nullptr) : nullptr;
+  }
+  if (Py_EnterRecursiveCall(" in an argument of a cell")) return nullptr;
+  // A list may change while its parts are recorded.
+  Ref parts(is_tuple ? Py_NewRef(x) : PyList_AsTuple(x));
+  Py_ssize_t n = parts ? PyTuple_GET_SIZE(parts.get()) : 0;
+  Ref lifted(!parts ? nullptr : is_tuple ? PyTuple_New(n) : PyList_New(n));
+  for (Py_ssize_t i = 0; lifted && i < n; i++) {
+    PyObject* part = lift(log, PyTuple_GET_ITEM(parts.get(), i), lifts);
+    if (!part)
+      lifted = Ref();
+    else if (is_tuple)
+      PyTuple_SET_ITEM(lifted.get(), i, part);
+    else
+      PyList_SET_ITEM(lifted.get(), i, part);
+  }
+  Py_LeaveRecursiveCall();
   return lifted.release();
 }
 
-// Records a call in which sources stand for arrays; null, without an error, if none does, if only Python can lift an
-// argument, or if no form fits then.
+// Records a call in which sources stand for arrays and parameters; null, without an error, if none does, if only Python
+// can lift an argument, or if no form fits then.
 PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = function->log;
   if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n || current_stage() != log->owner)
     return nullptr;
   const char* lifts = PyBytes_AS_STRING(function->lifts);
-  bool has_arrays = false;
+  bool has_sources = false;
   for (Py_ssize_t i = 0; i < n; i++) {
     Lifting found = find_lifting(log, arguments[i], lifts[i]);
     if (found == Lifting::ERROR || found == Lifting::PYTHON) return nullptr;
-    has_arrays |= found == Lifting::ARRAYS;
+    has_sources |= found == Lifting::SOURCES;
   }
-  if (!has_arrays) return nullptr;
+  if (!has_sources) return nullptr;
   Ref lifted(PyTuple_New(n));
   for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* x = lifts[i] == NOTHING ? Py_NewRef(arguments[i]) : lift(function, arguments[i]);
+    PyObject* x = lifts[i] == NOTHING ? Py_NewRef(arguments[i]) : lift(log, arguments[i], lifts[i]);
     if (!x) return nullptr;
     PyTuple_SET_ITEM(lifted.get(), i, x);
   }

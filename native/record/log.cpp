@@ -29,8 +29,8 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* owner;
   static const char* names[] = {"owner", nullptr};
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Log", const_cast<char**>(names), &owner)) return nullptr;
-  Ref sources(PyDict_New()), functions(PyDict_New()), unlifted(PyDict_New());
-  Log* log = sources && functions && unlifted ? as_log(type->tp_alloc(type, 0)) : nullptr;
+  Ref sources(PyDict_New()), functions(PyDict_New()), treatments(PyDict_New());
+  Log* log = sources && functions && treatments ? as_log(type->tp_alloc(type, 0)) : nullptr;
   if (!log) return nullptr;
   new (&log->ints, At::PLACE) Vec<int64_t>();
   new (&log->floats, At::PLACE) Vec<double>();
@@ -46,7 +46,7 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   log->owner = Py_NewRef(owner);
   log->sources = sources.release();
   log->functions = functions.release();
-  log->unlifted = unlifted.release();
+  log->treatments = treatments.release();
   log->session = ++last_session;
   for (int tried = 0; tried < N_SLOTS; tried++) {
     int slot = next_slot;
@@ -66,8 +66,8 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_log(self)->sources);
   Py_VISIT(as_log(self)->source);
   Py_VISIT(as_log(self)->functions);
-  Py_VISIT(as_log(self)->unlifted);
-  Py_VISIT(as_log(self)->is_unlifted);
+  Py_VISIT(as_log(self)->treatments);
+  Py_VISIT(as_log(self)->treatment_of);
   return 0;
 }
 
@@ -78,8 +78,8 @@ int clear_log(PyObject* self) {
   PyDict_Clear(as_log(self)->sources);
   Py_CLEAR(as_log(self)->source);
   PyDict_Clear(as_log(self)->functions);
-  PyDict_Clear(as_log(self)->unlifted);
-  Py_CLEAR(as_log(self)->is_unlifted);
+  PyDict_Clear(as_log(self)->treatments);
+  Py_CLEAR(as_log(self)->treatment_of);
   return 0;
 }
 
@@ -93,8 +93,8 @@ void free_log(PyObject* self) {
   Py_XDECREF(log->sources);
   Py_XDECREF(log->source);
   Py_XDECREF(log->functions);
-  Py_XDECREF(log->unlifted);
-  Py_XDECREF(log->is_unlifted);
+  Py_XDECREF(log->treatments);
+  Py_XDECREF(log->treatment_of);
   log->ints.~Vec();
   log->floats.~Vec();
   log->form_of.~Vec();
@@ -346,6 +346,20 @@ PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, is_row);
 }
 
+// Makes the value whose rows have these refs, which are ints.
+PyObject* rows_of(Log* log, PyTypeObject* kind, Ref& refs) {
+  Py_ssize_t n = PyTuple_GET_SIZE(refs.get());
+  int64_t first = n ? PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), 0)) : STALE_REF;
+  bool counts = log->counts;
+  log->counts = false;  // each ref is counted below
+  PyObject* made = make_rows(log, kind, first, n);
+  log->counts = counts;
+  if (!made) return nullptr;
+  for (Py_ssize_t i = 0; counts && i < n; i++) log->count(PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i)), 1);
+  reinterpret_cast<Rows*>(made)->refs = refs.release();
+  return made;
+}
+
 // rows(kind, refs): the value whose rows have these refs, in this order.
 PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
@@ -359,15 +373,45 @@ PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
     if (!PyLong_CheckExact(ref)) return PyErr_SetString(PyExc_TypeError, "refs must be ints"), nullptr;
     if (PyLong_AsLongLong(ref) == -1 && PyErr_Occurred()) return nullptr;
   }
-  int64_t first = n ? PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), 0)) : STALE_REF;
-  bool counts = log->counts;
-  log->counts = false;  // each ref is counted below
-  PyObject* made = make_rows(log, reinterpret_cast<PyTypeObject*>(args[0]), first, n);
-  log->counts = counts;
-  if (!made) return nullptr;
-  for (Py_ssize_t i = 0; counts && i < n; i++) log->count(PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i)), 1);
-  reinterpret_cast<Rows*>(made)->refs = refs.release();
-  return made;
+  return rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs);
+}
+
+// stack(kind, values): the value whose rows are these values; None if they are not of one class, or not of this session.
+PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Log* log = as_log(self);
+  if (n_args != 2 || !PyList_Check(args[1])) return PyErr_SetString(PyExc_TypeError, "stack takes a class and a list"), nullptr;
+  if (!read_class(args[0], true)) return nullptr;
+  Py_ssize_t n = PyList_GET_SIZE(args[1]);
+  PyTypeObject* kind = n ? Py_TYPE(PyList_GET_ITEM(args[1], 0)) : nullptr;
+  if (!kind || !is_sealed(reinterpret_cast<PyObject*>(kind)) || PyType_IsSubtype(kind, &RowsType)) Py_RETURN_NONE;
+  Ref refs(PyTuple_New(n));
+  for (Py_ssize_t i = 0; refs && i < n; i++) {
+    PyObject* value = PyList_GET_ITEM(args[1], i);
+    Handle* handle = reinterpret_cast<Handle*>(value);
+    if (Py_TYPE(value) != kind || handle->slot != log->slot || handle->session != log->session) Py_RETURN_NONE;
+    PyObject* ref = PyLong_FromLongLong(handle->ref);
+    if (!ref) return nullptr;
+    PyTuple_SET_ITEM(refs.get(), i, ref);
+  }
+  return refs ? rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs) : nullptr;
+}
+
+// unstack(kind, rows): a list of the rows of a value, each of a class.
+PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (n_args != 2 || !is_sealed(reinterpret_cast<PyObject*>(Py_TYPE(args[1]))) || !PyObject_TypeCheck(args[1], &RowsType))
+    return PyErr_SetString(PyExc_TypeError, "unstack takes a class and a value of rows"), nullptr;
+  if (!read_class(args[0], false)) return nullptr;
+  Rows* rows = reinterpret_cast<Rows*>(args[1]);
+  bool is_present = log_in(rows->handle.slot) == as_log(self) && rows->handle.session == as_log(self)->session;
+  Ref refs = Ref::borrowed(is_present ? rows->refs : nullptr);
+  Ref found(PyList_New(rows->n));
+  for (Py_ssize_t i = 0; found && i < rows->n; i++) {
+    int64_t ref = !is_present ? STALE_REF : !refs ? rows->handle.ref + (int64_t(i) << ROW_SHIFT) : PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i));
+    PyObject* row = make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, true);
+    if (!row) return nullptr;
+    PyList_SET_ITEM(found.get(), i, row);
+  }
+  return found.release();
 }
 
 // Gives an array of the nodes of ids, without those that were forgotten.
@@ -444,14 +488,6 @@ PyObject* get_begun(PyObject* self, void*) {
   return Py_BuildValue("LL", (long long)log->begun_ints, (long long)log->begun_floats);
 }
 
-PyObject* get_is_watched(PyObject* self, void*) { return PyBool_FromLong(as_log(self)->is_watched); }
-
-int set_is_watched(PyObject* self, PyObject* value, void*) {
-  if (!value || !PyBool_Check(value)) return PyErr_SetString(PyExc_TypeError, "is_watched must be a bool"), -1;
-  as_log(self)->is_watched = value == Py_True;
-  return 0;
-}
-
 PyObject* get_n_instances(PyObject* self, void*) { return PyLong_FromLongLong(as_log(self)->n_instances); }
 
 PyObject* get_sources(PyObject* self, void*) { return Py_NewRef(as_log(self)->sources); }
@@ -460,14 +496,14 @@ PyObject* get_functions(PyObject* self, void*) { return Py_NewRef(as_log(self)->
 
 PyObject* get_source(PyObject* self, void*) { return Py_NewRef(as_log(self)->source ? as_log(self)->source : Py_None); }
 
-PyObject* get_is_unlifted(PyObject* self, void*) {
-  PyObject* found = as_log(self)->is_unlifted;
+PyObject* get_treatment_of(PyObject* self, void*) {
+  PyObject* found = as_log(self)->treatment_of;
   return Py_NewRef(found ? found : Py_None);
 }
 
-int set_is_unlifted(PyObject* self, PyObject* value, void*) {
-  if (!value || !PyCallable_Check(value)) return PyErr_SetString(PyExc_TypeError, "is_unlifted must be a function"), -1;
-  Py_XSETREF(as_log(self)->is_unlifted, Py_NewRef(value));
+int set_treatment_of(PyObject* self, PyObject* value, void*) {
+  if (!value || !PyCallable_Check(value)) return PyErr_SetString(PyExc_TypeError, "treatment_of must be a function"), -1;
+  Py_XSETREF(as_log(self)->treatment_of, Py_NewRef(value));
   return 0;
 }
 
@@ -477,14 +513,18 @@ int set_source(PyObject* self, PyObject* value, void*) {
   return 0;
 }
 
+PyMemberDef members[] = {
+    {"is_watched", T_BOOL, offsetof(Log, is_watched), 0, "Whether Python counts what is recorded."},
+    {"is_wrapped", T_BOOL, offsetof(Log, is_wrapped), 0, "Whether Python changes what functions return."},
+    {nullptr, 0, 0, 0, nullptr}};
+
 PyGetSetDef attributes[] = {
-    {"is_watched", get_is_watched, set_is_watched, "Whether Python records functions of lists.", nullptr},
     {"n_bytes", get_n_bytes, nullptr, "Memory that is kept for calls.", nullptr},
     {"begun", get_begun, nullptr, "How many ints and floats were logged when the instance began.", nullptr},
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
     {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
     {"functions", get_functions, nullptr, "The functions that record functions made of ops.", nullptr},
-    {"is_unlifted", get_is_unlifted, set_is_unlifted, "Whether lifting leaves an object as it is.", nullptr},
+    {"treatment_of", get_treatment_of, set_treatment_of, "How lifting treats the class of an object.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
                             {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
@@ -502,6 +542,8 @@ PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
                          {"form_of", form_of, METH_O, nullptr},
                          {"value", FAST(value), nullptr},
                          {"rows", FAST(rows), nullptr},
+                         {"stack", FAST(stack), nullptr},
+                         {"unstack", FAST(unstack), nullptr},
                          {"sweep", sweep, METH_NOARGS, nullptr},
                          {"uses_form", uses_form, METH_O, nullptr},
                          {"renumber", renumber, METH_O, nullptr},
@@ -525,6 +567,7 @@ PyTypeObject log_type() {
   type.tp_dealloc = free_log;
   type.tp_as_sequence = &as_sequence;
   type.tp_getset = attributes;
+  type.tp_members = members;
   type.tp_methods = methods;
   type.tp_new = make_log;
   return type;

@@ -26,14 +26,15 @@ struct Log {
   PyObject_HEAD
   PyObject* owner;  // the stage of a thread that records here
   PyObject* draw;   // gives the number of the next draw of random numbers; null to count the draws of an instance
-  PyObject* sources;  // the values of arrays and parameters in this instance: a dict
-  PyObject* source;   // the function that records an array as a node
-  PyObject* unlifted;     // by class of arguments, whether lifting leaves its objects as they are: a dict
-  PyObject* is_unlifted;  // says so of an object
-  PyObject* functions;    // by function made of ops, what records it: a dict
+  PyObject* sources;       // the values of arrays and parameters in this instance: a dict
+  PyObject* source;        // the function that records an array as a node
+  PyObject* treatments;    // by class of arguments, how lifting treats its objects: a dict
+  PyObject* treatment_of;  // says so of an object
+  PyObject* functions;     // by op, function made of ops, or `id` of a parameter, what records it: a dict
   uint32_t session;
   uint16_t slot;
-  bool is_watched;  // then functions of lists are recorded by Python, which counts them
+  char is_watched;  // whether Python counts what is recorded, so that shortcuts lead to it
+  char is_wrapped;  // whether Python changes what functions return; likewise
   bool counts;  // whether it counts the handles of each call
   bool busy;    // while it is decoded without the interpreter lock, or a call is written, which may call Python
   int64_t begun_ints, begun_floats;  // how long both were when the instance began

@@ -7,24 +7,74 @@
 namespace autobatch {
 namespace {
 
+// What a shortcut takes: a list of values; or operands, in order or in reverse.
+enum Takes : int { LIST = 0, OPERANDS = 1, REVERSED = 2 };
+
 struct Shortcut {
   PyObject_HEAD
   vectorcallfunc vectorcall;
   PyObject* function;  // takes all other calls
-  PyObject* inner;     // what is recorded of a list of values
+  PyObject* inner;     // what is recorded
   PyObject* attributes;
+  int takes;
 };
 
 Shortcut* as_shortcut(PyObject* self) { return reinterpret_cast<Shortcut*>(self); }
 
+PyObject* shape_name;  // the text "shape"
+
+// Whether a call passes one list that is not empty, and at most the shape of its first value beside it.
+bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+  if (n_args != 1 || !PyList_CheckExact(args[0]) || !PyList_GET_SIZE(args[0])) return false;
+  if (!kwnames) return true;
+  bool names_shape = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == shape_name;  // names are interned
+  PyObject *given = args[1], *kind = reinterpret_cast<PyObject*>(Py_TYPE(PyList_GET_ITEM(args[0], 0)));
+  if (!names_shape || !PyTuple_CheckExact(given) || !is_sealed(kind)) return false;
+  Ref shape(PyObject_GetAttr(kind, shape_name));
+  PyErr_Clear();
+  if (!shape || !PyTuple_CheckExact(shape.get()) || PyTuple_GET_SIZE(shape.get()) != PyTuple_GET_SIZE(given)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+    PyObject *size = PyTuple_GET_ITEM(shape.get(), i), *other = PyTuple_GET_ITEM(given, i);
+    if (!PyLong_CheckExact(size) || !PyLong_CheckExact(other) || PyLong_AsLong(size) != PyLong_AsLong(other))
+      return PyErr_Clear(), false;
+  }
+  return true;
+}
+
+// Whether an operand is a number that is recorded as it is. The sum of a value and 0 is the value.
+bool is_number(PyObject* x) {
+  if (PyFloat_CheckExact(x)) return PyFloat_AS_DOUBLE(x) != 0;
+  int overflows = 0;
+  long long number = PyLong_CheckExact(x) ? PyLong_AsLongLongAndOverflow(x, &overflows) : 0;
+  return number && number >= INT32_MIN && number <= INT32_MAX;
+}
+
+// Whether a call passes one or two operands: values, and numbers beside them.
+bool are_operands(PyObject* const* args, Py_ssize_t n_args) {
+  for (Py_ssize_t i = 0; i < n_args; i++)
+    if (!PyObject_TypeCheck(args[i], &HandleType) && !is_number(args[i])) return false;
+  return n_args == 1 || n_args == 2;
+}
+
+// Records a call of a known form; null without an error if it has none.
+PyObject* record_shortly(Shortcut* shortcut, Log* log, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+  bool fits = shortcut->takes == LIST ? is_of_list(args, n_args, kwnames) : !kwnames && are_operands(args, n_args);
+  if (!fits || log->is_watched || log->is_wrapped) return nullptr;
+  Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
+  Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), shortcut->inner));
+  if (!function) return nullptr;
+  if (shortcut->takes == LIST) return record_known_call(function.get(), args, 1);
+  Ref operands(PyTuple_New(n_args));
+  for (Py_ssize_t i = 0; operands && i < n_args; i++)
+    PyTuple_SET_ITEM(operands.get(), i, Py_NewRef(args[shortcut->takes == REVERSED ? n_args - 1 - i : i]));
+  PyObject* all = operands.get();
+  return operands ? record_known_call(function.get(), &all, 1) : nullptr;
+}
+
 PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
-  Log* log = current_log();
-  bool is_list = PyVectorcall_NARGS(nargsf) == 1 && !kwnames && PyList_CheckExact(args[0]) && PyList_GET_SIZE(args[0]);
-  if (log && is_list && !log->is_watched) {
-    Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
-    Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), shortcut->inner));
-    PyObject* made = function ? record_known_call(function.get(), args, 1) : nullptr;
+  if (Log* log = current_log()) {
+    PyObject* made = record_shortly(shortcut, log, args, PyVectorcall_NARGS(nargsf), kwnames);
     if (made || PyErr_Occurred()) return made;
   }
   return PyObject_Vectorcall(shortcut->function, args, nargsf, kwnames);
@@ -38,18 +88,21 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"function", "inner", nullptr};
+  static const char* names[] = {"function", "inner", "takes", nullptr};
   PyObject *function, *inner;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Shortcut", const_cast<char**>(names), &function, &inner)) return nullptr;
-  if (!PyCallable_Check(function) || PyObject_Hash(inner) == -1) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "function must be callable");
+  int takes;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi:Shortcut", const_cast<char**>(names), &function, &inner, &takes))
     return nullptr;
-  }
+  if (!PyCallable_Check(function)) return PyErr_SetString(PyExc_TypeError, "function must be callable"), nullptr;
+  if (takes < LIST || takes > REVERSED) return PyErr_Format(PyExc_ValueError, "takes must be 0, 1 or 2, got %d", takes);
+  if (PyObject_Hash(inner) == -1) return nullptr;
+  if (!shape_name && !(shape_name = PyUnicode_InternFromString("shape"))) return nullptr;
   Shortcut* shortcut = as_shortcut(type->tp_alloc(type, 0));
   if (!shortcut) return nullptr;
   shortcut->vectorcall = call;
   shortcut->function = Py_NewRef(function);
   shortcut->inner = Py_NewRef(inner);
+  shortcut->takes = takes;
   return reinterpret_cast<PyObject*>(shortcut);
 }
 
@@ -91,7 +144,7 @@ PyTypeObject shortcut_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
   type.tp_name = "autobatch._native.Shortcut";
   type.tp_basicsize = sizeof(Shortcut);
-  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
   type.tp_vectorcall_offset = offsetof(Shortcut, vectorcall);
   type.tp_dictoffset = offsetof(Shortcut, attributes);
   type.tp_call = PyVectorcall_Call;

@@ -1,5 +1,5 @@
-// Shortcuts: public functions of lists, such as `ab.sum_n`, that are recorded without Python if a program calls them
-// with a plain list of values and the form of the call is known.
+// Shortcuts: public functions of lists, such as `ab.sum_n`, and operators of values, such as `x + y`, that are recorded
+// without Python if the form of the call is known.
 
 #pragma once
 

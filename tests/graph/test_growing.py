@@ -425,6 +425,19 @@ def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
                 call(nodes, values, *arguments)
 
 
+def test_a_phase_without_nodes_is_appended_where_tables_end() -> None:
+    nothing = np.zeros(words_size.python(N_INSTANCES, 0, 0, 0, 0), np.int32)
+    write_header.python(nothing, N_INSTANCES, 0, 0, 0, 0, 0)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        growing, output_slots = GrowingGraph(N_INSTANCES), draw_output_slots(rng)
+        growing.append(draw_phase(rng, Plain()), output_slots.rows)
+        growing.nodes = growing.nodes._replace(table=growing.nodes.table[:, : growing.n_nodes + 1].copy())
+        before = growing.n_nodes, growing.n_values
+        growing.append(Graph(nothing, np.zeros(0), TYPES, (None,) * N_INSTANCES), output_slots.rows)
+        assert (growing.n_nodes, growing.n_values) == before
+
+
 def test_types_that_no_node_has_need_not_be_known() -> None:
     """Another thread may record types between two steps; those of nodes must be known."""
     rng = np.random.default_rng(0)

@@ -108,8 +108,17 @@ def of_parameters(m: Any, x: Tensor) -> Tensor:
     return y * m.w * m.a(x)  # type: ignore[no-any-return]
 
 
+def operators(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    on = y + y * 2.0
+    with torch.no_grad():
+        off = -(y + y * 2.0)
+    return on * off - (y + y)  # type: ignore[no-any-return]
+
+
 PROGRAMS = [
-    first_alone, both, single_ops, stacked, of_functions, nested, decorated, switched, inferred, of_parameters,
+    first_alone, both, single_ops, operators, stacked, of_functions, nested, decorated, switched, inferred,
+    of_parameters,
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import autobatch as ab
 from helpers.checkers.refusals import refused
+from helpers.counters.counting import files_entered
 from helpers.runs.ways import each
 
 DIM = 3
@@ -27,7 +28,9 @@ class Model(ab.Module):
     """Cells with one output, and with several in tuples and in a named tuple."""
 
     def __init__(self) -> None:
-        self.table = ab.Parameter(np.random.default_rng(0).standard_normal((5, DIM)))
+        rng = np.random.default_rng(0)
+        self.table = ab.Parameter(rng.standard_normal((5, DIM)))
+        self.first, self.second = (ab.Parameter(rng.standard_normal(DIM)) for _ in range(2))
 
     @ab.cell
     def word(self, number: int, scale: Any = 1.0) -> Any:
@@ -49,6 +52,14 @@ class Model(ab.Module):
     def scaled(self, x: Any, /, by: Any, *, plus: Any = 0.0) -> Any:
         return x * by + plus
 
+    @ab.cell
+    def stacked(self, parts: Any) -> Any:
+        return parts[0] - 2.0 * parts[1][0] * parts[1][1]
+
+    @ab.cell
+    def added(self, parts: list[Any]) -> Any:
+        return ab.sum_n(parts)
+
 
 CALLS: dict[str, Callable[[Model, int], Any]] = {
     "a default": lambda m, n: m.word(n),
@@ -67,7 +78,21 @@ CALLS: dict[str, Callable[[Model, int], Any]] = {
     "a sum with arrays": lambda m, n: ab.sum_n([m.word(n), np.ones(DIM), 2.0 * m.word(1)]),
     "a sum of tuples": lambda m, n: ab.sum_n([(m.word(n), m.word(1)), (m.word(2), m.word(n))])[1],
     "a sum with a shape": lambda m, n: ab.sum_n([m.word(i) for i in range(n)], shape=(DIM,)),
+    "a sum of tuples with shapes": lambda m, n: ab.sum_n([(m.word(n), m.word(1))] * n, shape=((DIM,), (DIM,)))[1],
+    "a mean of scalars": lambda m, n: ab.mean_n([ab.sum(m.word(i)) for i in range(n + 1)], shape=()),
+    "parameters": lambda m, n: m.word(n, m.second) * m.word(1, m.first),
+    "parameters in tuples": lambda m, n: m.stacked((m.first, (m.word(n), m.second))),
+    "parameters in lists": lambda m, n: m.added([m.first, m.word(n), np.ones(DIM), m.second]),
+    "a parameter twice": lambda m, n: m.stacked((m.first, (m.first, m.word(n)))),
+    "operators": lambda m, n: -(m.word(n) + m.word(1) - m.word(2) * m.word(3)) / (m.word(n) * m.word(n) + 1.0),
+    "operators of numbers": lambda m, n: 2 * m.word(n) - 1 + (3.0 - m.word(1)) + (m.word(2) + 0.0) * 0 + 2 ** m.word(1),
+    "operators of bools": lambda m, n: (m.word(n) + True) * False,
+    "comparisons": lambda m, n: (m.word(n) > 0.5) + (m.word(n) <= m.word(1)) * 1.0 + (m.word(n) == m.word(2)),
+    "operators of arrays": lambda m, n: np.arange(3.0) * m.word(n) + np.ones(DIM),
+    "operators of parameters": lambda m, n: m.first * m.word(n) + m.second,
+    "a sum by sum": lambda m, n: sum([m.word(i % 5) for i in range(n + 1)]),
 }
+ALL_NATIVE = "a sum of one", "parameters", "parameters in tuples", "parameters in lists", "operators"
 
 
 @each("name", CALLS)
@@ -78,6 +103,28 @@ def test_calls_give_what_they_give_eagerly(name: str) -> None:
     expected = [float(np.sum(call(model, n))) for n in numbers]
     for _ in range(3):
         np.testing.assert_allclose(run(numbers), expected, rtol=1e-5, atol=1e-6)
+
+
+@each("name", ALL_NATIVE)
+def test_no_python_of_ours_runs_in_calls_of_known_forms(name: str) -> None:
+    """What runs, runs once in a recording, or once in each instance."""
+    model, call = Model(), CALLS[name]
+    recorder = ab.batched(lambda times: [call(model, 1) for _ in range(times)].pop(), module=model).recorder
+    _, once, often = (files_entered(recorder.record, [times, times]) for times in (2, 1, 9))
+    assert once == often
+
+
+def test_shapes_of_sums_are_compared() -> None:
+    model = Model()
+
+    def total(shape: Any) -> Any:
+        return ab.sum_n([model.word(0), model.word(1)], shape=shape)
+
+    run = ab.batched(total, module=model)
+    run([(DIM,)])
+    for shape in ((DIM, 1), (DIM + 1,), (float(DIM),), ()):
+        with pytest.raises(ab.AutobatchError, match="shape"):
+            run([shape])
 
 
 def test_while_recorded_tuples_are_plain_tuples() -> None:

@@ -134,7 +134,8 @@ PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read<double>(arguments[3], "floats", floats) || !read_phase(arguments[2], arguments[4], arguments[5], phase) ||
       !read_int(arguments[6], "n_nodes", ends.node) || !read_int(arguments[7], "n_edges", ends.edge))
     return nullptr;
-  bool fits = floats.size == phase.sizes.floats && g.has_node(ends.node);
+  // Pointers have an entry behind the last node, and that may be where the tables end.
+  bool fits = floats.size == phase.sizes.floats && ends.node >= 0 && ends.node < g.type_id.size;
   if (fits) {
     ends.attr = g.attr_ptr[ends.node];
     ends.floats = g.float_ptr[ends.node];

@@ -26,6 +26,7 @@ from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 
 N_STEPS = 40  # of a program
 STAGE = Stage()
+TEXT = "text"  # an argument that may have a source
 NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 48, 255, 256, 2**20, 2**31, 2**40, 2**62, 2**63, 2**70)
 
 
@@ -181,7 +182,7 @@ class World:
             parts = [self.thing(depth + 1) for _ in range(int(self.rng.integers(4)))]
             return tuple(parts) if draw == 5 else parts
         others: list[Callable[[], Any]] = [
-            lambda: self.one_of(self.lists), self.number, lambda: 1.5, lambda: "text", lambda: np.arange(3),
+            lambda: self.one_of(self.lists), self.number, lambda: 1.5, lambda: TEXT, lambda: np.arange(3),
             lambda: self.rng.random(2), lambda: {"a": self.one_of(self.handles)},
             lambda: Meddler(self, self.one_of(self.handles)), lambda: np.array([Meddler(self, 1)], object),
         ]  # fmt: skip
@@ -258,16 +259,19 @@ class World:
         n = int(self.rng.integers(3))
         bind = self.one_of([lambda args, kwargs: [*args, *kwargs.values()], Meddler(self, ())])
         slow = self.one_of([lambda arguments: None, Meddler(self, 1), *self.functions[:1]])
-        names, lifts = tuple("abc"[:n]), bytes(self.rng.integers(0, 3, n).tolist())
+        names, lifts = tuple("abc"[:n]), bytes(self.rng.integers(0, 8, n).tolist())
         found = Function(self.log(), "name", names, (None,) * int(self.rng.integers(3)), n, bind, slow, lifts)
         self.functions.append(found)
         self.set_forms()
         if self.rng.random() < 0.3:
             self.log().source = found
         if self.rng.random() < 0.3:
-            self.log().functions[self.one_of([1, Meddler(self, 1)])] = found
+            self.log().functions[self.one_of([1, id(TEXT), Meddler(self, 1)])] = found
         if self.rng.random() < 0.3:
-            self.functions.append(Shortcut(self.one_of(self.functions), self.one_of([1, Meddler(self, 1)])))
+            self.log().treatment_of = self.one_of([lambda x: 0, lambda x: 1, lambda x: "", Meddler(self, 1)])
+        if self.rng.random() < 0.3:
+            inner, takes = self.one_of([1, Meddler(self, 1)]), int(self.rng.integers(3))
+            self.functions.append(Shortcut(self.one_of(self.functions), inner, takes))
 
     def set_forms(self) -> None:
         """Give a function other forms."""
