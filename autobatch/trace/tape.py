@@ -188,7 +188,8 @@ class Step:
         output_of = calls.traces.keep_products(base, kept.values())
         self._kept = [output_of[number] for number in kept.values()]
         own = [Item(VALUE, ((leaf_of[product],),)) for product in kept]
-        own += [Item(EACH, ((leaf_of[name[what]],),)) for what in read]
+        group_of = {what: len(call.lengths) + n for n, what in enumerate(self._rows_given)}
+        own += [Item(EACH, ((leaf_of[name[what]],),), group=group_of.get(what, NODE)) for what in read]
         self._form = calls.add_form(self.family, (*needed[0], *own), needed[1])
         self._shapes = {what: None if what in self._rows_given else key.detail for what, key in keys.items()}
         self._own = [(what, self._shapes[what]) for what in read]
