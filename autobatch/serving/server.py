@@ -62,12 +62,9 @@ class Request:
     def __lt__(self, other: Request) -> bool:
         return (self.urgent, self.number) < (other.urgent, other.number)
 
-    def finish(self, result: Any, now: float) -> None:
-        """Set the result, if the request is not over yet and not too late."""
-        if self.deadline < now:
-            self.be_late()
-        else:
-            self._set(self.future.set_result, result)
+    def finish(self, result: Any) -> None:
+        """Set the result, if the request is not over yet."""
+        self._set(self.future.set_result, result)
 
     def fail(self, error: BaseException) -> None:
         """Set the error, if the request is not over yet."""
@@ -384,15 +381,17 @@ class Server:
             over = running.answer()
             running.compact()
         now = monotonic()
-        for ended in over:
-            request = self._at.pop(ended.place)
-            request.finish(ended.result, now)
-            if request.future.cancelled() or request.future.exception() is not None:
-                self._count_over(request)
-            else:
-                self._counts.finish(request.arrived, request.begun, now, ended)
         if done is not None:
             self._counts.add(done)
+        for ended in over:
+            request = self._at.pop(ended.place)
+            if request.deadline < now:
+                request.be_late()
+            if request.future.done():
+                self._count_over(request)
+            else:  # counted first, so that a client that has its result finds it counted
+                self._counts.finish(request.arrived, request.begun, now, ended)
+                request.finish(ended.result)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         request.fail(error)
