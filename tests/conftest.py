@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +24,12 @@ from helpers.runs.commands import Command, make_command
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to test a native core that is older than its sources."""
+    """Refuse to test a native core that is older than its sources; let Ctrl-C end what tests start.
+
+    A shell without job control has its background jobs ignore Ctrl-C, and their children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     newest = max((ROOT / "native").rglob("*.[ch]*"), key=lambda path: path.stat().st_mtime)
     if newest.stat().st_mtime > Path(_native.__file__).stat().st_mtime:
         raise pytest.UsageError(f"{newest.relative_to(ROOT)} has changed since the native core was built: make native")
