@@ -216,8 +216,8 @@ class Log:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
         functions: what records an op, a function made of ops, or a parameter, by `id`.
-        treatment_of: how lifting treats objects of the class of one: 0 leaves them, 1 makes a source of each, as of
-            parameters; anything else if Python decides.
+        treatment_of: how lifting treats objects of the class of one: 0 leaves them, 1 makes a source of each parameter,
+            2 of each input; anything else if Python decides.
         sources: the values of arrays and parameters in the present instance, by content.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.

@@ -21,14 +21,15 @@ def never(name: str, x: Any) -> bool:
     return False
 
 
-LEFT, A_SOURCE, ELSE = range(3)  # as in `native/record/function.cpp`
+LEFT, PARAMETER, INPUT, ELSE = range(4)  # as in `native/record/function.cpp`
+KEPT = "kept"
 
 
 def treatment_of(x: Any) -> int:
-    """Return what lifting does with objects of the class of `x`: nothing, makes each a source, or something else."""
-    if isinstance(x, Parameter):
-        return A_SOURCE
-    return ELSE if isinstance(x, (FloatInput, np.ndarray, np.generic)) or is_structure(x) else LEFT
+    """Return how lifting treats objects of the class of `x`."""
+    if isinstance(x, (Parameter, FloatInput)):
+        return PARAMETER if isinstance(x, Parameter) else INPUT
+    return ELSE if isinstance(x, (np.ndarray, np.generic)) or is_structure(x) else LEFT
 
 
 class Lifting:
@@ -36,11 +37,11 @@ class Lifting:
 
     Args:
         handles: those of the recording.
-        sources: the values of sources of the present instance, by their content.
+        sources: the values of sources of the present instance, by their content; of parameters and inputs by `id`.
         record: records a source, if asked for one of any number of rows; returns its value.
     """
 
-    def __init__(self, handles: Handles, sources: dict[Any, Value], record: Callable[[Any, bool], Value]) -> None:
+    def __init__(self, handles: Handles, sources: dict[Any, Any], record: Callable[[Any, bool], Value]) -> None:
         self._handles, self._sources, self._record = handles, sources, record
 
     def start_instance(self) -> None:
@@ -75,7 +76,10 @@ class Lifting:
         if isinstance(x, Parameter):
             return self._source(x, id(x))
         if isinstance(x, FloatInput):
-            return self._source(x, (x.inputs, x.shape, x.positions.tobytes()), is_ragged and x.ndim > 0)
+            value = self._source(x, (x.inputs, x.shape, x.positions.tobytes()), is_ragged and x.ndim > 0)
+            if not is_ragged:  # the core finds it by its `id`, which stays its own as long as it is kept
+                self._sources[id(x)], self._sources[KEPT, id(x)] = value, x
+            return value
         if isinstance(x, np.ndarray):
             array = plain_array(x) if x.dtype.kind in "fiub" else x
             return self._source_of_array(array, is_ragged) if array.dtype.kind == "f" else array
@@ -98,7 +102,8 @@ class Lifting:
         key = (content, is_ragged) if is_ragged else content
         if key not in self._sources:
             self._sources[key] = self._record(x, is_ragged)
-        return self._sources[key]
+        value: Value = self._sources[key]
+        return value
 
 
 def to_values(values: Sequence[Any]) -> list[Any]:

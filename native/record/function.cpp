@@ -51,7 +51,7 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
 enum class Lifting { ERROR, NONE, SOURCES, PYTHON };
 
 // The treatment of a class of objects that are no arrays, tuples or lists; Python is asked once for each class.
-enum Treatment : long { LEFT = 0, PARAMETER = 1 };
+enum Treatment : long { LEFT = 0, PARAMETER = 1, INPUT = 2 };
 
 Lifting find_class(Log* log, PyObject* x, char lifts) {
   PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(x));
@@ -64,6 +64,7 @@ Lifting find_class(Log* log, PyObject* x, char lifts) {
   }
   long treatment = known && PyLong_Check(known) ? PyLong_AsLong(known) : -1;
   PyErr_Clear();
+  if (treatment == INPUT) return Lifting::SOURCES;
   if (treatment == PARAMETER) return lifts & PARAMETERS ? Lifting::SOURCES : Lifting::NONE;
   return treatment == LEFT ? Lifting::NONE : Lifting::PYTHON;
 }
@@ -110,7 +111,7 @@ PyObject* lift(Log* log, PyObject* x, char lifts) {
     Ref key(PyLong_FromVoidPtr(x));
     Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
     Ref source = Ref::borrowed(key ? PyDict_GetItemWithError(functions.get(), key.get()) : nullptr);
-    return source ? find_source(log, key, source, nullptr) : nullptr;
+    return PyErr_Occurred() ? nullptr : find_source(log, key, source, nullptr);
   }
   if (Py_EnterRecursiveCall(" in an argument of a cell")) return nullptr;
   // A list may change while its parts are recorded.

@@ -114,6 +114,27 @@ def test_no_python_of_ours_runs_in_calls_of_known_forms(name: str) -> None:
     assert once == often
 
 
+def test_inputs_are_one_source_for_each_part() -> None:
+    """Also where parts are made anew in the place of others, and in the next instance."""
+    model = Model()
+
+    def loss(x: Any) -> Any:
+        total = ab.sum(model.scaled(x[0], 1.0))
+        for k in range(len(x)):
+            total = total + ab.sum(model.join(x[k], x[0], x[k]) * model.word(k, x[k]))
+        return total
+
+    items = [np.random.default_rng(n).standard_normal((n, DIM)) for n in (1, 4, 2, 4)]
+    run = ab.batched(loss, module=model)
+    for _ in range(3):
+        _, _, gradients = run.value_and_grad(items, reduce="sum", inputs=True)
+        for x, gradient in zip(items, gradients, strict=True):
+            words = np.array([model.word(k, np.ones(DIM)) for k in range(len(x))])
+            expected = (4.0 * x + x[0]) * words  # of the k-th term by x[k]
+            expected[0] += 1.0 + np.sum(x * words, axis=0)
+            np.testing.assert_allclose(gradient, expected, rtol=1e-4)
+
+
 def test_shapes_of_sums_are_compared() -> None:
     model = Model()
 

@@ -268,7 +268,9 @@ class World:
         if self.rng.random() < 0.3:
             self.log().functions[self.one_of([1, id(TEXT), Meddler(self, 1)])] = found
         if self.rng.random() < 0.3:
-            self.log().treatment_of = self.one_of([lambda x: 0, lambda x: 1, lambda x: "", Meddler(self, 1)])
+            self.log().treatment_of = self.one_of(
+                [lambda x: 0, lambda x: 1, lambda x: 2, lambda x: "", Meddler(self, 1)]
+            )
         if self.rng.random() < 0.3:
             inner, takes = self.one_of([1, Meddler(self, 1)]), int(self.rng.integers(3))
             self.functions.append(Shortcut(self.one_of(self.functions), inner, takes))
