@@ -62,7 +62,7 @@ choose_rows: Op = define_op(
 )  # fmt: skip
 put_chosen: Op = define_op(
     "put_chosen",  # the transpose of choose_rows: zeros, with g added at the positions
-    shape=lambda g, ids, like, is_checked: like, kernel=_put, segments="choose", like=2,
+    shape=lambda g, ids, like, is_checked: g[len(ids) :], kernel=_put, segments="choose", like=2,
     domain=lambda domains, is_checked: domains[2],
     pullback=lambda g, out, x, ids, like, is_checked: (choose_rows(g, ids, is_checked=is_checked), None, None),
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """The calls of a recorded function: the things it calls, the forms of calls, and the first call of each form.
 
 An `Entry` stands for one cell of one module, one op, or one function made of ops. Its function, of the native core,
-records the calls whose form is known (see `forms`). Any other call takes the slow path in this module. Arrays and
-parameters among the arguments become sources. If the form is still unknown after that, the arguments are read, the cell
-is traced if its type is new, and the function gets the new form.
+records the calls whose form is known (see `forms`); arrays and parameters among the arguments become sources. Any other
+call takes the slow path in this module. If its form is still unknown after lifting, the arguments are read, the cell is
+traced if its type is new, and the function gets the new form.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ class Calls:
         entry.known = known
         entry.function.forms = tuple(form.recorder for form in known.forms)
 
-    # The slow path: the first call of each form, and calls that pass arrays or parameters.
+    # The slow path: the first call of each form, and calls with arguments that only Python can lift.
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
         if STAGE.current is not self:  # the caller is another thread, or traces a cell
