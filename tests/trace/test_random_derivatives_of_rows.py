@@ -91,7 +91,7 @@ def total_at(weights: Weights, along: dict[str, Any], run: Any, items: list[Any]
 
 def check_slope(at: Callable[[float], float], found: Any) -> None:
     """Compare a slope with differences; losses are bent strongly, so by Richardson's extrapolation, twice."""
-    first, second, third = ((at(h) - at(-h)) / (2 * h) for h in (1e-4, 5e-5, 2.5e-5))
+    first, second, third = ((at(h) - at(-h)) / (2 * h) for h in (1e-5, 5e-6, 2.5e-6))
     once = (4 * second - first) / 3, (4 * third - second) / 3
     slope = (16 * once[1] - once[0]) / 15
     assert abs(found - slope) <= 1e-6 * (1.0 + abs(slope) + abs(at(0.0)) + abs(first)), (found, slope)
