@@ -291,6 +291,9 @@ def test_endless_recursion_is_an_error() -> None:
     function.forms = (form_of(log, (), (("same", 0, function, 0),), ()),)
     with pytest.raises(RecursionError):
         function(1)
+    log.source = function
+    with pytest.raises(RecursionError):
+        function(np.zeros(3))
     deep: Any = np.zeros(3)
     for _ in range(200_000):
         deep = (deep,)

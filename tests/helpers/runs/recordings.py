@@ -310,10 +310,15 @@ class World:
                 self.handles.append(part)
 
     def add_handle(self) -> None:
-        """Make a value, or rows."""
-        log = self.log()
-        if self.rng.random() < 0.7:
+        """Make a value or rows, by refs or from other values."""
+        log, draw = self.log(), self.rng.random()
+        if draw < 0.6:
             self.keep(log.value(self.kind(False), self.ref(), self.one_of([False, True, Meddler(self, 1)])))
+        elif draw < 0.7:
+            handles = [self.one_of(self.handles) for _ in range(int(self.rng.integers(4)))]
+            self.keep(log.stack(self.kind(True), self.one_of([handles, handles[:1] * 3, self.thing()])))
+        elif draw < 0.8:
+            self.keep((*log.unstack(self.kind(False), self.one_of([*self.handles[-9:], self.thing()])),))
         else:
             refs = [self.ref() for _ in range(int(self.rng.integers(4)))]
             self.keep(log.rows(self.kind(True), self.one_of([refs, tuple(refs), Meddler(self, 1)])))
