@@ -215,14 +215,14 @@ class Log:
     Attributes:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
-        functions: what records an op, a function made of ops, or a parameter, by `id`.
-        treatment_of: how lifting treats objects of the class of one: 0 leaves them, 1 makes a source of each parameter,
-            2 of each input; anything else if Python decides.
-        sources: the values of arrays and parameters in the present instance, by content.
+        functions: the recording function of each op, function made of ops, and (by `id`) parameter.
+        treatment_of: returns how lifting treats the class of an object: 0 to leave objects unchanged, 1 and 2 to make
+            sources of parameters and of inputs, another number to ask Python for each object.
+        sources: the values of arrays, by content, and of parameters and inputs, by `id`, in the present instance.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
-        is_watched: whether Python counts what is recorded, so that shortcuts lead to it.
-        is_wrapped: whether Python changes what functions return; likewise.
+        is_watched: whether Python counts the recorded calls; if so, shortcuts call Python.
+        is_wrapped: whether Python changes the results of functions; if so, shortcuts call Python.
         n_instances: number of instances begun.
         begun: how many ints and floats were logged when the instance began.
     """
@@ -284,7 +284,7 @@ class Log:
     def rows(self, kind: type[R], refs: Sequence[int]) -> R:
         """Make the value whose rows have these refs, in this order."""
     def stack(self, kind: type[R], values: list[Any]) -> R | None:
-        """Make the value whose rows are these values; return None if they are not values of one class, made here."""
+        """Make the value with these rows; return None unless they are values of one class, of this recording."""
     def unstack(self, kind: type[H], rows: RowsHandle) -> list[H]:
         """Return the rows of a value."""
     def decode(
@@ -352,8 +352,8 @@ class Function:
         takes: how arguments are given: 1 by position or name, 2 any number, as a tuple and a dict; 0 as `bind` says.
         bind: gives the arguments of a call, in order.
         slow: takes the arguments of calls of no known form.
-        lifts: of each argument what becomes a source, as a byte: 1 an array, 2 an array and those in tuples and lists,
-            with 4 added parameters, too; 0 for nothing.
+        lifts: a byte for each argument: 0 if nothing in it becomes a source, 1 if an array does, 2 if arrays in tuples
+            and lists do too; plus 4 if parameters do.
     """
 
     forms: tuple[Form | None, ...]

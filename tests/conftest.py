@@ -24,7 +24,7 @@ from helpers.runs.commands import Command, make_command
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to test a native core that is older than its sources; let Ctrl-C end what tests start.
+    """Refuse to test a native core that is older than its sources; restore Ctrl-C for the processes that tests start.
 
     A shell without job control has its background jobs ignore Ctrl-C, and their children inherit that.
     """

@@ -33,8 +33,8 @@ class Known(NamedTuple):
 OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args, **kwargs`
 PLAINLY = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 COLLECTING = {inspect.Parameter.VAR_POSITIONAL}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-AN_ARRAY, A_PARAMETER = np.zeros(1), Parameter(0.0)  # as examples of arguments
-ARRAYS, PARTS, PARAMETERS = 1, 2, 4  # become sources, as in `native/record/function.cpp`
+AN_ARRAY, A_PARAMETER = np.zeros(1), Parameter(0.0)  # example arguments
+ARRAYS, PARTS, PARAMETERS = 1, 2, 4  # that become sources, as in `native/record/function.cpp`
 NOTHING = Known((), MappingProxyType({}))
 
 
@@ -96,7 +96,7 @@ class Entry:
         self.fixed.clear()
 
     def lifted(self) -> bytes:
-        """Return what of each argument becomes a source, as `autobatch._native.Function` takes it."""
+        """Return the `lifts` of the native function, a byte for each argument."""
         return bytes(map(self._lifted, self.names))
 
     def _lifted(self, name: str) -> int:

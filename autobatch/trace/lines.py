@@ -1,7 +1,7 @@
 """Find the source lines of a program that record single ops outside cells, each of them a separate node.
 
 Only `explain` does this: while it records, the methods that record single ops are replaced by ones that inspect the
-stack, and the core leaves functions of lists to them. Other recordings pay nothing.
+stack, and the core leaves operators and functions of lists to them. Other recordings pay nothing.
 """
 
 from __future__ import annotations

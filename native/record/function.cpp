@@ -50,7 +50,7 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
 // What lifting does with an argument: nothing; it replaces parts of it; or only Python can tell, and none is replaced.
 enum class Lifting { ERROR, NONE, SOURCES, PYTHON };
 
-// The treatment of a class of objects that are no arrays, tuples or lists; Python is asked once for each class.
+// How lifting treats a class other than arrays, tuples and lists; Python is asked once per class.
 enum Treatment : long { LEFT = 0, PARAMETER = 1, INPUT = 2 };
 
 Lifting find_class(Log* log, PyObject* x, char lifts) {

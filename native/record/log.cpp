@@ -376,10 +376,11 @@ PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs);
 }
 
-// stack(kind, values): the value whose rows are these values; None if they are not of one class, or not of this session.
+// stack(kind, values): the value with these rows; None unless they are values of one class, made in this session.
 PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
-  if (n_args != 2 || !PyList_Check(args[1])) return PyErr_SetString(PyExc_TypeError, "stack takes a class and a list"), nullptr;
+  if (n_args != 2 || !PyList_Check(args[1]))
+    return PyErr_SetString(PyExc_TypeError, "stack takes a class and a list"), nullptr;
   if (!read_class(args[0], true)) return nullptr;
   Py_ssize_t n = PyList_GET_SIZE(args[1]);
   PyTypeObject* kind = n ? Py_TYPE(PyList_GET_ITEM(args[1], 0)) : nullptr;
@@ -398,7 +399,7 @@ PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
 
 // unstack(kind, rows): a list of the rows of a value, each of a class.
 PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
-  if (n_args != 2 || !is_sealed(reinterpret_cast<PyObject*>(Py_TYPE(args[1]))) || !PyObject_TypeCheck(args[1], &RowsType))
+  if (n_args != 2 || !PyObject_TypeCheck(args[1], &RowsType))
     return PyErr_SetString(PyExc_TypeError, "unstack takes a class and a value of rows"), nullptr;
   if (!read_class(args[0], false)) return nullptr;
   Rows* rows = reinterpret_cast<Rows*>(args[1]);
@@ -406,7 +407,11 @@ PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Ref refs = Ref::borrowed(is_present ? rows->refs : nullptr);
   Ref found(PyList_New(rows->n));
   for (Py_ssize_t i = 0; found && i < rows->n; i++) {
-    int64_t ref = !is_present ? STALE_REF : !refs ? rows->handle.ref + (int64_t(i) << ROW_SHIFT) : PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i));
+    int64_t ref = STALE_REF;
+    if (refs)
+      ref = PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i));
+    else if (is_present)
+      ref = rows->handle.ref + (int64_t(i) << ROW_SHIFT);
     PyObject* row = make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, true);
     if (!row) return nullptr;
     PyList_SET_ITEM(found.get(), i, row);
@@ -514,8 +519,8 @@ int set_source(PyObject* self, PyObject* value, void*) {
 }
 
 PyMemberDef members[] = {
-    {"is_watched", T_BOOL, offsetof(Log, is_watched), 0, "Whether Python counts what is recorded."},
-    {"is_wrapped", T_BOOL, offsetof(Log, is_wrapped), 0, "Whether Python changes what functions return."},
+    {"is_watched", T_BOOL, offsetof(Log, is_watched), 0, "Whether Python counts the recorded calls."},
+    {"is_wrapped", T_BOOL, offsetof(Log, is_wrapped), 0, "Whether Python changes the results of functions."},
     {nullptr, 0, 0, 0, nullptr}};
 
 PyGetSetDef attributes[] = {

@@ -33,8 +33,8 @@ struct Log {
   PyObject* functions;     // by op, function made of ops, or `id` of a parameter, what records it: a dict
   uint32_t session;
   uint16_t slot;
-  char is_watched;  // whether Python counts what is recorded, so that shortcuts lead to it
-  char is_wrapped;  // whether Python changes what functions return; likewise
+  char is_watched;  // whether Python counts the recorded calls; if so, shortcuts call Python
+  char is_wrapped;  // whether Python changes the results of functions; if so, shortcuts call Python
   bool counts;  // whether it counts the handles of each call
   bool busy;    // while it is decoded without the interpreter lock, or a call is written, which may call Python
   int64_t begun_ints, begun_floats;  // how long both were when the instance began

@@ -14,7 +14,7 @@ struct Shortcut {
   PyObject_HEAD
   vectorcallfunc vectorcall;
   PyObject* function;  // takes all other calls
-  PyObject* inner;     // what is recorded
+  PyObject* inner;     // the function or op to record
   PyObject* attributes;
   int takes;
 };
@@ -27,12 +27,15 @@ PyObject* shape_name;  // the text "shape"
 bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   if (n_args != 1 || !PyList_CheckExact(args[0]) || !PyList_GET_SIZE(args[0])) return false;
   if (!kwnames) return true;
-  bool names_shape = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == shape_name;  // names are interned
-  PyObject *given = args[1], *kind = reinterpret_cast<PyObject*>(Py_TYPE(PyList_GET_ITEM(args[0], 0)));
-  if (!names_shape || !PyTuple_CheckExact(given) || !is_sealed(kind)) return false;
-  Ref shape(PyObject_GetAttr(kind, shape_name));
+  // Names are interned.
+  bool names_shape = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == shape_name;
+  PyObject* given = args[1];
+  Ref kind = Ref::borrowed(reinterpret_cast<PyObject*>(Py_TYPE(PyList_GET_ITEM(args[0], 0))));
+  if (!names_shape || !PyTuple_CheckExact(given) || !is_sealed(kind.get())) return false;
+  Ref shape(PyObject_GetAttr(kind.get(), shape_name));
   PyErr_Clear();
-  if (!shape || !PyTuple_CheckExact(shape.get()) || PyTuple_GET_SIZE(shape.get()) != PyTuple_GET_SIZE(given)) return false;
+  if (!shape || !PyTuple_CheckExact(shape.get())) return false;
+  if (PyTuple_GET_SIZE(shape.get()) != PyTuple_GET_SIZE(given)) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
     PyObject *size = PyTuple_GET_ITEM(shape.get(), i), *other = PyTuple_GET_ITEM(given, i);
     if (!PyLong_CheckExact(size) || !PyLong_CheckExact(other) || PyLong_AsLong(size) != PyLong_AsLong(other))
@@ -57,7 +60,7 @@ bool are_operands(PyObject* const* args, Py_ssize_t n_args) {
 }
 
 // Records a call of a known form; null without an error if it has none.
-PyObject* record_shortly(Shortcut* shortcut, Log* log, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   bool fits = shortcut->takes == LIST ? is_of_list(args, n_args, kwnames) : !kwnames && are_operands(args, n_args);
   if (!fits || log->is_watched || log->is_wrapped) return nullptr;
   Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
@@ -74,7 +77,7 @@ PyObject* record_shortly(Shortcut* shortcut, Log* log, PyObject* const* args, Py
 PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
   if (Log* log = current_log()) {
-    PyObject* made = record_shortly(shortcut, log, args, PyVectorcall_NARGS(nargsf), kwnames);
+    PyObject* made = record_known_form(shortcut, log, args, PyVectorcall_NARGS(nargsf), kwnames);
     if (made || PyErr_Occurred()) return made;
   }
   return PyObject_Vectorcall(shortcut->function, args, nargsf, kwnames);

@@ -107,7 +107,7 @@ def test_calls_give_what_they_give_eagerly(name: str) -> None:
 
 @each("name", ALL_NATIVE)
 def test_no_python_of_ours_runs_in_calls_of_known_forms(name: str) -> None:
-    """What runs, runs once in a recording, or once in each instance."""
+    """The number of Python calls does not depend on the number of recorded calls."""
     model, call = Model(), CALLS[name]
     recorder = ab.batched(lambda times: [call(model, 1) for _ in range(times)].pop(), module=model).recorder
     _, once, often = (files_entered(recorder.record, [times, times]) for times in (2, 1, 9))
@@ -115,7 +115,7 @@ def test_no_python_of_ours_runs_in_calls_of_known_forms(name: str) -> None:
 
 
 def test_inputs_are_one_source_for_each_part() -> None:
-    """Also where parts are made anew in the place of others, and in the next instance."""
+    """Slices are temporary objects, whose `id`s later slices may get."""
     model = Model()
 
     def loss(x: Any) -> Any:
