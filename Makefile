@@ -5,7 +5,8 @@ WORKERS ?= 2
 VENV ?= .venv
 PYTHONS := python3.11 python3.12 python3.13
 BIN := $(VENV)/bin
-NATIVE := $(wildcard native/CMakeLists.txt native/*.py native/*.cpp native/*/*.cpp native/*/*.h)
+CPP := $(shell find native -name '*.cpp' -o -name '*.h')
+NATIVE := $(CPP) $(wildcard native/CMakeLists.txt native/*.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
@@ -48,6 +49,7 @@ lint: $(VENV)/development
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 notebooks: $(VENV)/development
 	@$(BIN)/python tools/notebooks.py

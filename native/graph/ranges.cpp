@@ -65,8 +65,7 @@ bool find_all(const TypedGraph& read, Vec<int64_t>& rows) {
 // first_out_of_range(words, types): for each instance with an int out of its range, the node, range, value and size.
 PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph read;
-  if (!takes("first_out_of_range", n, 2) ||
-      !read_graph_and_types(arguments[0], arguments[1], read, Sources::EARLIER))
+  if (!takes("first_out_of_range", n, 2) || !read_graph_and_types(arguments[0], arguments[1], read, Sources::EARLIER))
     return nullptr;
   Vec<int64_t> rows;
   Problem problem;

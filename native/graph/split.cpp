@@ -65,7 +65,8 @@ PyObject* crossing_node(PyObject*, PyObject* argument) {
 PyObject* split_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph whole;
   if (!takes("split_words", n, 2) || !read_graph_and_types(arguments[0], arguments[1], whole) ||
-      !set_problem(find_starts(whole))) return nullptr;
+      !set_problem(find_starts(whole)))
+    return nullptr;
   int32_t stranger = find_crossing(whole.graph);
   if (stranger >= 0) {
     PyErr_Format(PyExc_ValueError, "words must encode independent instances, got node %d that another one uses",

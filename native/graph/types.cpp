@@ -70,14 +70,15 @@ bool check(const Types& types) {
     return refuse("parts");
   for (ptrdiff_t part = 0; part < n_parts; part++)
     if (types.part_cut[4 * part + 3] == 0) return refuse("part_cut");
-  if (types.range_data.size != n_ranges || types.range_column.size != n_ranges ||
-      types.range_ignore.size != n_ranges || !is_ptr(types.range_ptr, n, n_ranges))
+  if (types.range_data.size != n_ranges || types.range_column.size != n_ranges || types.range_ignore.size != n_ranges ||
+      !is_ptr(types.range_ptr, n, n_ranges))
     return refuse("ranges");
   for (ptrdiff_t t = 0; t < n; t++) {
     int32_t n_groups = types.group_ptr[t + 1] - types.group_ptr[t], first = types.data_ptr[t];
     for (ptrdiff_t r = types.range_ptr[t]; r < types.range_ptr[t + 1]; r++) {
       int32_t data = types.range_data[r], column = types.range_column[r];
-      if (data < -1 || data >= types.data_ptr[t + 1] - first || types.range_size[r] < -n_groups) return refuse("ranges");
+      if (data < -1 || data >= types.data_ptr[t + 1] - first || types.range_size[r] < -n_groups)
+        return refuse("ranges");
       if (column < 0 || column >= (data < 0 ? types.int_width[t] : types.data_ints[first + data]))
         return refuse("range_column");
     }
@@ -92,10 +93,10 @@ bool read_types(PyObject* tuple, Types& types) {
     PyErr_Format(PyExc_TypeError, "types must be type arrays, got %.80s", Py_TYPE(tuple)->tp_name);
     return false;
   }
-  Span<const int32_t>* first[] = {
-      &types.int_width, &types.float_width, &types.data_ptr,   &types.data_group, &types.data_ints,  &types.data_floats,
-      &types.out_ptr,   &types.pass_port,   &types.port_ptr,   &types.port_plain, &types.port_group, &types.group_ptr,
-      &types.part_ptr,  &types.part_group,  &types.part_times, &types.part_of};
+  Span<const int32_t>* first[] = {&types.int_width, &types.float_width, &types.data_ptr,   &types.data_group,
+                                  &types.data_ints, &types.data_floats, &types.out_ptr,    &types.pass_port,
+                                  &types.port_ptr,  &types.port_plain,  &types.port_group, &types.group_ptr,
+                                  &types.part_ptr,  &types.part_group,  &types.part_times, &types.part_of};
   Span<const int32_t>* last[] = {&types.sum_type,   &types.range_ptr,    &types.range_data, &types.range_column,
                                  &types.range_size, &types.range_ignore, &types.random};
   Py_ssize_t at = 0;

@@ -7,8 +7,8 @@
 namespace autobatch {
 
 struct Types {
-  Span<const int32_t> int_width, float_width, data_ptr, data_group, data_ints, data_floats, out_ptr, pass_port, port_ptr,
-      port_plain, port_group, group_ptr, part_ptr, part_group, part_times, part_of;
+  Span<const int32_t> int_width, float_width, data_ptr, data_group, data_ints, data_floats, out_ptr, pass_port,
+      port_ptr, port_plain, port_group, group_ptr, part_ptr, part_group, part_times, part_of;
   Span<const int64_t> part_cut;  // four numbers a part
   Span<const int32_t> sum_type, range_ptr, range_data, range_column, range_size, range_ignore, random;
   Span<const int64_t> product_work;

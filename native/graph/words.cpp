@@ -36,8 +36,10 @@ Problem fits_types(const Graph& graph, const Types& types) {
 const Problem NO_MEMORY = "there is no memory";
 
 bool set_problem(Problem problem) {
-  if (problem == NO_MEMORY) PyErr_NoMemory();
-  else if (problem) PyErr_Format(PyExc_ValueError, "words must encode a graph, got ones in which %s", problem);
+  if (problem == NO_MEMORY)
+    PyErr_NoMemory();
+  else if (problem)
+    PyErr_Format(PyExc_ValueError, "words must encode a graph, got ones in which %s", problem);
   return !problem;
 }
 
@@ -53,7 +55,8 @@ bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources s
   if (!sizes_of(words, sizes) || sizes.words() != words.size) return refuse("the sizes are not those of the array");
   graph = parts_of(words.data, sizes);
   int64_t n = sizes.nodes, low = sources == Sources::OWN ? 0 : INT32_MIN;
-  if (!rises(graph.instance_ptr, n) || !rises(graph.output_ptr, sizes.outputs)) return refuse("instances are not in order");
+  if (!rises(graph.instance_ptr, n) || !rises(graph.output_ptr, sizes.outputs))
+    return refuse("instances are not in order");
   if (!rises(graph.edge_ptr, sizes.edges)) return refuse("the edges of nodes are not in order");
   if (!within(graph.type_id, 0, INT32_MAX)) return refuse("a type is negative");
   if (!within(graph.edge_src, low, n) || !within(graph.out_node, low, n)) return refuse("a node does not exist");
@@ -117,7 +120,8 @@ NewGraph begin_words(int32_t* words, const Sizes& sizes) {
 
 Ref make_words(const Sizes& sizes, NewGraph& graph) {
   if (sizes.words() > INT32_MAX) {
-    PyErr_Format(PyExc_OverflowError, "a graph of %lld words is too large: positions are int32", (long long)sizes.words());
+    PyErr_Format(PyExc_OverflowError, "a graph of %lld words is too large: positions are int32",
+                 (long long)sizes.words());
     return Ref();
   }
   Span<int32_t> words;
@@ -129,7 +133,8 @@ Ref make_words(const Sizes& sizes, NewGraph& graph) {
 
 int64_t slice_length(int64_t n, int64_t start, int64_t stop, int64_t step) {
   int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
-  int64_t first = clipped(start < 0 ? start + n : start, low, high), last = clipped(stop < 0 ? stop + n : stop, low, high);
+  int64_t first = clipped(start < 0 ? start + n : start, low, high),
+          last = clipped(stop < 0 ? stop + n : stop, low, high);
   int64_t span = step > 0 ? last - first : first - last, stride = step > 0 ? step : -(step + (step == INT64_MIN));
   return span > 0 ? (span - 1) / stride + 1 : 0;
 }

@@ -22,7 +22,8 @@ bool add_fixed(Log* log, Span<const int32_t> code);
 // Whether ints are what a call of a form logs after its ref.
 bool fits_code(const Log* log, int32_t form, Span<const int64_t> ints);
 
-// log.decode(log_ptr, refs, slots, output_ptr, owner): the words and floats of the graph of what was logged, and a fault.
+// log.decode(log_ptr, refs, slots, output_ptr, owner): the words and floats of the graph of what was logged, and a
+// fault.
 PyObject* decode(PyObject* log, PyObject* const* args, Py_ssize_t n_args);
 
 }  // namespace autobatch

@@ -125,8 +125,11 @@ Result run_step(const Step& step, Frame& frame) {
     case Test::CLASS:
       return reinterpret_cast<PyObject*>(Py_TYPE(x)) == step.object.get() ? MATCHES : DIFFERS;
     case Test::SIZE:
-      return (PyTuple_Check(x) ? PyTuple_GET_SIZE(x) : PyList_Check(x) ? PyList_GET_SIZE(x) : -1) == step.n ? MATCHES
-                                                                                                           : DIFFERS;
+      return (PyTuple_Check(x)  ? PyTuple_GET_SIZE(x)
+              : PyList_Check(x) ? PyList_GET_SIZE(x)
+                                : -1) == step.n
+                 ? MATCHES
+                 : DIFFERS;
     case Test::ITEM:
       if (PyTuple_Check(x) && step.n < PyTuple_GET_SIZE(x)) {
         frame.registers[step.to] = PyTuple_GET_ITEM(x, step.n);
@@ -231,7 +234,8 @@ Result test_lengths(const Form* form, const int64_t* lengths) {
 // Writing.
 
 bool write_int(Log* log, PyObject* x) {
-  if (!PyLong_Check(x)) return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
+  if (!PyLong_Check(x))
+    return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
   int overflow;
   int64_t value = PyLong_AsLongLongAndOverflow(x, &overflow);
   if (value == -1 && !overflow && PyErr_Occurred()) return false;
@@ -298,7 +302,8 @@ bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Fr
         return PyErr_SetString(PyExc_RuntimeError, "a list was changed while its call was recorded"), false;
       bool is_handle = are_handles || PyObject_TypeCheck(part, &HandleType);
       Ref held = Ref::borrowed(part);
-      if (!(is_float ? write_floats(log, part) : is_handle ? write_ref(log, part) : write_ints(log, part))) return false;
+      if (!(is_float ? write_floats(log, part) : is_handle ? write_ref(log, part) : write_ints(log, part)))
+        return false;
     }
   return true;
 }
@@ -383,7 +388,8 @@ PyObject* build(Form* form, PyObject* structure, int64_t first, const int64_t* l
 }
 
 PyObject* build_result(Form* form, int64_t first, const int64_t* lengths) {
-  if (PyTuple_CheckExact(form->structure) || PyLong_Check(form->structure)) return build(form, form->structure, first, lengths);
+  if (PyTuple_CheckExact(form->structure) || PyLong_Check(form->structure))
+    return build(form, form->structure, first, lengths);
   Ref values(PyTuple_New(form->outputs.size()));
   for (ptrdiff_t k = 0; values && k < form->outputs.size(); k++) {
     PyObject* value = make_output(form, (int32_t)k, first, lengths);
@@ -400,11 +406,11 @@ struct Name {
   int value;
 };
 
-const Name TESTS[] = {{"class", (int)Test::CLASS}, {"size", (int)Test::SIZE},   {"item", (int)Test::ITEM},
-                      {"keys", (int)Test::KEYS},   {"key", (int)Test::KEY},     {"attribute", (int)Test::ATTRIBUTE},
-                      {"array", (int)Test::ARRAY}, {"rows", (int)Test::ROWS},   {"is", (int)Test::IS},
-                      {"equal", (int)Test::EQUAL}, {"same", (int)Test::SAME},   {"plain", (int)Test::PLAIN}, {"empty", (int)Test::EMPTY},
-                      {"each", (int)Test::EACH}};
+const Name TESTS[] = {{"class", (int)Test::CLASS}, {"size", (int)Test::SIZE}, {"item", (int)Test::ITEM},
+                      {"keys", (int)Test::KEYS},   {"key", (int)Test::KEY},   {"attribute", (int)Test::ATTRIBUTE},
+                      {"array", (int)Test::ARRAY}, {"rows", (int)Test::ROWS}, {"is", (int)Test::IS},
+                      {"equal", (int)Test::EQUAL}, {"same", (int)Test::SAME}, {"plain", (int)Test::PLAIN},
+                      {"empty", (int)Test::EMPTY}, {"each", (int)Test::EACH}};
 const Name WRITINGS[] = {{"ref", (int)Writing::REF},
                          {"refs", (int)Writing::REFS},
                          {"count", (int)Writing::COUNT},
@@ -436,7 +442,8 @@ bool read_number(PyObject* x, int64_t low, int64_t high, int64_t& number) {
 // The parts of a tuple of n or more parts, which must be a tuple.
 PyObject** parts_of(PyObject* x, Py_ssize_t n, Py_ssize_t most) {
   if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) < n || PyTuple_GET_SIZE(x) > most)
-    return PyErr_Format(PyExc_TypeError, "a part of a form must be a tuple of %zd to %zd, got %.80R", n, most, x), nullptr;
+    return PyErr_Format(PyExc_TypeError, "a part of a form must be a tuple of %zd to %zd, got %.80R", n, most, x),
+           nullptr;
   return &PyTuple_GET_ITEM(x, 0);
 }
 
@@ -584,7 +591,8 @@ bool read_writers(PyObject* tuple, Form* form, Vec<Writer*>& writers) {
       return refuse("a writer of a form must log a value that a step has found");
     if (writer->what != Writing::EACH && writer->what != Writing::EACH_FLOATS) continue;
     writer->each = program_of(form, writer->from);
-    if (n_parts != 3 || !writer->each || !PyTuple_Check(parts[2])) return refuse("a writer must log a list that is tested");
+    if (n_parts != 3 || !writer->each || !PyTuple_Check(parts[2]))
+      return refuse("a writer must log a list that is tested");
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(parts[2]); k++) {
       if (!read_number(PyTuple_GET_ITEM(parts[2], k), 0, writer->each->n_registers, number)) return false;
       if (!writer->registers.push((int32_t)number)) return PyErr_NoMemory(), false;
@@ -672,7 +680,8 @@ bool read_outputs(PyObject* outputs, PyObject* structure, Form* form) {
     if (!is_sealed(parts[0]) ||
         (bool)PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(parts[0]), &RowsType) != (group >= 0))
       return refuse("an output of a form must have a class of its kind");
-    if (!form->outputs.push({reinterpret_cast<PyTypeObject*>(parts[0]), (int32_t)group})) return PyErr_NoMemory(), false;
+    if (!form->outputs.push({reinterpret_cast<PyTypeObject*>(parts[0]), (int32_t)group}))
+      return PyErr_NoMemory(), false;
   }
   form->kinds = Py_NewRef(outputs);
   form->structure = Py_NewRef(structure);
@@ -697,8 +706,8 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "walked", "lengths", "ints",        "floats",      "outputs", "structure", nullptr};
   PyObject *log, *steps, *groups, *bounds, *walked, *lengths, *ints, *floats, *outputs, *structure;
   int number, n_arguments, n_registers;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiiOOOOOOOOO:Form", const_cast<char**>(names), &LogType, &log, &number,
-                                   &n_arguments, &n_registers, &steps, &groups, &bounds, &walked, &lengths,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiiOOOOOOOOO:Form", const_cast<char**>(names), &LogType, &log,
+                                   &number, &n_arguments, &n_registers, &steps, &groups, &bounds, &walked, &lengths,
                                    &ints, &floats, &outputs, &structure))
     return nullptr;
   Log* of = reinterpret_cast<Log*>(log);

@@ -197,7 +197,8 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
   Ref bound(PyObject_CallFunctionObjArgs(function->bind, given.get(), named.get(), nullptr));
   if (!bound) return nullptr;
   Ref arguments(PySequence_Tuple(bound.get()));
-  return arguments ? record(function, &PyTuple_GET_ITEM(arguments.get(), 0), PyTuple_GET_SIZE(arguments.get())) : nullptr;
+  return arguments ? record(function, &PyTuple_GET_ITEM(arguments.get(), 0), PyTuple_GET_SIZE(arguments.get()))
+                   : nullptr;
 }
 
 // Calls with a tuple of all arguments by position, and a dict of those by name if there are to be two.
@@ -244,7 +245,8 @@ PyObject* record_tuple(PyObject* self, PyObject* arguments) {
 
 bool are_forms(PyObject* forms) {
   bool are = PyTuple_Check(forms);
-  for (Py_ssize_t i = 0; are && i < PyTuple_GET_SIZE(forms); i++) are = Py_TYPE(PyTuple_GET_ITEM(forms, i)) == &FormType;
+  for (Py_ssize_t i = 0; are && i < PyTuple_GET_SIZE(forms); i++)
+    are = Py_TYPE(PyTuple_GET_ITEM(forms, i)) == &FormType;
   if (!are) PyErr_SetString(PyExc_TypeError, "forms must be a tuple of forms");
   return are;
 }
@@ -253,14 +255,15 @@ PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"log", "name", "names", "defaults", "takes", "bind", "slow", "lifts", nullptr};
   PyObject *log, *name, *of, *defaults, *bind, *slow, *lifts;
   int takes;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!O!iOOS:Function", const_cast<char**>(names), &LogType, &log, &name,
-                                   &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &lifts))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!O!iOOS:Function", const_cast<char**>(names), &LogType, &log,
+                                   &name, &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &lifts))
     return nullptr;
   if (PyTuple_GET_SIZE(defaults) > PyTuple_GET_SIZE(of) || !PyCallable_Check(slow) || !PyCallable_Check(bind))
     return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults of the last, and callables"), nullptr;
   Ref interned(PyTuple_New(PyTuple_GET_SIZE(of)));
   for (Py_ssize_t i = 0; interned && i < PyTuple_GET_SIZE(of); i++) {
-    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(of, i))) return PyErr_SetString(PyExc_TypeError, "names must be text"), nullptr;
+    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(of, i)))
+      return PyErr_SetString(PyExc_TypeError, "names must be text"), nullptr;
     PyObject* text = Py_NewRef(PyTuple_GET_ITEM(of, i));
     PyUnicode_InternInPlace(&text);
     PyTuple_SET_ITEM(interned.get(), i, text);
@@ -320,7 +323,8 @@ void free_function(PyObject* self) {
 PyObject* get_forms(PyObject* self, void*) { return Py_NewRef(as_function(self)->forms); }
 
 int set_forms(PyObject* self, PyObject* forms, void*) {
-  if (!forms || !are_forms(forms)) return forms ? -1 : (PyErr_SetString(PyExc_TypeError, "forms must not be deleted"), -1);
+  if (!forms || !are_forms(forms))
+    return forms ? -1 : (PyErr_SetString(PyExc_TypeError, "forms must not be deleted"), -1);
   Py_XSETREF(as_function(self)->forms, Py_NewRef(forms));
   return 0;
 }
@@ -329,16 +333,15 @@ PyObject* get_name(PyObject* self, void*) { return Py_NewRef(as_function(self)->
 
 PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<recording of %U>", as_function(self)->name); }
 
-PyGetSetDef attributes[] = {
-    {"forms", get_forms, set_forms, "The forms that it tries, one after another.", nullptr},
-    {"__name__", get_name, nullptr, nullptr, nullptr},
-    {"__qualname__", get_name, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef attributes[] = {{"forms", get_forms, set_forms, "The forms that it tries, one after another.", nullptr},
+                            {"__name__", get_name, nullptr, nullptr, nullptr},
+                            {"__qualname__", get_name, nullptr, nullptr, nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyMethodDef methods[] = {
-    {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(record_one)), METH_FASTCALL | METH_STATIC, nullptr},
-    {"record_tuple", record_tuple, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(record_one)),
+                          METH_FASTCALL | METH_STATIC, nullptr},
+                         {"record_tuple", record_tuple, METH_O, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject function_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};

@@ -101,7 +101,8 @@ int set_whole(PyObject* self, PyObject* value, void*) {
   Rows* rows = reinterpret_cast<Rows*>(self);
   if (value == Py_None) value = nullptr;
   bool is_rows = value && PyObject_TypeCheck(value, &RowsType);
-  if (value && (!rows->refs || !PyObject_TypeCheck(value, &HandleType) || (is_rows && reinterpret_cast<Rows*>(value)->refs)))
+  if (value &&
+      (!rows->refs || !PyObject_TypeCheck(value, &HandleType) || (is_rows && reinterpret_cast<Rows*>(value)->refs)))
     return PyErr_SetString(PyExc_TypeError, "whole must be one output, for rows of several"), -1;
   Py_XSETREF(rows->whole, Py_XNewRef(value));
   return 0;

@@ -14,7 +14,7 @@ namespace autobatch {
 constexpr int ID_SHIFT = 8, ROW_SHIFT = 40;
 constexpr int64_t ID_MASK = (int64_t(1) << (ROW_SHIFT - ID_SHIFT)) - 1;
 constexpr int64_t MOST_REF_ROWS = int64_t(1) << (63 - ROW_SHIFT);  // that refs can number
-constexpr int64_t STALE_REF = ID_MASK << ID_SHIFT;  // what a handle of another session is logged as
+constexpr int64_t STALE_REF = ID_MASK << ID_SHIFT;                 // what a handle of another session is logged as
 
 inline int64_t id_of(int64_t ref) { return ref >> ID_SHIFT & ID_MASK; }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int N_SLOTS = 1 << 16;
 constexpr int64_t COLLECT_AFTER = 1 << 16;  // ints logged
-constexpr ptrdiff_t KEPT_ROOM = 1 << 12;  // elements for which a vector always keeps its memory
+constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements for which a vector always keeps its memory
 Log* slots[N_SLOTS];
 int next_slot = 0;
 uint32_t last_session = 0;
@@ -177,13 +177,13 @@ class NoCollection {
   int was_on_;
 };
 
-// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function of each instance
-// from the one whose structure would be the next.
+// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function of each
+// instance from the one whose structure would be the next.
 PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 9) return PyErr_SetString(PyExc_TypeError, "run takes nine arguments"), nullptr;
-  PyObject *function = args[0], *instances = args[1], *known = args[2], *read = args[3], *refs = args[4], *slots = args[5],
-           *structures = args[6], *log_ptr = args[7], *output_ptr = args[8];
+  PyObject *function = args[0], *instances = args[1], *known = args[2], *read = args[3], *refs = args[4],
+           *slots = args[5], *structures = args[6], *log_ptr = args[7], *output_ptr = args[8];
   if (!PyDict_Check(known)) return PyErr_SetString(PyExc_TypeError, "known must be a dict"), nullptr;
   for (Py_ssize_t k = 1; k < n_args; k += k == 1 ? 3 : 1)
     if (!PyList_Check(args[k])) return PyErr_SetString(PyExc_TypeError, "run takes lists"), nullptr;
@@ -325,12 +325,14 @@ PyObject* form_of(PyObject* self, PyObject* ref) {
   int64_t number = PyLong_AsLongLong(ref);
   if (number == -1 && PyErr_Occurred()) return nullptr;
   int64_t id = id_of(number);
-  if (number < 0 || id >= log->form_of.size()) return PyErr_Format(PyExc_IndexError, "no call made ref %lld", (long long)number);
+  if (number < 0 || id >= log->form_of.size())
+    return PyErr_Format(PyExc_IndexError, "no call made ref %lld", (long long)number);
   return PyLong_FromLong(log->form_of[id]);
 }
 
 bool read_class(PyObject* kind, bool is_rows) {
-  if (is_sealed(kind) && (bool)PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(kind), &RowsType) == is_rows) return true;
+  if (is_sealed(kind) && (bool)PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(kind), &RowsType) == is_rows)
+    return true;
   PyErr_Format(PyExc_TypeError, "kind must be a sealed class of %s", is_rows ? "rows" : "values");
   return false;
 }
@@ -477,8 +479,8 @@ PyObject* get_n_floats(PyObject* self, void*) { return PyLong_FromSsize_t(as_log
 
 PyObject* get_n_bytes(PyObject* self, void*) {
   Log* log = as_log(self);
-  return PyLong_FromSsize_t(log->ints.n_bytes() + log->floats.n_bytes() + log->form_of.n_bytes() + log->node_of.n_bytes() +
-                            log->alive.n_bytes() + log->survivors.n_bytes());
+  return PyLong_FromSsize_t(log->ints.n_bytes() + log->floats.n_bytes() + log->form_of.n_bytes() +
+                            log->node_of.n_bytes() + log->alive.n_bytes() + log->survivors.n_bytes());
 }
 
 PyObject* get_draw(PyObject* self, void*) { return Py_NewRef(as_log(self)->draw ? as_log(self)->draw : Py_None); }
@@ -507,13 +509,15 @@ PyObject* get_treatment_of(PyObject* self, void*) {
 }
 
 int set_treatment_of(PyObject* self, PyObject* value, void*) {
-  if (!value || !PyCallable_Check(value)) return PyErr_SetString(PyExc_TypeError, "treatment_of must be a function"), -1;
+  if (!value || !PyCallable_Check(value))
+    return PyErr_SetString(PyExc_TypeError, "treatment_of must be a function"), -1;
   Py_XSETREF(as_log(self)->treatment_of, Py_NewRef(value));
   return 0;
 }
 
 int set_source(PyObject* self, PyObject* value, void*) {
-  if (!value || Py_TYPE(value) != &FunctionType) return PyErr_SetString(PyExc_TypeError, "source must be a function"), -1;
+  if (!value || Py_TYPE(value) != &FunctionType)
+    return PyErr_SetString(PyExc_TypeError, "source must be a function"), -1;
   Py_XSETREF(as_log(self)->source, Py_NewRef(value));
   return 0;
 }
@@ -532,8 +536,8 @@ PyGetSetDef attributes[] = {
     {"treatment_of", get_treatment_of, set_treatment_of, "How lifting treats the class of an object.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
-                            {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
-                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+    {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 #define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL
 

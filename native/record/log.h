@@ -1,7 +1,7 @@
 // The log of a recording: the calls of cells, as ints and floats, and their forms.
 //
-// A call is logged as the ref of what it returns, then what the code of its form says; `decode` makes a graph of it. Ids
-// of calls count up from 0 in each session: a recording, or all phases of an async one.
+// A call is logged as the ref of what it returns, then what the code of its form says; `decode` makes a graph of it.
+// Ids of calls count up from 0 in each session: a recording, or all phases of an async one.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace autobatch {
 
-// An edge of a call whose items have a fixed width: where the ref is among the ints behind that of the call, what to add
-// to its output, and the port that reads it.
+// An edge of a call whose items have a fixed width: where the ref is among the ints behind that of the call, what to
+// add to its output, and the port that reads it.
 struct FixedEdge {
   int32_t offset, output, port;
 };
@@ -24,19 +24,19 @@ struct FixedForm {
 
 struct Log {
   PyObject_HEAD
-  PyObject* owner;  // the stage of a thread that records here
-  PyObject* draw;   // gives the number of the next draw of random numbers; null to count the draws of an instance
-  PyObject* sources;       // the values of arrays and parameters in this instance: a dict
-  PyObject* source;        // the function that records an array as a node
-  PyObject* treatments;    // by class of arguments, how lifting treats its objects: a dict
+  PyObject* owner;       // the stage of a thread that records here
+  PyObject* draw;        // gives the number of the next draw of random numbers; null to count the draws of an instance
+  PyObject* sources;     // the values of arrays and parameters in this instance: a dict
+  PyObject* source;      // the function that records an array as a node
+  PyObject* treatments;  // by class of arguments, how lifting treats its objects: a dict
   PyObject* treatment_of;  // says so of an object
   PyObject* functions;     // by op, function made of ops, or `id` of a parameter, what records it: a dict
   uint32_t session;
   uint16_t slot;
   char is_watched;  // whether Python counts the recorded calls; if so, shortcuts call Python
   char is_wrapped;  // whether Python changes the results of functions; if so, shortcuts call Python
-  bool counts;  // whether it counts the handles of each call
-  bool busy;    // while it is decoded without the interpreter lock, or a call is written, which may call Python
+  bool counts;      // whether it counts the handles of each call
+  bool busy;        // while it is decoded without the interpreter lock, or a call is written, which may call Python
   int64_t begun_ints, begun_floats;  // how long both were when the instance began
   int64_t n_instances, n_draws;
   Vec<int64_t> ints;
@@ -45,12 +45,12 @@ struct Log {
   Vec<int32_t> code, code_ptr;  // what each form logs
   Vec<FixedForm> fixed;         // the same, for forms without lists
   Vec<FixedEdge> fixed_edges;
-  Vec<int32_t> fixed_words;     // offsets of int attributes
-  int64_t first_id;             // of the present phase
-  Vec<int32_t> node_of;         // by id, of earlier phases: the node, or -1
-  Vec<int32_t> alive;           // by id: handles in use
-  Vec<int32_t> survivors;       // ids that were in use at the last sweep
-  int64_t swept;                // ids below this one have been swept
+  Vec<int32_t> fixed_words;  // offsets of int attributes
+  int64_t first_id;          // of the present phase
+  Vec<int32_t> node_of;      // by id, of earlier phases: the node, or -1
+  Vec<int32_t> alive;        // by id: handles in use
+  Vec<int32_t> survivors;    // ids that were in use at the last sweep
+  int64_t swept;             // ids below this one have been swept
 
   // Adds a call of a form whose items follow, and gives its id; -1 with an error.
   int64_t add_call(int32_t form);

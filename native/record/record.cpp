@@ -10,7 +10,8 @@
 namespace autobatch {
 namespace {
 
-PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr}, {"array_key", array_key, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {
+    {"seal", seal, METH_O, nullptr}, {"array_key", array_key, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

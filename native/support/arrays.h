@@ -7,12 +7,33 @@
 
 namespace autobatch {
 
-template <class T> struct NumpyType;
-template <> struct NumpyType<int32_t> { static constexpr int number = NPY_INT32; static constexpr const char* name = "int32"; };
-template <> struct NumpyType<int64_t> { static constexpr int number = NPY_INT64; static constexpr const char* name = "int64"; };
-template <> struct NumpyType<double> { static constexpr int number = NPY_FLOAT64; static constexpr const char* name = "float64"; };
-template <> struct NumpyType<uint8_t> { static constexpr int number = NPY_UINT8; static constexpr const char* name = "uint8"; };
-template <> struct NumpyType<bool> { static constexpr int number = NPY_BOOL; static constexpr const char* name = "bool"; };
+template <class T>
+struct NumpyType;
+template <>
+struct NumpyType<int32_t> {
+  static constexpr int number = NPY_INT32;
+  static constexpr const char* name = "int32";
+};
+template <>
+struct NumpyType<int64_t> {
+  static constexpr int number = NPY_INT64;
+  static constexpr const char* name = "int64";
+};
+template <>
+struct NumpyType<double> {
+  static constexpr int number = NPY_FLOAT64;
+  static constexpr const char* name = "float64";
+};
+template <>
+struct NumpyType<uint8_t> {
+  static constexpr int number = NPY_UINT8;
+  static constexpr const char* name = "uint8";
+};
+template <>
+struct NumpyType<bool> {
+  static constexpr int number = NPY_BOOL;
+  static constexpr const char* name = "bool";
+};
 
 // Sets a TypeError unless the object is a contiguous array of this type and number of dimensions.
 bool check_array(PyObject* object, const char* what, int type, const char* type_name, int ndim);

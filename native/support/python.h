@@ -15,7 +15,6 @@
 #define NO_IMPORT_ARRAY
 #endif
 #include <numpy/arrayobject.h>
-
 #include <stdint.h>
 #include <string.h>
 

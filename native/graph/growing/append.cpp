@@ -130,9 +130,9 @@ PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Phase phase;
   Span<const double> floats;
   Ends ends;
-  if (!takes("append_phase", n, 8) || !read_growing(arguments, n, g) ||
-      !read<double>(arguments[3], "floats", floats) || !read_phase(arguments[2], arguments[4], arguments[5], phase) ||
-      !read_int(arguments[6], "n_nodes", ends.node) || !read_int(arguments[7], "n_edges", ends.edge))
+  if (!takes("append_phase", n, 8) || !read_growing(arguments, n, g) || !read<double>(arguments[3], "floats", floats) ||
+      !read_phase(arguments[2], arguments[4], arguments[5], phase) || !read_int(arguments[6], "n_nodes", ends.node) ||
+      !read_int(arguments[7], "n_edges", ends.edge))
     return nullptr;
   // Pointers have an entry behind the last node, and that may be where the tables end.
   bool fits = floats.size == phase.sizes.floats && ends.node >= 0 && ends.node < g.type_id.size;

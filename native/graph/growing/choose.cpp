@@ -8,9 +8,9 @@ namespace {
 
 struct Round {
   Span<const int32_t> out_ptr, slot_of, wanted, pending;
-  int32_t now, run, n_instances;            // the numbers of the round and of its run; NOWHERE for the last step
-  Vec<int32_t> found, sources, left;        // nodes that it runs, values that it reads, nodes that stay pending
-  Vec<int32_t> kept, slots, ptr;            // values that it keeps, their slots, where those of each instance begin
+  int32_t now, run, n_instances;      // the numbers of the round and of its run; NOWHERE for the last step
+  Vec<int32_t> found, sources, left;  // nodes that it runs, values that it reads, nodes that stay pending
+  Vec<int32_t> kept, slots, ptr;      // values that it keeps, their slots, where those of each instance begin
 
   bool is_last() const { return run == NOWHERE; }
 };
@@ -115,7 +115,9 @@ Ended keep(const Growing& g, Round& round) {
 
 Ended choose(const Growing& g, Round& round) {
   Ended ended = walk(g, round);
-  auto then = [&](auto step) { if (ended == Ended::WELL) ended = step(); };
+  auto then = [&](auto step) {
+    if (ended == Ended::WELL) ended = step();
+  };
   then([&] { return divide(g, round); });
   then([&] { return find_sources(g, round); });
   then(

@@ -129,7 +129,8 @@ bool write(Draft& draft, const Folding& folding, const Folded& folded) {
   Draft next;
   NewGraph result;
   Vec<int32_t> number;
-  if (!number_nodes(graph.n_nodes(), [&](ptrdiff_t node) { return !folding.folds[node]; }, number) ||
+  if (!number_nodes(
+          graph.n_nodes(), [&](ptrdiff_t node) { return !folding.folds[node]; }, number) ||
       !begin_graph(draft, number, graph.edge_src.size + folded.made - folded.gone, next, result))
     return false;
   int32_t at = 0;

@@ -190,7 +190,8 @@ bool share(Draft& draft, const Types& types, bool by_rule, int64_t& n_shared) {
   Draft next;
   NewGraph result;
   Vec<int32_t> place;
-  if (!number_nodes(graph.n_nodes(), [&](ptrdiff_t node) { return found.first[node] == node; }, place) ||
+  if (!number_nodes(
+          graph.n_nodes(), [&](ptrdiff_t node) { return found.first[node] == node; }, place) ||
       !begin_graph(draft, place, n_edges, next, result))
     return false;
   int32_t at = 0;

@@ -11,8 +11,10 @@ int32_t only_edge(const Graph& graph, int32_t node, int32_t port) {
   int32_t e = graph.edge_ptr[node], end = graph.edge_ptr[node + 1], stop = end;
   while (e < stop) {  // ports do not decrease
     int32_t middle = e + (stop - e) / 2;
-    if (graph.edge_in[middle] < port) e = middle + 1;
-    else stop = middle;
+    if (graph.edge_in[middle] < port)
+      e = middle + 1;
+    else
+      stop = middle;
   }
   return e == end || graph.edge_in[e] != port || (e + 1 < end && graph.edge_in[e + 1] == port) ? -1 : e;
 }
@@ -109,7 +111,8 @@ bool cut(Draft& draft, Span<const int32_t> sum_type, const Vec<uint8_t>& fate, c
   Vec<int32_t> number, place;  // of nodes, and of the edges of nodes
   int64_t n_edges = 0;
   for (ptrdiff_t node = 0; node < fate.size(); node++) n_edges += fate[node] == KEPT ? n_terms[node] : 0;
-  if (!number_nodes(fate.size(), [&](ptrdiff_t node) { return fate[node] == KEPT; }, number) ||
+  if (!number_nodes(
+          fate.size(), [&](ptrdiff_t node) { return fate[node] == KEPT; }, number) ||
       !place.resize(fate.size()) || !begin_graph(draft, number, n_edges, next, result))
     return false;
   copy_outputs(draft.graph, result, number);
