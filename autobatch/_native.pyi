@@ -375,3 +375,107 @@ class Function:
     @staticmethod
     def record(form: Form, arguments: tuple[Any, ...]) -> Any:
         """Record a call of one form; return None if the arguments do not match it."""
+
+class Layout:
+    """Where the parts of the calls of a form lie in the log; `autobatch.trace.tape` makes it.
+
+    Args:
+        form: its number.
+        n_lists: lists, and arrays of any number of rows, among the arguments.
+        code: the items that calls log as ints, each as its kind, group and size, with its parts: their number, and for
+            each part its leaves, with their number; the items of floats, likewise without parts; the outputs that are
+            floats, each as its name, number, group and the number of its shape; and the leaves that are, likewise.
+        shapes: of outputs and leaves.
+        parameters: that the cell reads.
+        count_rows: gives the number of rows of a group from the lengths of lists.
+    """
+
+    def __init__(
+        self,
+        form: int,
+        n_lists: int,
+        code: list[int],
+        shapes: tuple[tuple[int, ...], ...],
+        parameters: tuple[Any, ...],
+        count_rows: Callable[[int, list[int]], int],
+    ) -> None: ...
+    @property
+    def form(self) -> int:
+        """The number of the form."""
+
+class Rule:
+    """How to record a derivative of the calls of a form; `autobatch.trace.tape` makes it.
+
+    Args:
+        base: the layout of these calls; form: of the call that is recorded.
+        n_given: derivatives that it is given.
+        code: what is logged: items of ints, each with the columns of its rows, -1 for all; items of floats, likewise;
+            outputs that the first call keeps; derivatives that are given, by number; and the results: what each is the
+            derivative of, the number of the given derivative that it equals, or -1, and its variadic group.
+        asks_each_time: whether `serves` depends on the lengths of lists.
+        serves: says whether the rule is right for a call with lists of these lengths.
+        count_rows: see `Layout`.
+    """
+
+    def __init__(
+        self,
+        base: Layout,
+        form: int,
+        n_given: int,
+        code: list[int],
+        asks_each_time: bool,
+        serves: Callable[[list[int]], bool],
+        count_rows: Callable[[int, list[int]], int],
+    ) -> None: ...
+
+class Derivatives:
+    """The derivatives that have been recorded, as refs."""
+
+    def total(self, ref: int, shape: tuple[int, ...]) -> int | None:
+        """Return the derivative of a value; None if there is none."""
+    def total_or_zeros(self, ref: int, shape: tuple[int, ...]) -> int:
+        """Return the derivative of a value, or zeros."""
+    def of_parameter(self, parameter: Any, shape: tuple[int, ...]) -> int | None:
+        """Return the derivative of a parameter; None if there is none."""
+
+class Tape:
+    """The calls that a recording logs from now on, until the tape is closed.
+
+    Args:
+        log: of the recording.
+        begun: the numbers of ints and floats after which the tape begins, if not after all that are logged.
+
+    Raises (all methods): RuntimeError, the tape is closed, or not closed, or the recording is over.
+    """
+
+    calls: list[tuple[int, int]]
+    """The form and the number of each call."""
+    is_stale: bool
+    """Whether the recording is over."""
+
+    def __init__(self, log: Log, begun: tuple[int, int] | None = None) -> None: ...
+    def save(self) -> None:
+        """Copy what was logged, which the recording is about to forget."""
+    def close(self) -> None:
+        """Find the calls on the tape; asks the owner of the log for `layout(form)`."""
+    def refs_of(self, call: int) -> dict[int, list[int]]:
+        """Return, for each leaf of the arguments of a call that is a value, or a list of them, the refs."""
+    def gradients(
+        self, values: list[int], terms: list[int], wanted: list[int], parameters: tuple[Any, ...]
+    ) -> Derivatives:
+        """Record gradients; asks the owner of the log for `make_rule`, `sum_form` and `zeros`.
+
+        Args:
+            values: refs; terms: the gradient of each, a ref.
+            wanted: values that have gradients, and with them all calls that depend on them.
+            parameters: that have gradients.
+        """
+    def tangents(
+        self, values: list[int], terms: list[int], parameters: tuple[Any, ...], along: tuple[Any, ...]
+    ) -> Derivatives:
+        """Record tangents, likewise.
+
+        Args:
+            values, terms: see `gradients`.
+            parameters: that have tangents; along: these, values or parameters.
+        """

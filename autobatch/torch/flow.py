@@ -5,7 +5,6 @@ The call log is read incrementally and on demand, so each call is read at most o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Self, TypeGuard
 from weakref import WeakKeyDictionary
 
@@ -18,10 +17,7 @@ from autobatch.ops.operators import OPS
 from autobatch.torch.cells import FunctionCell
 from autobatch.torch.kinds import dtype_of_name, is_float
 from autobatch.torch.opaque import DRAWING, FORWARD
-from autobatch.trace.decode import EACH, VALUE
-from autobatch.trace.forms import Form
 from autobatch.trace.handles import Value
-from autobatch.trace.tape import Tape
 
 COPIES = (torch.clone, torch.Tensor.clone)
 """Functions that copy a value to other memory."""
@@ -105,18 +101,18 @@ class Flow:
 
     def _read(self) -> None:
         calls = self._calls
-        tape = Tape(calls, self._read_up_to)
+        tape = calls.open_tape(self._read_up_to)
         self._read_up_to = len(calls.log), calls.log.n_floats
-        tape.close()
-        for call in tape.recorded:
-            family = calls.families[call.form]
+        calls.close_tape(tape)
+        for k, (form, number) in enumerate(tape.calls):
+            family = calls.families[form]
             origin, program = family.entry.origin, family.node_type.program
-            first = call.number << OUTPUT_BITS
+            first = number << OUTPUT_BITS
             refs: dict[int, list[int]] | None = None
             is_copy = origin[0] == "cell" and isinstance(origin[1], FunctionCell) and origin[1].eager in COPIES
             for output, reach in enumerate(reaches(program)):
                 if refs is None and (reach.leaves or reach.shared):
-                    refs = dict(_refs_of(calls.forms[call.form], call.at, tape.log))
+                    refs = tape.refs_of(k)
                 found = refs or {}
                 if (
                     origin[0] == "input"
@@ -128,17 +124,6 @@ class Flow:
                     self._shared.add(first + output)
                     for leaf in reach.shared:
                         self._shared.update(found.get(leaf, ()))
-
-
-def _refs_of(form: Form, at: list[int], log: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """Return the leaves of a call, each with its values."""
-    for item, begin, end in zip(form.ints, at, at[1:], strict=False):
-        if item.kind == VALUE:
-            yield from ((leaf, [log[begin] + k]) for k, leaf in enumerate(item.leaves[0]))
-        elif item.kind == EACH:
-            for part, leaves in enumerate(item.leaves):
-                refs = log[begin + 1 + part : end : len(item.leaves)]
-                yield from ((leaf, [ref + k for ref in refs]) for k, leaf in enumerate(leaves))
 
 
 def reaches(program: CellProgram) -> tuple[Reach, ...]:

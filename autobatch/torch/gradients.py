@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import checkpoint
 
+from autobatch._native import Derivatives
 from autobatch.errors import GraphError
 from autobatch.ops.operators import STAGE
 from autobatch.torch.adopting import to_arrays
@@ -20,7 +21,7 @@ from autobatch.torch.cells import cell_of_function
 from autobatch.torch.parameters import TensorParameter, find_parameter
 from autobatch.torch.stacked import join_rows
 from autobatch.trace.handles import Rows, Value
-from autobatch.trace.tape import Derivatives, Tape
+from autobatch.trace.tape import record_gradients
 
 REQUIRES: Any = torch.Tensor.requires_grad_
 BACKWARD: Any = torch.Tensor.backward
@@ -78,10 +79,10 @@ def grad(
     given = [None] * len(results) if grad_outputs is None else _listed(grad_outputs)
     variables = [_variable(x) for x in _listed([*inputs.values()] if isinstance(inputs, dict) else inputs)]
     seeds = [(x, lift(_seed(x, g))) for x, g in zip(results, given, strict=True)]
-    tape = Tape(calls, calls.begun)
-    tape.close()
+    tape = calls.open_tape(calls.begun)
+    calls.close_tape(tape)
     values = [x for x in variables if isinstance(x, Value)]
-    found = tape.gradients(seeds, values, [x for x in variables if not isinstance(x, Value)])
+    found = record_gradients(tape, seeds, values, [x for x in variables if not isinstance(x, Value)])
     allow_unused = bool(allow_unused) or materialize_grads
     gradients = [_gradient(x, found, create_graph, allow_unused, materialize_grads) for x in variables]
     return dict(zip(inputs, gradients, strict=True)) if isinstance(inputs, dict) else tuple(gradients)
@@ -92,7 +93,7 @@ def _gradient(
 ) -> Any:
     """The gradient of a value or a parameter; None if there is none."""
     shape: Any = x.key.detail if isinstance(x, Value) else x.shape
-    ref = found.total(x.ref, shape) if isinstance(x, Value) else found.of_parameter(x)
+    ref = found.total(x.ref, shape) if isinstance(x, Value) else found.of_parameter(x, shape)
     if ref is None:
         if not allow_unused:
             raise GraphError(
@@ -100,7 +101,7 @@ def _gradient(
                 f"allow_unused=True if that is meant."
             )
         return STAGE.current.zeros(shape) if materialize else None
-    value = found.value(ref, shape)
+    value = STAGE.current.handles.value(ref, shape)
     return value if create_graph else STAGE.current.call_cell(cell_of_function(torch.Tensor.detach), None, (value,), {})
 
 

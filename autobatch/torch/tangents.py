@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autobatch._native import Derivatives
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
@@ -27,7 +28,7 @@ from autobatch.torch.parameters import Tangent, TensorParameter
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.results import SlotTable
-from autobatch.trace.tape import Derivatives, Tape
+from autobatch.trace.tape import record_tangents
 
 RESULT, VALUE, TANGENT = "result", "result[0]", "result[1]"
 """Where slots lie: those of a function, and in what `Along` makes of it, of the same and of its derivative."""
@@ -165,12 +166,12 @@ class Along:
         calls, inputs, directions = STAGE.current, CURRENT.inputs, moved.directions
         assert isinstance(inputs, ReadInputs)
         directions.start(inputs)
-        tape = Tape(calls)
+        tape = calls.open_tape()
         try:
             result = calls.lifting.lift(self._function(moved.instance), is_result=True)
         finally:
-            tape.close()
-        found = tape.tangents(directions.seeds(), directions.parameters)
+            calls.close_tape(tape)
+        found = record_tangents(tape, directions.seeds(), directions.parameters)
         return result, _tangents(result, found)
 
 
@@ -181,7 +182,7 @@ def _tangents(x: Any, found: Derivatives) -> Any:
             return None
         shape: Any = x.row.key.detail if isinstance(x, Rows) else x.key.detail
         refs = x.refs if isinstance(x, Rows) else [x.ref]
-        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        values = [STAGE.current.handles.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
         return STAGE.current.handles.rows_of(values) if isinstance(x, Rows) else values[0]
     if is_structure(x):
         return Key.of_structure(x, ()).build([_tangents(part, found) for part in parts_of(x)])

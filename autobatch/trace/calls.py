@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from autobatch._native import Function, Log
+from autobatch._native import Function, Layout, Log, Rule, Tape
 from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.builder import NeedsData
@@ -41,7 +41,6 @@ from autobatch.trace.traces import Family, Traces
 
 if TYPE_CHECKING:
     from autobatch.trace.derived import Pattern
-    from autobatch.trace.tape import Layout, Step, Tape
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
@@ -72,7 +71,7 @@ class Calls:
         log: of the calls, in the native core.
         traces: the traces of the cells called so far.
         forms: the call forms met so far, by number; families: the cells and arguments that they are of.
-        steps: the derivatives of calls met so far.
+        rules: for the derivatives met so far.
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         noted: a library's notes on the instance being recorded; None if it has none.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
@@ -97,11 +96,11 @@ class Calls:
         self.types = self.traces.types
         self.forms: list[Form] = []
         self.families: list[Family] = []
-        self.steps: dict[Any, Step] = {}
+        self.rules: dict[bytes, Rule] = {}
         self.open_tapes: list[Tape] = []
         self.noted: Noted | None = None
         self.tapes: WeakSet[Tape] = WeakSet()
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, tuple[CellProgram, Layout]] = {}
         self._sums: dict[Shape, int] = {}
         self.patches = Patches(self.log)
         self.adopt, self.in_rounds = adopt, in_rounds
@@ -314,15 +313,37 @@ class Calls:
             self._sums[shape] = self.add_form(family, [Item(EACH, ((first_leaf(0),),))], ())
         return self._sums[shape]
 
+    def add_up(self, refs: Sequence[int], shape: Shape) -> int:
+        """Record the sum of values of a shape, if they are more than one."""
+        return refs[0] if len(refs) == 1 else self.log.add(self.sum_form(shape), (len(refs), *refs), ())
+
+    def open_tape(self, begun: tuple[int, int] | None = None) -> Tape:
+        """Begin a tape of the calls that are logged from now on, or from some numbers of ints and floats on."""
+        tape = Tape(self.log, begun)
+        self.open_tapes.append(tape)
+        self.tapes.add(tape)
+        return tape
+
+    def close_tape(self, tape: Tape) -> None:
+        """End a tape: find the calls on it."""
+        self.open_tapes.remove(tape)
+        tape.close()
+
     def layout(self, form: int) -> Layout:
-        """Where the parts of the calls of a form lie in the log."""
-        from autobatch.trace.tape import Layout
+        """The layout of the calls of a form."""
+        from autobatch.trace.tape import make_layout
 
         family = self.families[form]
-        found = self._layouts.get(form)
-        if found is None or found.program is not family.node_type.program:
-            found = self._layouts[form] = Layout(self.forms[form], family)
-        return found
+        program, found = family.node_type.program, self._layouts.get(form)
+        if found is None or found[0] is not program:
+            found = self._layouts[form] = program, make_layout(form, self.forms[form], family)
+        return found[1]
+
+    def make_rule(self, *args: Any) -> Rule:
+        """The rule for a derivative of the calls of a form; see `autobatch.trace.tape`."""
+        from autobatch.trace.tape import make_rule
+
+        return make_rule(self, *args)
 
     def zeros(self, shape: tuple[int, ...]) -> Any:
         """Record zeros."""
@@ -515,7 +536,7 @@ class Calls:
                 by_form = {c: form for c, form in entry.known.by_form.items() if form.code[0] not in retired}
                 self._know(entry, Known(forms, by_form))
                 entry.former.clear()
-        self.steps.clear()
+        self.rules.clear()
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
         """The family of calls of an entry with these keys, whose lists have these lengths; see `Traces.family_of`."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from autobatch._native import Derivatives
 from autobatch.errors import GraphError
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
@@ -30,7 +31,7 @@ from autobatch.trace.elements import Element, NeedsLength, TracedList, map_value
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.ragged import Ragged
-from autobatch.trace.tape import Derivatives, Tape
+from autobatch.trace.tape import record_gradients, record_tangents
 
 
 class Differentiation(Protocol):
@@ -147,11 +148,11 @@ class Recorded:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within the context, the function runs; then its calls are on a tape."""
-        self._tape = Tape(self._calls)
+        self._tape = self._calls.open_tape()
         try:
             yield
         finally:
-            self._tape.close()
+            self._calls.close_tape(self._tape)
 
     def result(self, x: Any) -> Any:
         """The value itself; an array or a parameter as one that is no other value, though lifting shares equal ones."""
@@ -165,14 +166,14 @@ class Recorded:
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Record gradients; GraphError if the program is over."""
-        if STAGE.current is not self._calls:
+        if STAGE.current is not self._calls or self._tape.is_stale:
             raise GraphError("the function that ab.vjp gave is called outside of its program; call it within.")
         parameters = [x for x in self._variables if isinstance(x, Parameter)]
         values = [x for x in self._variables if isinstance(x, Value)]
         reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
         seeds = [(x, self._as_rows_of(x, g)) for x, g in zip(results, gradients, strict=True)]
-        tape = self._tape.gradients(seeds, [*values, *reads], parameters)
-        return [self._gradient(x, tape) for x in self._variables]
+        found = record_gradients(self._tape, seeds, [*values, *reads], parameters)
+        return [self._gradient(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Record tangents."""
@@ -189,7 +190,7 @@ class Recorded:
                 if isinstance(tangent, Rows) and x.rows() is None:
                     tangent = self._as_rows_of(None, tangent)
                 seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
-        found = self._tape.tangents(seeds, parameters)
+        found = record_tangents(self._tape, seeds, parameters)
         return [self._along(x, found) for x in results]
 
     def _as_rows_of(self, x: Any, derivative: Any) -> Any:
@@ -208,17 +209,16 @@ class Recorded:
 
         def zeros(shape: tuple[int, ...]) -> Value:
             """Zeros that are no other value, to be differentiated by."""
-            made: Value = self._calls.zeros(shape)
-            return found.value(made.ref, shape)
+            return self._value(self._calls.zeros(shape).ref, shape)
 
         if isinstance(x, Parameter):
-            ref = found.of_parameter(x)
-            return zeros(x.shape) if ref is None else found.value(ref, x.shape)
+            ref = found.of_parameter(x, x.shape)
+            return zeros(x.shape) if ref is None else self._value(ref, x.shape)
         rows = x.rows()
         if rows is None or not (x.reads or x.data.ndim > 1):
             pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
             gradients = [(at, found.total(ref, at.shape)) for at, ref in pairs]
-            g = x.gradient([(at, found.value(ref, at.shape)) for at, ref in gradients if ref is not None])
+            g = x.gradient([(at, self._value(ref, at.shape)) for at, ref in gradients if ref is not None])
             return zeros(x.data.shape) if g is None else g
         shape: tuple[int, ...] = x.data.shape[1:]
         parts_of: list[list[int]] = [[] for _ in x.data]
@@ -226,8 +226,12 @@ class Recorded:
             for place, ref in _pairs(places if isinstance(value, Rows) else places[0], value):
                 if (own := found.total(ref, shape)) is not None:
                     parts_of[place].append(own)
-        values = [found.value(found.whole(own, shape), shape) if own else zeros(shape) for own in parts_of]
+        values = [self._value(self._calls.add_up(own, shape), shape) if own else zeros(shape) for own in parts_of]
         return self._calls.handles.rows_of(values, shape)
+
+    def _value(self, ref: int, shape: tuple[int, ...]) -> Value:
+        made: Value = self._calls.handles.value(ref, shape)
+        return made
 
     def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
         """The tangent of a part of an array that was read."""
@@ -246,7 +250,7 @@ class Recorded:
         """The derivative of a value, or of each of its rows; zeros where there is none."""
         shape = x.row.shape if isinstance(x, Rows) else x.shape
         refs = x.refs if isinstance(x, Rows) else [x.ref]
-        values = [found.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
+        values = [self._value(found.total_or_zeros(ref, shape), shape) for ref in refs]
         if not isinstance(x, Rows):
             return values[0]
         return self._calls.handles.rows_of(values, shape)

@@ -226,7 +226,8 @@ class Held:
                 continue
             pending.append((x, True))
             for part in reversed(list(_parts(x))):
-                if type(part) in PLAIN:
+                kind = type(part)
+                if kind in PLAIN or ((kind is tuple or kind is list) and PLAIN.issuperset(map(type, part))):
                     continue
                 if id(part) not in parents:
                     parents[id(part)] = []

@@ -2,6 +2,7 @@
 
 #include "graph/words.h"
 #include "record/handles.h"
+#include "support/ints.h"
 
 namespace autobatch {
 namespace {
@@ -50,19 +51,6 @@ Item read_item(const int32_t*& code, const int64_t* log) {
   item.ports = code;
   for (int64_t part = 0; part < item.n_parts; part++) code += 1 + code[0];
   return item;
-}
-
-// Reads a list of ints.
-bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found) {
-  if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "%s must be a list of ints", what), false;
-  if (!found.reserve(PyList_GET_SIZE(list))) return PyErr_NoMemory(), false;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
-    Ref number = Ref::borrowed(PyList_GET_ITEM(list, i));
-    int64_t x = PyLong_AsLongLong(number.get());
-    if (x == -1 && PyErr_Occurred()) return false;
-    if (!found.push(x)) return PyErr_NoMemory(), false;
-  }
-  return true;
 }
 
 // Whether offsets rise from 0 to `last`.

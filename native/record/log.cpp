@@ -306,17 +306,8 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
     if (x == -1 && PyErr_Occurred()) return nullptr;
     if (!numbers.push(x)) return PyErr_NoMemory();
   }
-  if (!fits_code(log, (int32_t)form, items)) {
-    PyErr_SetString(PyExc_ValueError, "ints must be those that the form logs, got others");
-    return nullptr;
-  }
-  if (refuse_if_busy(log)) return nullptr;
-  if (!log->ints.reserve(n_ints + 1) || !log->floats.reserve(n_floats)) return PyErr_NoMemory();
-  int64_t id = log->add_call((int32_t)form);
-  if (id < 0) return nullptr;
-  for (Py_ssize_t i = 0; i < n_ints; i++) log->ints.append(items[i]);
-  for (Py_ssize_t i = 0; i < n_floats; i++) log->floats.append(numbers[i]);
-  return PyLong_FromLongLong(id << ID_SHIFT);
+  int64_t ref = log->add(form, items, numbers);
+  return ref < 0 ? nullptr : PyLong_FromLongLong(ref);
 }
 
 // form_of(ref): the form of the call that made a value.
@@ -608,6 +599,19 @@ int64_t Log::add_call(int32_t form) {
   if (counts) alive.append(0);
   ints.append(id << ID_SHIFT);
   return id;
+}
+
+int64_t Log::add(int64_t form, Span<const int64_t> items, Span<const double> numbers) {
+  if (form < 0 || form >= code_ptr.size() - 1 || !fits_code(this, (int32_t)form, items)) {
+    PyErr_SetString(PyExc_ValueError, "ints must be those that the form logs, got others");
+    return -1;
+  }
+  if (!ints.reserve(items.size + 1) || !floats.reserve(numbers.size)) return PyErr_NoMemory(), -1;
+  int64_t id = add_call((int32_t)form);
+  if (id < 0) return -1;
+  for (int64_t item : items) ints.append(item);
+  for (double number : numbers) floats.append(number);
+  return id << ID_SHIFT;
 }
 
 void Log::count(int64_t ref, int by) {

@@ -54,6 +54,8 @@ struct Log {
 
   // Adds a call of a form whose items follow, and gives its id; -1 with an error.
   int64_t add_call(int32_t form);
+  // Logs a call of a form; gives the ref of its first output, or -1 with an error.
+  int64_t add(int64_t form, Span<const int64_t> items, Span<const double> numbers);
   // Counts a handle that is made (by 1) or freed (by -1).
   void count(int64_t ref, int by);
 };

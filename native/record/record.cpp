@@ -1,11 +1,15 @@
 #include "record/record.h"
 
+#include "record/derivatives.h"
 #include "record/forms.h"
 #include "record/function.h"
 #include "record/handles.h"
+#include "record/layout.h"
 #include "record/log.h"
+#include "record/rule.h"
 #include "record/shortcut.h"
 #include "record/stage.h"
+#include "record/tape.h"
 
 namespace autobatch {
 namespace {
@@ -16,7 +20,8 @@ PyMethodDef functions[] = {
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType, &RowsType, &LogType, &FormType, &FunctionType, &ShortcutType, &StageType};
+  PyTypeObject* types[] = {&HandleType, &RowsType,   &LogType,  &FormType,        &FunctionType, &ShortcutType,
+                           &StageType,  &LayoutType, &RuleType, &DerivativesType, &TapeType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;

@@ -441,8 +441,7 @@ def test_recordings_keep_nothing() -> None:
     size = next(memory)
     record(20_000)
     gc.collect()
-    if "ASAN_OPTIONS" not in os.environ:  # whose allocator holds on to freed memory
-        assert next(memory) - size < 2 << 20
+    assert next(memory) - size < 2 << 20
     now = [sys.getrefcount(x) for x in (log, form, function, array, *kinds, None)]
     assert all(abs(one - other) < 100 for one, other in zip(counts, now, strict=True))
 

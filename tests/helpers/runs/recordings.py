@@ -16,12 +16,25 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from autobatch._native import Form, Function, Handle, Log, RowsHandle, Shortcut, Stage, array_key, seal
+from autobatch._native import (
+    Form,
+    Function,
+    Handle,
+    Layout,
+    Log,
+    RowsHandle,
+    Rule,
+    Shortcut,
+    Stage,
+    Tape,
+    array_key,
+    seal,
+)  # fmt: skip
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 
 N_STEPS = 40  # of a program
@@ -31,9 +44,21 @@ NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 48, 255, 256, 2**20, 2**31
 
 
 class Owner:
-    """What records: the stage of a log."""
+    """What records: the stage of a log.
+
+    Args:
+        world: that makes what tapes ask for.
+    """
 
     log: Any = None
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world, self.rules = world, dict[bytes, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.world is None or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.world, f"make_{name.removeprefix('make_')}")
 
 
 def value_class(base: type = Handle) -> Any:
@@ -104,7 +129,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng, self.depth = np.random.default_rng(seed), 0
         self.counts = Counter[str]()
-        self.owners = [Owner() for _ in range(2)]
+        self.owners = [Owner(self) for _ in range(2)]
         for owner in self.owners:
             owner.log = Log(owner)
             owner.log.begin(bool(self.rng.random() < 0.6))
@@ -114,6 +139,8 @@ class World:
         self.functions: list[Any] = []
         self.handles: list[Any] = []
         self.lists: list[list[Any]] = [[], [1, 2]]
+        self.codes: dict[int, tuple[int, ...]] = {}
+        self.tapes: list[Any] = []
         STAGE.current = self.owners[0]
         for _ in range(3):
             self.attempt(self.add_form)
@@ -246,6 +273,7 @@ class World:
         }  # fmt: skip
         code, n, n_registers, steps, groups, ints, floats, outputs, structure = takes[self.one_of([*takes])]
         number = log.add_form((int(self.rng.integers(3)), *code, END))
+        self.codes[number] = code
         walked, lengths = ((0,), {(2,), (3,)}) if groups and self.rng.random() < 0.3 else ((), set())
         args = [log, number, n, n_registers, steps, groups, (), walked, lengths, ints, floats, outputs, structure]
         for _ in range(int(self.one_of([0, 0, 0, 1, 2]))):
@@ -421,6 +449,135 @@ class World:
         if owner.log is not None:
             self.logs[int(self.rng.integers(len(self.logs)))] = owner.log
 
+    # Tapes, and what they ask for.
+
+    def open_tape(self) -> None:
+        """Begin a tape, or end one."""
+        if self.tapes and self.rng.random() < 0.6:
+            tape = self.one_of(self.tapes)
+            self.one_of([tape.close, tape.close, tape.save])()
+        else:
+            begun = self.one_of([None, (0, 0), (0, 0), (self.number(), self.number()), 3])
+            self.tapes.append(Tape(self.log(), begun))
+
+    def log_call(self) -> None:
+        """Log a call of a form that only logs add, of values made before."""
+        log = self.logs[0]
+        values = [handle.ref for handle in self.handles if handle.ref >> 8 < 2**31][-4:] or [0]
+        code, ints = self.one_of([
+            ((VALUE, 1, 0, VALUE, 1, 1), [0, 1]), ((VALUE, 2, 0, 1), [0]), ((EACH, 1, 1, 0), [2, 0, 1]),
+            ((EACH, 2, 1, 0, 1, 1, WORDS, 1), [1, 0, 1, 5]), ((ROWS, 2, VALUE, 1, 0), [2, 1, 2, 3, 4, 0]),
+        ])  # fmt: skip
+        n, at = (1 if code[0] in (EACH, ROWS) else 0), [k for k in range(len(ints)) if ints[k] < 2]
+        ints = [self.one_of(values) if k in at and k >= n and code[0] != ROWS else x for k, x in enumerate(ints)]
+        if code[0] == ROWS:
+            ints[-1] = self.one_of(values)
+        number = log.add_form((0, *code, END))
+        self.codes[number] = code
+        floats = [0.5] * (number % 3)  # as the layout of the form says
+        self.handles.append(log.value(self.values[0], log.add(number, ints, floats), False))
+
+    def walk(self) -> None:
+        """Record derivatives, after a few calls."""
+        if self.rng.random() < 0.8:
+            STAGE.current = self.owners[0]
+            tape = Tape(self.logs[0], self.one_of([None, (0, 0)]))
+            for _ in range(4):
+                self.attempt(self.log_call)
+            self.tapes.append(tape)
+            tape.close()
+        tape, n = self.tapes[-1] if self.rng.random() < 0.8 else self.one_of(self.tapes), int(self.rng.integers(1, 4))
+        made = [number << 8 | k for _, number in tape.calls for k in range(2)]
+        read = [ref for k, _ in enumerate(tape.calls) for refs in tape.refs_of(k).values() for ref in refs]
+        sources: tuple[list[int], ...] = (made, [], read) if self.rng.random() < 0.5 else (read, [], [])
+        refs = [
+            [self.one_of(known) if known and self.rng.random() < 0.9 else self.ref() for _ in range(n)]
+            for known in sources
+        ]
+        if self.rng.random() < 0.1:
+            refs[0].append(self.number())
+        parameters = (TEXT, self.owners[0])[: int(self.rng.integers(3))]
+        if self.rng.random() < 0.6:
+            found = tape.gradients(*refs, parameters)
+        else:
+            found = tape.tangents(*refs[:2], parameters, tuple(self.thing() for _ in parameters))
+        for ref in refs[0]:
+            self.one_of([found.total, found.total_or_zeros])(ref, (2,))
+        found.of_parameter(TEXT, (2,))
+
+    def make_layout(self, form: int) -> Any:
+        """Describe the calls of a form, most often rightly."""
+        items, leaves, code, n_items = list[int](), list[int](), [*self.codes.get(form, ())], 0
+        while code:
+            kind, n_items = code.pop(0), n_items + 1
+            n_parts, parts = (code.pop(0) if kind == EACH else 1), list[int]()
+            size = code.pop(0) if kind in (WORDS, ROWS) else 0
+            for _ in range(n_parts):
+                n = 1 if size else code.pop(0)
+                parts += [n, *range(len(leaves), len(leaves) + n)]
+                leaves += range(len(leaves), len(leaves) + n)
+                del code[: 0 if size else n]
+            items += [kind, 0 if kind in (EACH, ROWS) else -1, size, n_parts, *parts]
+        outputs = [number for k in range(2) for number in (k, k, self.one_of([-1, -1, 0, 1]), 0)]
+        arguments = [number for leaf in leaves for number in (leaf, self.one_of([-1, -1, 0]), 1)]
+        floats = [[0], [1, WORDS, -1, 1], [2, WORDS, -1, 1, WORDS, -1, 1]][form % 3]
+        found = [n_items, *items, *floats, 2, *outputs, len(leaves), *arguments]
+        self.spoil_ints(found)
+        self.attempt(self.meddle)
+        parameters = self.one_of([(), (TEXT,), (self.owners[0], TEXT)])
+        n_lists = 0 if self.rng.random() < 0.02 else 2
+        return Layout(form, n_lists, found, ((2,), (3,)), parameters, self.count_rows)
+
+    def make_rule(
+        self, layout: Any, kind: int, outputs: Any, leaves: Any, own: Any, given: Any, lengths: Any
+    ) -> Any:  # fmt: skip
+        """Make a rule for a derivative, most often a right one."""
+        base = self.codes.get(layout.form, ())
+        code = (*base, *[number for _ in given for number in (EACH, 1, 1, 0)])
+        number = self.logs[0].add_form((1, *code, END))
+        self.codes[number] = code
+        n_items = sum(1 for _ in _items(base))
+        results = [(0, leaf) for leaf in leaves] if kind == 0 else [(2, output) for output in outputs]
+        results += [(1, n) for n in range(len(own))] if kind == 0 else []
+        passed = [self.one_of([-1] * 5 + [0]) if given else -1 for _ in results]
+        own_given = range(len(given))
+        found = [n_items, *[x for place in range(n_items) for x in (place, -1)], self.one_of([0, 0, 1])]
+        found += [0, -1] if found[-1] else []
+        found += [1, 0] if self.rng.random() < 0.1 else [0]
+        found += [len(given), *own_given, len(results)]
+        found += [
+            x
+            for (of, name), by in zip(results, passed, strict=True)
+            for x in (of, name, by, self.one_of([-1, -1, 0, 1]))
+        ]
+        self.spoil_ints(found)
+        self.attempt(self.meddle)
+        return Rule(
+            layout, number, len(given), found, bool(self.rng.random() < 0.3),
+            lambda lengths: bool(self.rng.random() < 0.8), self.count_rows,
+        )  # fmt: skip
+
+    def make_sum_form(self, shape: Any) -> Any:
+        """Add a form of sums."""
+        self.attempt(self.meddle)
+        return self.logs[0].add_form((2, EACH, 1, 1, 0, END)) if self.rng.random() < 0.95 else self.number()
+
+    def make_zeros(self, shape: Any) -> Any:
+        """Make a value."""
+        self.attempt(self.meddle)
+        return self.one_of(self.handles) if self.rng.random() < 0.95 else self.thing()
+
+    def count_rows(self, group: int, lengths: Any) -> Any:
+        """Draw the number of rows of a group."""
+        self.attempt(self.meddle)
+        return 2 if self.rng.random() < 0.9 else self.number()
+
+    def spoil_ints(self, ints: list[Any]) -> None:
+        """Change one of some ints, at times."""
+        if ints and self.rng.random() < 0.15:
+            ints[int(self.rng.integers(len(ints)))] = self.number()
+            self.lists.append(ints)
+
     def collect(self) -> None:
         """Collect garbage."""
         gc.collect(int(self.rng.integers(2)))
@@ -430,12 +587,25 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     World.add_form, World.add_form, World.add_function, World.set_forms, World.call, World.call, World.call,
     World.call_well, World.call_well, World.call_well, World.record_tuple, World.add_handle, World.use_handle,
     World.drop, World.change_list, World.decode, World.decode, World.use_log, World.use_log, World.run_log, World.begin,
-    World.set_draw, World.set_stage, World.set_stage, World.forget_log, World.collect,
+    World.set_draw, World.set_stage, World.set_stage, World.forget_log, World.collect, World.open_tape, World.walk,
+    World.walk, World.walk,
 )  # fmt: skip
 MEDDLING: tuple[Callable[[World], Any], ...] = (
     World.begin, World.decode, World.change_list, World.change_list, World.drop, World.call, World.call_well,
     World.use_log, World.set_stage, World.collect, World.set_forms, World.set_draw, World.forget_log, World.run_log,
+    World.open_tape, World.walk,
 )  # fmt: skip
+
+
+def _items(code: tuple[int, ...]) -> Iterator[int]:
+    """The kinds of the items of a code."""
+    left = [*code]
+    while left:
+        kind = left.pop(0)
+        yield kind
+        n_parts = left.pop(0) if kind != VALUE else 1
+        for _ in range(n_parts if kind in (VALUE, EACH) else 0):
+            del left[: 1 + left[0]]
 
 
 def main(start: int, stop: int) -> None:
