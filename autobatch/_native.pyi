@@ -206,6 +206,26 @@ def array_key(x: Any) -> bytes | None:
 def seal(kind: type[Handle]) -> None:
     """Prepare a class of handles without attributes of its own: the core allocates its instances."""
 
+class Cell:
+    """The base class of cells. Calls go to the log of this thread, or to `call`."""
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        """Return the cell bound to an object; the cell itself for a class."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class BoundCell:
+    """A cell with the object that it is a method of."""
+
+    cell: Any
+    owner: Any
+    __self__: Any
+
+    def __init__(self, cell: Cell, owner: object) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+def seal_cells(kind: type[Cell]) -> None:
+    """Prepare a class of cells, unless it has its own `__get__` or `__call__`: methods are called without binding."""
+
 class Log:
     """The calls of a recording, as ints and floats.
 
@@ -277,6 +297,10 @@ class Log:
         """Add a form of calls, given by its code; return its number."""
     def add(self, form: int, ints: Sequence[int], floats: Sequence[float]) -> int:
         """Log a call of a form; return the ref of its first output."""
+    def add_cell(self, cell: Cell, owner: object, function: Function) -> None:
+        """Record calls of a cell, as a method of an owner unless that is None, by a function from now on."""
+    def forget_cells(self) -> None:
+        """Forget the functions of all cells."""
     def form_of(self, ref: int) -> int:
         """Return the form of the call that made a value."""
     def value(self, kind: type[H], ref: int, is_row: bool) -> H:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from autobatch._native import BoundCell
 from autobatch.arguments import show
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure
@@ -23,7 +24,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.bodies import RUNS, make_body
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.structures import on_leaves
-from autobatch.trace.cell import BoundCell, Cell
+from autobatch.trace.cell import Cell
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.hooks import LOOKUPS, REPLACED
 
@@ -57,6 +58,7 @@ class TorchCell(Cell):
 
     reads: ClassVar[Mapping[str, Any]] = {"hooks of all modules": GLOBAL_HOOKS}
     may_change: ClassVar[bool] = False
+    is_direct: ClassVar[bool] = False
 
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
@@ -171,7 +173,7 @@ class BoundTorchCell(BoundCell):
 
     def __reduce__(self) -> Any:
         """Make that of a copied module of the copy."""
-        return _bind, (self.owner, self.cell.function.__name__, self.cell.runs)  # type: ignore[attr-defined]
+        return _bind, (self.owner, self.cell.function.__name__, self.cell.runs)
 
 
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

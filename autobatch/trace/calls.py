@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from autobatch._native import Function, Layout, Log, Rule, Tape
+from autobatch._native import BoundCell, Function, Layout, Log, Rule, Tape
 from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.builder import NeedsData
@@ -28,7 +28,7 @@ from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.randomness import DrawCount
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
-from autobatch.trace.cell import BoundCell, Cell
+from autobatch.trace.cell import Cell
 from autobatch.trace.decode import EACH
 from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import NOTHING, Entry, Known, Patches, invoke
@@ -172,8 +172,11 @@ class Calls:
         )
 
     def call_cell(self, cell: Cell, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call of a cell that is not replaced by an entry's function."""
-        return self.entry(cell, owner).function(*args, **kwargs)
+        """Record a call of a cell, for the first time in this recording or where functions are wrapped."""
+        function = self.entry(cell, owner).function
+        if cell.is_direct:
+            self.log.add_cell(cell, owner, function)
+        return self.patches.around(function)(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes.
@@ -536,6 +539,7 @@ class Calls:
                 by_form = {c: form for c, form in entry.known.by_form.items() if form.code[0] not in retired}
                 self._know(entry, Known(forms, by_form))
                 entry.former.clear()
+        self.log.forget_cells()
         self.rules.clear()
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:

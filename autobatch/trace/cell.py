@@ -18,6 +18,8 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 
+from autobatch._native import Cell as CellBase
+from autobatch._native import seal_cells
 from autobatch.arguments import refusal, show
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
@@ -41,18 +43,26 @@ DERIVED = ("carrier", "signature", "names", "float_defaults")
 """Attributes that are made when they are asked for."""
 
 
-class Cell:
+class Cell(CellBase):
     """A function or method marked with `@cell`.
+
+    The core takes its calls: with an object whose class has the cell as first argument, it is called as a method. A
+    call that this thread records, and whose function is known, goes there; any other to `call`.
 
     Attributes:
         reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
         is_single_op: whether it wraps a library function that a program calls outside cells.
         may_change: whether its body may change Python state that it reads; it does so once, not at each call.
+        is_direct: whether the core may record its calls, once their function is known.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
     is_single_op: ClassVar[bool] = False
     may_change: ClassVar[bool] = True
+    is_direct: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        seal_cells(cls)
 
     def __init__(
         self, function: Callable[..., Any], static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()
@@ -71,11 +81,20 @@ class Cell:
             if unknown:
                 raise GraphError(f"cell {self.name!r} has no argument {sorted(unknown)[0]!r} to make {what}.")
 
-    def __get__(self, owner: object, kind: type | None = None) -> Any:
-        return self if owner is None else BoundCell(self, owner)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _call(self, None, args, kwargs)
+    def call(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, or the method of an owner, in the present stage."""
+        current = STAGE.current
+        if current is None:
+            try:
+                return self.run_eagerly(owner, args, kwargs)
+            except Exception as error:
+                names = self.names[owner is not None :]
+                given = [*zip(names, args, strict=False), *kwargs.items()]
+                note_call(error, self.name, ", ".join(f"{name}: {_shape_text(x)}" for name, x in given))
+                raise
+        if isinstance(current, Builder):
+            return self.run_inside(current, owner, args, kwargs)
+        return current.call_cell(self, owner, args, kwargs)
 
     def of(self, owner: object) -> Callable[..., Any]:
         """The function, or the method of an owner."""
@@ -203,24 +222,7 @@ def _carried(carrier: Callable[..., Any]) -> Cell:
     return owner if found is carrier else Cell.__new__(Cell)
 
 
-class BoundCell:
-    """A cell bound to the module whose parameters it reads."""
-
-    __slots__ = ("cell", "owner")
-
-    def __init__(self, cell: Cell, owner: object) -> None:
-        self.cell, self.owner = cell, owner
-
-    @property
-    def __self__(self) -> object:
-        """The owner, under the name that bound methods give it."""
-        return self.owner
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _call(self.cell, self.owner, args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<cell {self.cell.name} of {type(self.owner).__name__}>"
+seal_cells(Cell)
 
 
 P = ParamSpec("P")
@@ -263,21 +265,6 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
     if function is not None and not callable(getattr(function, "__func__", function)):
         raise refusal("function of cell", "a function", function, GraphError)
     return Cell(function, static, ragged) if function is not None else lambda f: Cell(f, static, ragged)
-
-
-def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    current = STAGE.current
-    if current is None:
-        try:
-            return called.run_eagerly(owner, args, kwargs)
-        except Exception as error:
-            names = called.names[owner is not None :]
-            given = [*zip(names, args, strict=False), *kwargs.items()]
-            note_call(error, called.name, ", ".join(f"{name}: {_shape_text(x)}" for name, x in given))
-            raise
-    if isinstance(current, Builder):
-        return called.run_inside(current, owner, args, kwargs)
-    return current.call_cell(called, owner, args, kwargs)
 
 
 def _shape_text(x: Any) -> str:

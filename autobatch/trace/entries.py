@@ -203,9 +203,13 @@ class Patches:
         self._around, self._log.is_wrapped = around, around is not None
         self._apply(self._patches)
 
+    def around(self, function: Any) -> Any:
+        """The function, wrapped if functions are."""
+        return function if self._around is None else self._around(function)
+
     def _apply(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            function = entry.function if self._around is None else self._around(entry.function)
+            function = self.around(entry.function)
             for patch in self._patches[entry]:
                 patch.attributes[patch.name] = function if patch.wrap is None else patch.wrap(function)
 

@@ -28,7 +28,7 @@ from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE
-from autobatch.trace.entries import Found, Patch, patches_in
+from autobatch.trace.entries import Patch
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
@@ -98,7 +98,6 @@ class Recorder:
         self._outline: Any = None
         self.on_forget: Callable[[], None] | None = None
         self._owners: Sequence[Any] = ()
-        self._patched = Found()
 
     def record(self, instances: Iterable[Any], inputs: Inputs | None = None, keys: LongArray | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
@@ -161,14 +160,7 @@ class Recorder:
 
     def _patches(self) -> Sequence[Patch]:
         """The attributes that functions replace; the same list as long as the modules and their cells are the same."""
-        if self.module is None or self.known is None:
-            return ()
-        if self.module._patches is not None:
-            return self.module._patches()
-        modules = self.known.modules()
-        if not self._patched.holds(modules):
-            self._patched = Found.among(modules, patches_in(modules))
-        return self._patched.patches
+        return () if self.module is None or self.module._patches is None else self.module._patches()
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters of the module, by name; forget recordings of removed ones."""

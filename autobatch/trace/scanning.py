@@ -9,7 +9,8 @@ from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from autobatch.trace.cell import BoundCell, Cell
+from autobatch._native import BoundCell
+from autobatch.trace.cell import Cell
 
 OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 MODELS = OWN + "models"

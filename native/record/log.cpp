@@ -32,6 +32,7 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref sources(PyDict_New()), functions(PyDict_New()), treatments(PyDict_New());
   Log* log = sources && functions && treatments ? as_log(type->tp_alloc(type, 0)) : nullptr;
   if (!log) return nullptr;
+  new (&log->cells, At::PLACE) CellFunctions();
   new (&log->ints, At::PLACE) Vec<int64_t>();
   new (&log->floats, At::PLACE) Vec<double>();
   new (&log->form_of, At::PLACE) Vec<int32_t>();
@@ -68,7 +69,7 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_log(self)->functions);
   Py_VISIT(as_log(self)->treatments);
   Py_VISIT(as_log(self)->treatment_of);
-  return 0;
+  return as_log(self)->cells.traverse(visit, arg);
 }
 
 // Breaks circles; a log that is still used stays a log, of nothing that records.
@@ -80,6 +81,7 @@ int clear_log(PyObject* self) {
   PyDict_Clear(as_log(self)->functions);
   PyDict_Clear(as_log(self)->treatments);
   Py_CLEAR(as_log(self)->treatment_of);
+  as_log(self)->cells.clear();
   return 0;
 }
 
@@ -95,6 +97,7 @@ void free_log(PyObject* self) {
   Py_XDECREF(log->functions);
   Py_XDECREF(log->treatments);
   Py_XDECREF(log->treatment_of);
+  log->cells.~CellFunctions();
   log->ints.~Vec();
   log->floats.~Vec();
   log->form_of.~Vec();
@@ -308,6 +311,20 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   }
   int64_t ref = log->add(form, items, numbers);
   return ref < 0 ? nullptr : PyLong_FromLongLong(ref);
+}
+
+// add_cell(cell, owner, function): calls of a cell of an owner, None for a function, are recorded by this function.
+PyObject* add_cell(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("add_cell", n_args, 3)) return nullptr;
+  if (!PyObject_TypeCheck(args[0], &CellType) || Py_TYPE(args[2]) != &FunctionType)
+    return PyErr_SetString(PyExc_TypeError, "add_cell takes a cell, an owner and a function"), nullptr;
+  if (!as_log(self)->cells.add(args[0], args[1] == Py_None ? nullptr : args[1], args[2])) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* forget_cells(PyObject* self, PyObject*) {
+  as_log(self)->cells.clear();
+  Py_RETURN_NONE;
 }
 
 // form_of(ref): the form of the call that made a value.
@@ -539,6 +556,8 @@ PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
                          {"floats", FAST(floats_of), nullptr},
                          {"add_form", add_form, METH_O, nullptr},
                          {"add", FAST(add), nullptr},
+                         {"add_cell", FAST(add_cell), nullptr},
+                         {"forget_cells", forget_cells, METH_NOARGS, nullptr},
                          {"form_of", form_of, METH_O, nullptr},
                          {"value", FAST(value), nullptr},
                          {"rows", FAST(rows), nullptr},

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "record/cell.h"
 #include "support/python.h"
 #include "support/vec.h"
 
@@ -31,6 +32,7 @@ struct Log {
   PyObject* treatments;  // by class of arguments, how lifting treats its objects: a dict
   PyObject* treatment_of;  // says so of an object
   PyObject* functions;     // by op, function made of ops, or `id` of a parameter, what records it: a dict
+  CellFunctions cells;
   uint32_t session;
   uint16_t slot;
   char is_watched;  // whether Python counts the recorded calls; if so, shortcuts call Python

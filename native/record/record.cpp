@@ -1,5 +1,6 @@
 #include "record/record.h"
 
+#include "record/cell.h"
 #include "record/derivatives.h"
 #include "record/forms.h"
 #include "record/function.h"
@@ -14,14 +15,17 @@
 namespace autobatch {
 namespace {
 
-PyMethodDef functions[] = {
-    {"seal", seal, METH_O, nullptr}, {"array_key", array_key, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
+                           {"seal_cells", seal_cells, METH_O, nullptr},
+                           {"array_key", array_key, METH_O, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType, &RowsType,   &LogType,  &FormType,        &FunctionType, &ShortcutType,
-                           &StageType,  &LayoutType, &RuleType, &DerivativesType, &TapeType};
+  PyTypeObject* types[] = {&HandleType,   &RowsType,  &LogType,      &FormType, &FunctionType,
+                           &ShortcutType, &StageType, &LayoutType,   &RuleType, &DerivativesType,
+                           &TapeType,     &CellType,  &BoundCellType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;
