@@ -33,7 +33,6 @@ from autobatch.serving.choosing import Pending
 from autobatch.serving.gathering import Gathering
 from autobatch.serving.ledger import Ledger
 from autobatch.serving.results import KeptResults
-from autobatch.system.turns import recording_lock
 from autobatch.trace.record import MiniBatch
 
 QUANTUM = 8e-3
@@ -175,7 +174,7 @@ class Running:
             return None
         phases, kept, types = self._phases, self._kept, self._recorder.types
         chosen = phases.graph.pick(nodes, phases.output_slots.slot, kept.next_run, types)
-        with recording_lock():
+        with self._recorder.turn.lock:
             phases.sources_known(chosen.sources)
         kept.settle()
         graph = phases.graph.emit(chosen, phases.output_slots.source, types)

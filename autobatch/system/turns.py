@@ -1,9 +1,11 @@
-"""Locks of the process: one for recording, one for running.
+"""Locks: one for each function that records, one for tracing, and one for running.
 
-One recording runs at a time, because its functions replace the cells of modules, where all threads see them. One run
-runs at a time: the call of a batched function once its mini-batch is recorded, a step of an optimizer, or anything that
-reads or changes all parameters of a module. The locks belong to the process, because functions may share parameters,
-their memory, backends and policies. A recording and a run may go on at once; eager calls take no lock.
+A function records for one thread at a time. Functions of torch modules share a lock, because their recordings replace
+cells in the modules, where all threads see them. Cells are traced for one thread at a time, because tracing changes how
+classes read attributes. One run runs at a time: the call of a batched function once its mini-batch is recorded, a step
+of an optimizer, or anything that reads or changes all parameters of a module. That lock belongs to the process, because
+functions may share parameters, their memory, backends and policies. Recordings and a run may go on at once; eager calls
+take no lock.
 
 A thread that records cannot run, because batched functions are refused there, so there is no deadlock.
 """
@@ -13,23 +15,44 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import AbstractContextManager
+from weakref import WeakSet
+
+
+class RecordingLock:
+    """The lock of a function that records.
+
+    Attributes:
+        lock: to be entered; a thread that has it may take it again. A forked process gets a free one.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        _locks.of_recordings.add(self)
 
 
 class _Locks:
-    """The locks; a thread that has one may take it again."""
+    """The locks of the process; a thread that has one may take it again."""
 
     def __init__(self) -> None:
-        self.recording, self.running, self.next = threading.RLock(), threading.RLock(), threading.Lock()
+        self.of_recordings = WeakSet[RecordingLock]()
+        self.renew()
+
+    def renew(self) -> None:
+        """Make all locks anew; in a forked process the threads that had them are gone."""
+        self.tracing, self.running, self.next = threading.RLock(), threading.RLock(), threading.Lock()
+        for recording in self.of_recordings:
+            recording.lock = threading.RLock()
 
 
 _locks = _Locks()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_locks.__init__)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=_locks.renew)
+OF_TORCH = RecordingLock()
 
 
-def recording_lock() -> AbstractContextManager[object]:
-    """Return the lock of recordings."""
-    return _locks.recording
+def tracing_lock() -> AbstractContextManager[object]:
+    """Return the lock of tracing."""
+    return _locks.tracing
 
 
 def run_lock() -> AbstractContextManager[object]:

@@ -248,7 +248,7 @@ class Found(NamedTuple):
 
 
 def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
-    """Yield the cells among the methods of modules, each of which a function may replace on its module."""
+    """Yield the cells of torch among the methods of modules, each of which a function may replace on its module."""
     found: dict[type, dict[str, Cell]] = {}
     for owner in modules:
         kind: type = type(owner)
@@ -260,9 +260,9 @@ def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
 
 
 def _cells_of(kind: type) -> dict[str, Cell]:
-    """Return the cells among the methods of a class, by name."""
+    """Return the cells among the methods of a class whose calls the core leaves to Python, by name."""
     members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
-    return {name: member for name, member in members.items() if isinstance(member, Cell)}
+    return {name: member for name, member in members.items() if isinstance(member, Cell) and not member.is_direct}
 
 
 def invoke(function: Callable[..., Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from autobatch.ops.taped import EagerTape
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.system.turns import recording_lock
+from autobatch.system.turns import OF_TORCH, RecordingLock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE
@@ -77,12 +77,14 @@ class Recorder:
             unknown to recorded graphs.
         on_forget: called when the module has lost parameters or modules for good.
         kept: the tables of values that rounds keep.
+        turn: the lock of its recordings.
     """
 
     def __init__(self, function: Callable[[Any], Any], module: Module | None) -> None:
         self.function, self.module = function, module
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+        self.turn = RecordingLock() if module is None or module._patches is None else OF_TORCH
         self.slots = SlotTable()
         self._known_slots: dict[type[Value], tuple[int, Slot]] = {}
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
@@ -144,10 +146,10 @@ class Recorder:
 
     @contextmanager
     def patching(self) -> Iterator[None]:
-        """Within the context, no other thread records, and the functions of entries replace the module's cells."""
+        """Within the context, no other thread records this function; functions replace the cells of torch modules."""
         parameters = self.parameters()  # functions in the place of cells would look like a change of the module
         with (
-            recording_lock(),
+            self.turn.lock,
             self.calls.patches.applied(self._patches(), self.calls.entry),
             self._of_module(),
         ):
@@ -192,7 +194,7 @@ class Recorder:
 
         Cells that read rebound parameters are traced again.
         """
-        with recording_lock(), self._of_module():
+        with self.turn.lock, self._of_module():
             before, self._parameters = self._parameters, parameters
             bound = {id(p) for p, n in zip(before.values(), self._bound, strict=True) if p.n_bound != n}
             self._bound = [p.n_bound for p in parameters.values()]
@@ -225,7 +227,7 @@ class Recorder:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
         if not traces.guard_set.holds():
-            with recording_lock(), self._of_module():
+            with self.turn.lock, self._of_module():
                 traces.name_weights(self.parameters())
                 traces.renew()
 
@@ -305,7 +307,7 @@ class Recorder:
         if unknown:
             self.renew()
             parameters = self.parameters()
-            with recording_lock(), self._of_module(), stage(self.calls):
+            with self.turn.lock, self._of_module(), stage(self.calls):
                 self.calls.traces.name_weights(parameters)
                 self.calls.begin()
                 for types in unknown:

@@ -31,6 +31,7 @@ from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from autobatch.system.turns import tracing_lock
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
@@ -410,6 +411,10 @@ class Traces:
         The garbage collector is off: a list of thousands of elements makes so many objects that collection would take
         as long as the trace.
         """
+        with tracing_lock():
+            return self._trace_alone(family, lengths, repeats)
+
+    def _trace_alone(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
         entry, roots = family.entry, _roots(family.entry, family.keys)
         has_drawn = any(trace.body.program.draws for trace in family.traces)
         while True:

@@ -106,6 +106,7 @@ def work(rng: Rng) -> None:
     grow(rng, merge_graphs(toys))
     _native.array_key(rng.random(int(rng.integers(4))))
     _native.seal(type("Sealed", (_native.Handle,), {"__slots__": ()}))
+    _native.seal_cells(type("Cells", (_native.Cell,), {}))
 
 
 def grow(rng: Rng, phase: Graph) -> None:
