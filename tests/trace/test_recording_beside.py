@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -123,6 +123,46 @@ def test_an_eager_call_beside_a_recording_is_eager(call: str, known: bool) -> No
         np.testing.assert_array_equal(found, expected)
     assert [str(graph) for graph in graphs] == expected_graphs
     np.testing.assert_allclose(loss(graphs), losses, rtol=1e-6)
+
+
+def test_two_functions_record_a_model_at_once() -> None:
+    """In the middle of one recording another thread records, traces and runs the same cells from the beginning."""
+    model = Words()
+    pausing = Pausing(model)
+    loss = ab.batched(pausing, module=model)
+    expected = [model.loss(words) for words in INSTANCES]
+    with being_recorded(loss, pausing) as graphs:
+        other = ab.batched(model.loss)
+        np.testing.assert_allclose(other(INSTANCES), expected, rtol=1e-6)
+        assert not graphs
+    np.testing.assert_allclose(loss(graphs), expected, rtol=1e-6)
+
+
+def test_cells_are_methods_of_objects_whose_classes_have_them() -> None:
+    """However they are found, and whenever the class got them; any other first argument is an argument."""
+
+    @ab.cell
+    def scaled(self: Any, x: Any) -> Any:
+        return ab.tanh(x * (self.start if isinstance(self, Words) else self))
+
+    class Later(Words):
+        scaled: ClassVar[Any]
+
+        def loss(self, words: list[int]) -> Any:
+            x = Words.leaf(self, words[0])
+            for state in (self.scaled(x), type(self).scaled(self, x), scaled(self, x), scaled(x, x), super().leaf(2)):
+                x = self.merge(x, state)
+            return ab.sum(x)
+
+    model = Later()
+    with pytest.raises(AttributeError, match="scaled"):
+        model.loss([1])
+    Later.scaled = scaled
+    loss = ab.batched(model.loss)
+    np.testing.assert_allclose(loss(INSTANCES), [model.loss(words) for words in INSTANCES], rtol=1e-6)
+    graph = loss.record_all([[1]])[0]
+    types = [graph.type_of(node) for node in range(graph.n_nodes)]
+    assert [name for name in types if name.startswith("scaled")] == ["scaled#1"] * 3 + ["scaled#2"]
 
 
 def test_what_stood_in_for_a_cell_is_the_cell_afterwards() -> None:

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from autobatch._native import (
+    BoundCell,
+    Cell,
     Form,
     Function,
     Handle,
@@ -34,6 +36,7 @@ from autobatch._native import (
     Tape,
     array_key,
     seal,
+    seal_cells,
 )  # fmt: skip
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 
@@ -66,6 +69,27 @@ def value_class(base: type = Handle) -> Any:
     kind = type("Value", (base,), {"__slots__": ()})
     seal(kind)
     return kind
+
+
+class DrawnCell(Cell):
+    """A cell that does something else where it is not recorded.
+
+    Args:
+        world: in which it does so.
+    """
+
+    name = "drawn"
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def call(self, owner: Any, args: Any, kwargs: Any) -> Any:
+        """Do it; give the last argument."""
+        self.world.meddle()
+        return (owner, *args, *kwargs.values())[-1]
+
+
+seal_cells(DrawnCell)
 
 
 class Meddler:
@@ -141,6 +165,8 @@ class World:
         self.lists: list[list[Any]] = [[], [1, 2]]
         self.codes: dict[int, tuple[int, ...]] = {}
         self.tapes: list[Any] = []
+        self.cells: list[Any] = [DrawnCell(self) for _ in range(2)]
+        self.having = [type("Having", (), {"cell": self.cells[0]})() for _ in range(2)]
         STAGE.current = self.owners[0]
         for _ in range(3):
             self.attempt(self.add_form)
@@ -449,6 +475,29 @@ class World:
         if owner.log is not None:
             self.logs[int(self.rng.integers(len(self.logs)))] = owner.log
 
+    # Cells.
+
+    def add_cell(self) -> None:
+        """Let a function record a cell, or forget them all."""
+        if self.rng.random() < 0.1:
+            self.log().forget_cells()
+        owner = self.one_of([None, *self.having, *self.having, self.thing()])
+        self.log().add_cell(self.one_of([*self.cells] * 4 + [self.thing()]), owner, self.one_of(self.functions))
+
+    def call_cell(self) -> None:
+        """Call a cell as a function or a method, or change the classes that have it."""
+        cell, having = self.one_of(self.cells), self.one_of(self.having)
+        args = [self.thing() for _ in range(int(self.rng.integers(3)))]
+        use: Callable[[], Any] = self.one_of([
+            lambda: cell(*args), lambda: cell(having, *args), lambda: having.cell(*args), lambda: having.cell,
+            lambda: cell(*args, b=self.thing()), lambda: BoundCell(cell, self.thing())(*args, b=1),
+            lambda: setattr(type(having), self.one_of(["cell", "other"]), self.one_of([*self.cells, 1])),
+            lambda: self.cells.append(DrawnCell(self)), lambda: self.cells.pop(),
+            lambda: copy.copy(having.cell), lambda: repr(having.cell), lambda: DrawnCell.__new__(DrawnCell)(1),
+            lambda: seal_cells(self.one_of([DrawnCell, int, Meddler])), lambda: cell.__get__(self.thing()),
+        ])  # fmt: skip
+        self.keep(use())
+
     # Tapes, and what they ask for.
 
     def open_tape(self) -> None:
@@ -588,12 +637,12 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     World.call_well, World.call_well, World.call_well, World.record_tuple, World.add_handle, World.use_handle,
     World.drop, World.change_list, World.decode, World.decode, World.use_log, World.use_log, World.run_log, World.begin,
     World.set_draw, World.set_stage, World.set_stage, World.forget_log, World.collect, World.open_tape, World.walk,
-    World.walk, World.walk,
+    World.walk, World.walk, World.add_cell, World.call_cell, World.call_cell,
 )  # fmt: skip
 MEDDLING: tuple[Callable[[World], Any], ...] = (
     World.begin, World.decode, World.change_list, World.change_list, World.drop, World.call, World.call_well,
     World.use_log, World.set_stage, World.collect, World.set_forms, World.set_draw, World.forget_log, World.run_log,
-    World.open_tape, World.walk,
+    World.open_tape, World.walk, World.add_cell, World.call_cell,
 )  # fmt: skip
 
 
