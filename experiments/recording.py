@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from autobatch.cli.results import format_table
 from autobatch.models import find_model
 from autobatch.ops.operators import Symbol
 from autobatch.params.known import KnownModule
-from autobatch.trace.entries import Patch, patches_in
+from autobatch.trace.cell import Cell
 from harness import find_data, run, take_turns
 from records import Findings, Settings
 
@@ -89,35 +89,48 @@ def ways_of(model: Any, instances: Sequence[Any], put: Callable[[bool], None]) -
     }
 
 
+class Method(NamedTuple):
+    """A cell that is a method of a module."""
+
+    owner: Any
+    name: str
+
+
+def cells_of(model: Any) -> Iterator[Method]:
+    """Find the cells among the methods of a model's modules."""
+    for module in KnownModule(model).modules():
+        for name in dir(type(module)):
+            if isinstance(getattr(type(module), name), Cell):
+                yield Method(module, name)
+
+
 @contextmanager
 def empty_cells(model: Any, instances: Sequence[Any]) -> Iterator[Callable[[bool], None]]:
     """Within the context, a function puts empty functions in place of the model's cells, or takes them back."""
-    patches, found = [*patches_in(KnownModule(model).modules())], dict[int, Callable[..., Any]]()
+    methods, found = [*cells_of(model)], dict[Method, Callable[..., Any]]()
 
-    def watched(patch: Patch) -> Callable[..., Any]:
-        cell = getattr(patch.owner, patch.name)
+    def watched(method: Method) -> Callable[..., Any]:
+        cell = getattr(method.owner, method.name)
 
         def call(*args: Any) -> Any:
             result = cell(*args)
-            found[id(patch)] = empty(len(args), _dummy_like(result))
+            found[method] = empty(len(args), _dummy_like(result))
             return result
 
         return call
 
-    for patch, function in [(patch, watched(patch)) for patch in patches]:
-        patch.attributes[patch.name] = function
+    def put(is_on: bool) -> None:
+        for method in methods:
+            if is_on and method in found:
+                vars(method.owner)[method.name] = found[method]
+            else:
+                vars(method.owner).pop(method.name, None)
+
+    for method, function in [(method, watched(method)) for method in methods]:
+        vars(method.owner)[method.name] = function
     for instance in instances:
         model.loss(instance)
-    for patch in patches:
-        del patch.attributes[patch.name]
-
-    def put(is_on: bool) -> None:
-        for patch in patches:
-            if is_on and id(patch) in found:
-                patch.attributes[patch.name] = found[id(patch)]
-            else:
-                patch.attributes.pop(patch.name, None)
-
+    put(False)
     yield put
     put(False)
 

@@ -104,7 +104,7 @@ class Module:
 
     _adopt: Callable[[Any], Any] | None = None
     _switch_mode: Callable[[Any], Any] | None = None  # see `autobatch.trace.driving.Program`
-    _patches: Callable[[], Sequence[Any]] | None = None
+    _patch: Callable[[Any], Any] | None = None  # see `autobatch.trace.calls.Patching`
 
     @property
     def _kind(self) -> type:
@@ -113,6 +113,10 @@ class Module:
 
     def _owners(self) -> Sequence[Any]:
         """Return this module's foreign module and all below it; their methods may be cells."""
+        return ()
+
+    def _patches(self) -> Sequence[Any]:
+        """Return the attributes that functions replace while it is recorded."""
         return ()
 
     def _outline(self) -> Any:

@@ -20,9 +20,9 @@ from autobatch.torch.entering import switch_grad_mode
 from autobatch.torch.known import KnownTensors, Walk
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make_parameter
+from autobatch.torch.patches import Found, Patch, Patches, patches_in
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
-from autobatch.trace.entries import Found, Patch, patches_in
 
 
 class TorchModule(Module):
@@ -38,6 +38,7 @@ class TorchModule(Module):
 
     _adopt = staticmethod(to_arrays)
     _switch_mode = staticmethod(switch_grad_mode)
+    _patch = staticmethod(Patches)
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module

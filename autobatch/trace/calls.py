@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,7 +32,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.decode import EACH
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.entries import NOTHING, Entry, Known, Patches, invoke
+from autobatch.trace.entries import NOTHING, Entry, Known, invoke
 from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
@@ -64,6 +65,19 @@ class Noted(Protocol):
         """Read the log before the recording clears it."""
 
 
+class Patching(Protocol):
+    """Functions in the places of a library's cells; see `autobatch.torch.patches`."""
+
+    def applied(self, patches: Any, entry_of: Callable[[Cell, Any], Entry]) -> AbstractContextManager[None]:
+        """Within the context, functions replace cells."""
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """Within the context, the cells are in their places."""
+
+    def around(self, function: Any) -> Any:
+        """The function, wrapped if functions are."""
+
+
 class Calls:
     """The entries, forms, types and handles of one recorded function, and the log that its calls append to.
 
@@ -75,12 +89,13 @@ class Calls:
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         noted: a library's notes on the instance being recorded; None if it has none.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
-        patches: replaces cells by functions while programs are recorded.
+        patches: replaces cells of another library by functions while programs are recorded; None if there are none.
 
     Args:
         methods: classes whose methods recorded values have, before their own.
         adopt: makes arrays, parameters or numbers of objects of another library; gives all else as it is, if given.
         carry: see `autobatch.ir.typetable.TypeTable`.
+        patch: makes `patches`, if given.
         in_rounds: whether nodes run before all are recorded; they can keep nothing for derivatives recorded later.
     """
 
@@ -90,6 +105,7 @@ class Calls:
         adopt: Callable[[Any], Any] | None = None,
         carry: Callable[[], Any] | None = None,
         in_rounds: bool = False,
+        patch: Callable[[Log], Patching] | None = None,
     ) -> None:
         self.log = Log(self)
         self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
@@ -102,7 +118,7 @@ class Calls:
         self.tapes: WeakSet[Tape] = WeakSet()
         self._layouts: dict[int, tuple[CellProgram, Layout]] = {}
         self._sums: dict[Shape, int] = {}
-        self.patches = Patches(self.log)
+        self.patches = None if patch is None else patch(self.log)
         self.adopt, self.in_rounds = adopt, in_rounds
         self.handles = Handles(self, methods)
         self.lifting = Lifting(self.handles, self.log.sources, self.record_source)
@@ -176,7 +192,9 @@ class Calls:
         function = self.entry(cell, owner).function
         if cell.is_direct:
             self.log.add_cell(cell, owner, function)
-        return self.patches.around(function)(*args, **kwargs)
+            if self.patches is not None:
+                function = self.patches.around(function)
+        return function(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes.
@@ -544,7 +562,7 @@ class Calls:
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
         """The family of calls of an entry with these keys, whose lists have these lengths; see `Traces.family_of`."""
-        with self.patches.suspended():
+        with nullcontext() if self.patches is None else self.patches.suspended():
             return self.traces.family_of(entry, keys, tuple(lengths))
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:

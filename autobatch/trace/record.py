@@ -28,7 +28,6 @@ from autobatch.system.turns import OF_TORCH, RecordingLock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE
-from autobatch.trace.entries import Patch
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
@@ -84,11 +83,12 @@ class Recorder:
         self.function, self.module = function, module
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-        self.turn = RecordingLock() if module is None or module._patches is None else OF_TORCH
+        self.turn = RecordingLock() if module is None or module._patch is None else OF_TORCH
         self.slots = SlotTable()
         self._known_slots: dict[type[Value], tuple[int, Slot]] = {}
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
-        self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async)
+        patch = None if module is None else module._patch
+        self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async, patch)
         self.types = self.calls.types
         self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
         self.kept = KeptTables()
@@ -148,21 +148,19 @@ class Recorder:
     def patching(self) -> Iterator[None]:
         """Within the context, no other thread records this function; functions replace the cells of torch modules."""
         parameters = self.parameters()  # functions in the place of cells would look like a change of the module
-        with (
-            self.turn.lock,
-            self.calls.patches.applied(self._patches(), self.calls.entry),
-            self._of_module(),
-        ):
+        with self.turn.lock, self._patched(), self._of_module():
             self.calls.traces.name_weights(parameters)
             yield
+
+    def _patched(self) -> AbstractContextManager[None]:
+        """The context in which functions replace the cells of torch modules."""
+        if self.module is None or self.calls.patches is None:
+            return nullcontext()
+        return self.calls.patches.applied(self.module._patches(), self.calls.entry)
 
     def _of_module(self) -> AbstractContextManager[Any]:
         """The context in which cells of the module are recorded and traced."""
         return nullcontext() if self.module is None else self.module._while_recording()
-
-    def _patches(self) -> Sequence[Patch]:
-        """The attributes that functions replace; the same list as long as the modules and their cells are the same."""
-        return () if self.module is None or self.module._patches is None else self.module._patches()
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters of the module, by name; forget recordings of removed ones."""
