@@ -38,7 +38,7 @@ class _Locks:
         self.renew()
 
     def renew(self) -> None:
-        """Make all locks anew; in a forked process the threads that had them are gone."""
+        """Create new locks: after a fork, the threads that held the old ones no longer exist."""
         self.tracing, self.running, self.next = threading.RLock(), threading.RLock(), threading.Lock()
         for recording in self.of_recordings:
             recording.lock = threading.RLock()

@@ -89,7 +89,7 @@ class Calls:
         tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
         noted: a library's notes on the instance being recorded; None if it has none.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
-        patches: replaces cells of another library by functions while programs are recorded; None if there are none.
+        patches: replaces the cells of torch modules by functions while programs are recorded; None for other modules.
 
     Args:
         methods: classes whose methods recorded values have, before their own.
