@@ -56,13 +56,18 @@ class Tree(Generic[W]):
 
     def postorder(self) -> Iterator[Tree[W]]:
         """Visit every node once, children before their parent and left before right."""
-        waiting, parents_first = [self], []
-        while waiting:
-            tree = waiting.pop()
+        waiting: list[Tree[W]] = []
+        parents_first: list[Tree[W]] = []
+        tree = self
+        while True:
             parents_first.append(tree)
             if not tree.is_leaf:
-                waiting += (tree.left, tree.right)
-        return reversed(parents_first)
+                waiting.append(tree.left)
+                tree = tree.right
+            elif waiting:
+                tree = waiting.pop()
+            else:
+                return reversed(parents_first)
 
     def fold(self, leaf: Callable[[W], V], merge: Callable[[V, V], V]) -> Iterator[tuple[Tree[W], V]]:
         """Compute a value for every node from its word or its children's values; yield each node with its value.
@@ -78,8 +83,8 @@ class Tree(Generic[W]):
             if node.is_leaf:
                 value = leaf(node.word)
             else:
-                right, left = waiting.pop(), waiting.pop()
-                value = merge(left, right)
+                right = waiting.pop()
+                value = merge(waiting.pop(), right)
             waiting.append(value)
             yield node, value
 
