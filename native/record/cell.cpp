@@ -83,7 +83,7 @@ PyObject* call_python(PyObject* cell, PyObject* owner, PyObject* const* args, Py
 PyObject* call_of(PyObject* cell, PyObject* owner, PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
   Log* log = current_log();
   Ref function = Ref::borrowed(log && !log->is_wrapped ? log->cells.find(cell, owner) : nullptr);
-  if (function) return PyObject_Vectorcall(function.get(), args, (size_t)n, kwnames);
+  if (function) return call_function(function.get(), args, (size_t)n, kwnames);
   return call_python(cell, owner, args, n, kwnames);
 }
 

@@ -129,13 +129,13 @@ struct Decoder {
     return false;
   }
 
-  // Writes an edge from a ref.
-  bool write_edge(int64_t ref, int32_t output, int32_t port, int64_t instance) {
+  // Writes edge number `at`, from a ref.
+  bool write_edge(int64_t ref, int32_t output, int32_t port, int64_t instance, int64_t at) {
     int64_t node;
     if (!find(ref, instance, node)) return stop(STALE, instance, n - first);
-    graph.edge_src[e] = (int32_t)node;
-    graph.edge_out[e] = (int32_t)(((ref & OUTPUT) + output) | (ref >> ROW_SHIFT) << OUTPUT_BITS);
-    graph.edge_in[e++] = port;
+    graph.edge_src[at] = (int32_t)node;
+    graph.edge_out[at] = (int32_t)(((ref & OUTPUT) + output) | (ref >> ROW_SHIFT) << OUTPUT_BITS);
+    graph.edge_in[at] = port;
     return true;
   }
 
@@ -148,10 +148,11 @@ struct Decoder {
   bool write_fixed(const FixedForm& fixed, int64_t instance, ptrdiff_t& at) {
     const int64_t* ints = log->ints.data() + at + 1;
     graph.type_id[n] = fixed.type_id;
-    for (int32_t k = fixed.first_edge; k < fixed.first_edge + fixed.n_edges; k++) {
-      const FixedEdge& edge = log->fixed_edges[k];
-      if (!write_edge(ints[edge.offset], edge.output, edge.port, instance)) return false;
-    }
+    const FixedEdge* edges = log->fixed_edges.data() + fixed.first_edge;
+    int64_t first_edge = e;
+    for (int32_t k = 0; k < fixed.n_edges; k++)
+      if (!write_edge(ints[edges[k].offset], edges[k].output, edges[k].port, instance, first_edge + k)) return false;
+    e += fixed.n_edges;
     for (int32_t k = fixed.first_word; k < fixed.first_word + fixed.n_words; k++)
       if (!write_word(ints[log->fixed_words[k]], instance)) return false;
     at += 1 + fixed.width;
@@ -179,7 +180,7 @@ struct Decoder {
           for (int32_t k = 0; k < ports[0]; k++) {
             if (ports[1 + k] < 0) continue;
             for (ptrdiff_t place = start + part; place < end; place += item.n_parts)
-              if (!write_edge(ints[place], k, ports[1 + k], instance)) return false;
+              if (!write_edge(ints[place], k, ports[1 + k], instance, e++)) return false;
           }
       }
       at += item.n_words;

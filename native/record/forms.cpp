@@ -1,7 +1,6 @@
 #include "record/forms.h"
 
 #include "graph/words.h"
-#include "record/stage.h"
 #include "support/arrays.h"
 
 namespace autobatch {
@@ -76,8 +75,8 @@ Result test_keys(const Step& step, PyObject* x) {
   if (are_known) return MATCHES;
   Ref keys(PySequence_Tuple(x));
   if (!keys) return FAILED;
-  Ref exact(PyObject_CallOneArg(step.call.get(), keys.get()));
-  Ref wanted(exact ? PyObject_CallOneArg(step.call.get(), step.object.get()) : nullptr);
+  Ref exact = call_object(step.call.get(), keys.get());
+  Ref wanted = exact ? call_object(step.call.get(), step.object.get()) : Ref();
   if (!wanted) return FAILED;
   return (Result)PyObject_RichCompareBool(exact.get(), wanted.get(), Py_EQ);
 }
@@ -119,25 +118,10 @@ Result test_each(const Step& step, PyObject* x, Frame& around) {
   return MATCHES;
 }
 
-Result run_step(const Step& step, Frame& frame) {
+// Runs a step of few forms.
+Result run_rare(const Step& step, Frame& frame) {
   PyObject* x = frame.registers[step.from];
   switch (step.test) {
-    case Test::CLASS:
-      return reinterpret_cast<PyObject*>(Py_TYPE(x)) == step.object.get() ? MATCHES : DIFFERS;
-    case Test::SIZE:
-      return (PyTuple_Check(x)  ? PyTuple_GET_SIZE(x)
-              : PyList_Check(x) ? PyList_GET_SIZE(x)
-                                : -1) == step.n
-                 ? MATCHES
-                 : DIFFERS;
-    case Test::ITEM:
-      if (PyTuple_Check(x) && step.n < PyTuple_GET_SIZE(x)) {
-        frame.registers[step.to] = PyTuple_GET_ITEM(x, step.n);
-        return MATCHES;
-      }
-      if (!PyList_Check(x) || step.n >= PyList_GET_SIZE(x)) return DIFFERS;
-      frame.registers[step.to] = PyList_GET_ITEM(x, step.n);
-      return frame.own(Py_NewRef(frame.registers[step.to])) ? MATCHES : FAILED;
     case Test::KEYS:
       return test_keys(step, x);
     case Test::KEY: {
@@ -163,15 +147,40 @@ Result run_step(const Step& step, Frame& frame) {
     case Test::PLAIN:
       return test_plain(x, step.object.get());
     case Test::SAME: {
-      Ref made(PyObject_CallOneArg(step.call.get(), x));
+      Ref made = call_object(step.call.get(), x);
       return made ? (Result)PyObject_RichCompareBool(made.get(), step.object.get(), Py_EQ) : FAILED;
     }
     case Test::EMPTY:
       return PyList_CheckExact(x) && !PyList_GET_SIZE(x) ? MATCHES : DIFFERS;
     case Test::EACH:
       return test_each(step, x, frame);
+    default:
+      return DIFFERS;
   }
-  return DIFFERS;
+}
+
+inline Result run_step(const Step& step, Frame& frame) {
+  PyObject* x = frame.registers[step.from];
+  switch (step.test) {
+    case Test::CLASS:
+      return reinterpret_cast<PyObject*>(Py_TYPE(x)) == step.object.get() ? MATCHES : DIFFERS;
+    case Test::SIZE:
+      return (PyTuple_Check(x)  ? PyTuple_GET_SIZE(x)
+              : PyList_Check(x) ? PyList_GET_SIZE(x)
+                                : -1) == step.n
+                 ? MATCHES
+                 : DIFFERS;
+    case Test::ITEM:
+      if (PyTuple_Check(x) && step.n < PyTuple_GET_SIZE(x)) {
+        frame.registers[step.to] = PyTuple_GET_ITEM(x, step.n);
+        return MATCHES;
+      }
+      if (!PyList_Check(x) || step.n >= PyList_GET_SIZE(x)) return DIFFERS;
+      frame.registers[step.to] = PyList_GET_ITEM(x, step.n);
+      return frame.own(Py_NewRef(frame.registers[step.to])) ? MATCHES : FAILED;
+    default:
+      return run_rare(step, frame);
+  }
 }
 
 Result run(const Program& program, Frame& frame) {
@@ -396,7 +405,7 @@ PyObject* build_result(Form* form, int64_t first, const int64_t* lengths) {
     if (!value) return nullptr;
     PyTuple_SET_ITEM(values.get(), k, value);
   }
-  return values ? PyObject_CallOneArg(form->structure, values.get()) : nullptr;
+  return values ? call_object(form->structure, values.get()).release() : nullptr;
 }
 
 // Reading what Python made.
@@ -817,7 +826,6 @@ Program::~Program() {
 
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = form->log;
-  if (current_stage() != log->owner) return nullptr;
   Frame frame(*form->program);
   if (!frame.is_made()) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < n; i++) frame.registers[i] = arguments[i];

@@ -94,7 +94,8 @@ struct Form {
 
 extern PyTypeObject FormType;
 
-// Logs a call with these arguments, and makes what it returns; null without an error if they do not match.
+// Logs a call with these arguments in the log of this thread, which must be that of the form, and makes the result;
+// null without an error if the arguments do not match.
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n);
 
 }  // namespace autobatch

@@ -33,10 +33,13 @@ Function* as_function(PyObject* self) { return reinterpret_cast<Function*>(self)
 PyObject* call_slowly(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Ref tuple(PyTuple_New(n));
   for (Py_ssize_t i = 0; tuple && i < n; i++) PyTuple_SET_ITEM(tuple.get(), i, Py_NewRef(arguments[i]));
-  return tuple ? PyObject_CallOneArg(function->slow, tuple.get()) : nullptr;
+  return tuple ? call_object(function->slow, tuple.get()).release() : nullptr;
 }
 
-// Records a call of a known form; null without an error if it has none.
+// Whether a function records in the recording of this thread.
+bool is_present(const Function* function) { return function->log == current_log(); }
+
+// Records a call of a known form by a present function; null without an error if it has none.
 PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Ref forms = Ref::borrowed(function->forms);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(forms.get()); i++) {
@@ -58,7 +61,7 @@ Lifting find_class(Log* log, PyObject* x, char lifts) {
   PyObject* known = PyDict_GetItemWithError(log->treatments, kind);
   if (!known) {
     if (PyErr_Occurred() || !log->treatment_of) return PyErr_Occurred() ? Lifting::ERROR : Lifting::PYTHON;
-    Ref answer(PyObject_CallOneArg(log->treatment_of, x));
+    Ref answer = call_object(log->treatment_of, x);
     if (!answer || PyDict_SetItem(log->treatments, kind, answer.get()) < 0) return Lifting::ERROR;
     known = PyDict_GetItemWithError(log->treatments, kind);
   }
@@ -94,7 +97,7 @@ Lifting find_lifting(Log* log, PyObject* x, char lifts) {
 PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* argument) {
   PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
   if (known || PyErr_Occurred()) return Py_XNewRef(known);
-  Ref made(source ? record_known_call(source.get(), &argument, argument ? 1 : 0) : nullptr);
+  Ref made(source ? record_known_call(log, source.get(), &argument, argument ? 1 : 0) : nullptr);
   return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
 }
 
@@ -135,8 +138,7 @@ PyObject* lift(Log* log, PyObject* x, char lifts) {
 // can lift an argument, or if no form fits then.
 PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = function->log;
-  if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n || current_stage() != log->owner)
-    return nullptr;
+  if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n) return nullptr;
   const char* lifts = PyBytes_AS_STRING(function->lifts);
   bool has_sources = false;
   for (Py_ssize_t i = 0; i < n; i++) {
@@ -155,8 +157,8 @@ PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize
 }
 
 PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
-  PyObject* made = record_known(function, arguments, n);
-  if (!made && !PyErr_Occurred()) made = record_lifted(function, arguments, n);
+  PyObject* made = is_present(function) ? record_known(function, arguments, n) : nullptr;
+  if (!made && !PyErr_Occurred() && is_present(function)) made = record_lifted(function, arguments, n);
   return made || PyErr_Occurred() ? made : call_slowly(function, arguments, n);
 }
 
@@ -194,7 +196,7 @@ bool pack(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, Ref& give
 PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   Ref given, named;
   if (!pack(args, n_args, kwnames, given, named)) return nullptr;
-  Ref bound(PyObject_CallFunctionObjArgs(function->bind, given.get(), named.get(), nullptr));
+  Ref bound = call_object(function->bind, given.get(), named.get());
   if (!bound) return nullptr;
   Ref arguments(PySequence_Tuple(bound.get()));
   return arguments ? record(function, &PyTuple_GET_ITEM(arguments.get(), 0), PyTuple_GET_SIZE(arguments.get()))
@@ -209,7 +211,7 @@ PyObject* call_collected(Function* function, PyObject* const* args, Py_ssize_t n
   return record(function, both, PyTuple_GET_SIZE(function->names) == 2 ? 2 : 1);
 }
 
-PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Function* function = as_function(self);
   Py_ssize_t n_args = PyVectorcall_NARGS(nargsf), n = PyTuple_GET_SIZE(function->names);
   if (function->takes == PLAIN && n_args == n && !kwnames) return record(function, args, n);
@@ -219,20 +221,14 @@ PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObj
   return call_bound(function, args, n_args, kwnames);
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  if (Py_EnterRecursiveCall(" while a call is recorded")) return nullptr;
-  PyObject* made = call_inner(self, args, nargsf, kwnames);
-  Py_LeaveRecursiveCall();
-  return made;
-}
-
 // function.record(form, arguments): what a call of this form returns; None where the arguments are of another one.
 PyObject* record_one(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 2 || Py_TYPE(args[0]) != &FormType || !PyTuple_Check(args[1]))
     return PyErr_SetString(PyExc_TypeError, "record takes a form and a tuple of arguments"), nullptr;
   Form* form = reinterpret_cast<Form*>(args[0]);
   if (PyTuple_GET_SIZE(args[1]) != form->n_arguments) Py_RETURN_NONE;
-  PyObject* made = record_call(form, &PyTuple_GET_ITEM(args[1], 0), form->n_arguments);
+  PyObject* made =
+      form->log == current_log() ? record_call(form, &PyTuple_GET_ITEM(args[1], 0), form->n_arguments) : nullptr;
   if (made || PyErr_Occurred()) return made;
   Py_RETURN_NONE;
 }
@@ -365,8 +361,13 @@ PyTypeObject function_type() {
 
 PyTypeObject FunctionType = function_type();
 
-PyObject* record_known_call(PyObject* function, PyObject* const* arguments, Py_ssize_t n) {
-  return Py_TYPE(function) == &FunctionType ? record_known(as_function(function), arguments, n) : nullptr;
+PyObject* record_known_call(const Log* log, PyObject* function, PyObject* const* arguments, Py_ssize_t n) {
+  bool records_there = Py_TYPE(function) == &FunctionType && as_function(function)->log == log;
+  return records_there ? record_known(as_function(function), arguments, n) : nullptr;
+}
+
+PyObject* call_function(PyObject* function, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  return call(function, args, nargsf, kwnames);
 }
 
 PyObject* key_of_array(PyObject* x) {

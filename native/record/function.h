@@ -2,14 +2,19 @@
 
 #pragma once
 
+#include "record/log.h"
 #include "support/python.h"
 
 namespace autobatch {
 
 extern PyTypeObject FunctionType;
 
-// Records a call of a known form by a function; null without an error if it has none.
-PyObject* record_known_call(PyObject* function, PyObject* const* arguments, Py_ssize_t n);
+// Records a call of a known form in the log of this thread; null without an error if it has none, or if the object is
+// not a function of this log.
+PyObject* record_known_call(const Log* log, PyObject* function, PyObject* const* arguments, Py_ssize_t n);
+
+// Calls a function, as its vectorcall does.
+PyObject* call_function(PyObject* function, PyObject* const* args, size_t nargsf, PyObject* kwnames);
 
 // array_key(x): bytes that identify the content, shape and type of a plain float array; None for anything else.
 // key_of_array does the same for an array, with null, without an error, in place of None.

@@ -150,13 +150,15 @@ PyTypeObject RowsType = rows_type();
 PyObject* make_handle(Log* log, PyTypeObject* kind, int64_t ref, bool is_row) {
   Handle* handle = n_spare ? spare[--n_spare] : static_cast<Handle*>(PyObject_Malloc(sizeof(Handle)));
   if (!handle) return PyErr_NoMemory();
-  PyObject_Init(reinterpret_cast<PyObject*>(handle), kind);
+  PyObject* object = reinterpret_cast<PyObject*>(handle);
+  Py_SET_REFCNT(object, 1);
+  Py_SET_TYPE(object, reinterpret_cast<PyTypeObject*>(Py_NewRef(reinterpret_cast<PyObject*>(kind))));
   handle->ref = ref;
   handle->session = log->session;
   handle->slot = log->slot;
   handle->is_row = is_row;
   if (log->counts) log->count(ref, 1);
-  return reinterpret_cast<PyObject*>(handle);
+  return object;
 }
 
 PyObject* make_rows(Log* log, PyTypeObject* kind, int64_t ref, int64_t n) {

@@ -66,28 +66,24 @@ PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args,
   Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
   Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), shortcut->inner));
   if (!function) return nullptr;
-  if (shortcut->takes == LIST) return record_known_call(function.get(), args, 1);
+  if (shortcut->takes == LIST) return record_known_call(log, function.get(), args, 1);
   Ref operands(PyTuple_New(n_args));
   for (Py_ssize_t i = 0; operands && i < n_args; i++)
     PyTuple_SET_ITEM(operands.get(), i, Py_NewRef(args[shortcut->takes == REVERSED ? n_args - 1 - i : i]));
   PyObject* all = operands.get();
-  return operands ? record_known_call(function.get(), &all, 1) : nullptr;
+  return operands ? record_known_call(log, function.get(), &all, 1) : nullptr;
 }
 
-PyObject* call_inner(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
   if (Log* log = current_log()) {
     PyObject* made = record_known_form(shortcut, log, args, PyVectorcall_NARGS(nargsf), kwnames);
     if (made || PyErr_Occurred()) return made;
   }
-  return PyObject_Vectorcall(shortcut->function, args, nargsf, kwnames);
-}
-
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  if (Py_EnterRecursiveCall(" while a call is recorded")) return nullptr;
-  PyObject* made = call_inner(self, args, nargsf, kwnames);
+  if (Py_EnterRecursiveCall(" in a shortcut")) return nullptr;
+  PyObject* found = PyObject_Vectorcall(shortcut->function, args, nargsf, kwnames);
   Py_LeaveRecursiveCall();
-  return made;
+  return found;
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {

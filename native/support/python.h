@@ -53,6 +53,9 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
+// Calls an object; a RecursionError where calls lead back here too often, which no Python code need notice.
+Ref call_object(PyObject* callable, PyObject* first, PyObject* second = nullptr);
+
 // Sets a TypeError unless a function is given n arguments.
 inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
   if (given != n) PyErr_Format(PyExc_TypeError, "%s must be given %zd arguments, got %zd", function, n, given);

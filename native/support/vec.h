@@ -60,7 +60,9 @@ class Vec {
     swap(data_, other.data_), swap(size_, other.size_), swap(room_, other.room_);
     return *this;
   }
-  ~Vec() { free(data_); }
+  ~Vec() {
+    if (data_) free(data_);
+  }
 
   // Makes room for this many more elements.
   bool reserve(ptrdiff_t more) {
