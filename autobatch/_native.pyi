@@ -355,15 +355,16 @@ class Form:
         """Of the form in its log."""
 
 class Shortcut:
-    """A public function of a list, or an operator of values, recorded without Python where the form is known.
+    """An op, an operator or a public function made of ops, recorded without Python where the form is known.
 
     Args:
         function: takes all other calls.
-        inner: the function or op that is recorded.
-        takes: 0 for a list of values, 1 for operands, 2 for operands in reverse.
+        inner: the function or op that is recorded; None if it is the first argument.
+        takes: 0 for a list of values, 1 for operands, 2 for operands in reverse, 3 for an op and its operands, 4 for
+            any arguments.
     """
 
-    def __init__(self, function: Callable[..., Any], inner: Callable[..., Any], takes: int) -> None: ...
+    def __init__(self, function: Callable[..., Any], inner: Callable[..., Any] | None, takes: int) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class Function:

@@ -33,10 +33,30 @@ Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
-A_LIST, OPERANDS, REVERSED = range(3)  # as in `native/record/shortcut.cpp`
+A_LIST, OPERANDS, REVERSED, AN_OP, ARGUMENTS = range(5)  # as in `native/record/shortcut.cpp`
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
 WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # results are never as narrow as these arguments
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shortcut(inner: Callable[..., Any] | None, takes: int) -> Callable[[F], F]:
+    """Let the core record calls of a function as calls of `inner`, an op or a `composite`, where their form is known.
+
+    The function itself takes all other calls.
+
+    Args:
+        inner: None if it is the first argument.
+        takes: A_LIST of values; OPERANDS, which are values, numbers, arrays and parameters; these REVERSED; AN_OP and
+            operands; or any ARGUMENTS.
+    """
+
+    def wrap(function: F) -> F:
+        return cast(F, update_wrapper(Shortcut(function, unwrap(inner) if inner else None, takes), function))
+
+    return wrap
 
 
 @suggesting()
@@ -118,6 +138,7 @@ class Op:
         """The names of the arguments that are not static; none if it takes any number."""
         return tuple(p.name for p in signature(self).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
 
+    @shortcut(None, AN_OP)
     def __call__(self, *args: Any, **static: Any) -> Any:
         for name in self.names[len(args) :]:
             if name in static:
@@ -284,9 +305,6 @@ def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
     return np.result_type(*floats) if floats else np.dtype(np.float64)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 def composite(function: F) -> F:
     """Make a function of ops record one node, instead of one per op, when it is applied to recorded values."""
 
@@ -302,7 +320,7 @@ def composite(function: F) -> F:
                 hide_frames(error)
             raise
 
-    return cast(F, call)
+    return shortcut(function, ARGUMENTS)(cast(F, call))
 
 
 def of_values(function: F) -> F:
@@ -320,21 +338,6 @@ def of_values(function: F) -> F:
             raise
 
     return cast(F, call)
-
-
-def shortcut(inner: Callable[..., Any], takes: int) -> Callable[[F], F]:
-    """Let the core record calls of a function as calls of `inner`, an op or a `composite`, where their form is known.
-
-    The function itself takes all other calls.
-
-    Args:
-        takes: A_LIST of values; OPERANDS, which are values or numbers; or these REVERSED.
-    """
-
-    def wrap(function: F) -> F:
-        return cast(F, update_wrapper(Shortcut(function, unwrap(inner), takes), function))
-
-    return wrap
 
 
 def refused_call(

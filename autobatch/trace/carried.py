@@ -7,6 +7,7 @@ same function of the same model, in another process, traces what it has not met 
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import sys
@@ -285,11 +286,10 @@ class _Writer(pickle.Pickler):
     def reducer_override(self, x: Any) -> Any:
         """A function that another of its name wraps is found by that."""
         if isinstance(x, FunctionType):
-            named = reduce(
-                lambda at, name: getattr(at, name, None), x.__qualname__.split("."), sys.modules.get(x.__module__)
-            )
-            if named is not x and getattr(named, "__wrapped__", None) is x:
-                return _unwrapped, (named,)
+            module: Any = sys.modules.get(x.__module__)
+            named = reduce(lambda at, name: getattr(at, name, None), x.__qualname__.split("."), module)
+            if named is not None and named is not x and inspect.unwrap(named) is x:
+                return inspect.unwrap, (named,)
         return NotImplemented
 
 
@@ -315,7 +315,3 @@ class _Reader(pickle.Unpickler):
                 f"it with the same model."
             )
         return self._named[name]
-
-
-def _unwrapped(function: Any) -> Any:
-    return function.__wrapped__

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import Shortcut
 from autobatch.errors import DataError, GraphError
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
@@ -35,8 +36,8 @@ Array = NDArray[Any]
 FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
 PLAIN = frozenset((int, float, str, bool, type(None)))
 NO_PARTS = (
-    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, enum.Enum, Module, Operators, Op, VariadicPort,
-    str, bytes,
+    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Shortcut, enum.Enum, Module, Operators, Op,
+    VariadicPort, str, bytes,
 )  # fmt: skip
 
 

@@ -156,9 +156,14 @@ PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize
   return lifted ? record_known(function, &PyTuple_GET_ITEM(lifted.get(), 0), n) : nullptr;
 }
 
-PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+// Records a call of a known form, with sources or without; null, without an error, for any other.
+PyObject* record_natively(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   PyObject* made = is_present(function) ? record_known(function, arguments, n) : nullptr;
-  if (!made && !PyErr_Occurred() && is_present(function)) made = record_lifted(function, arguments, n);
+  return made || PyErr_Occurred() || !is_present(function) ? made : record_lifted(function, arguments, n);
+}
+
+PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+  PyObject* made = record_natively(function, arguments, n);
   return made || PyErr_Occurred() ? made : call_slowly(function, arguments, n);
 }
 
@@ -364,6 +369,18 @@ PyTypeObject FunctionType = function_type();
 PyObject* record_known_call(const Log* log, PyObject* function, PyObject* const* arguments, Py_ssize_t n) {
   bool records_there = Py_TYPE(function) == &FunctionType && as_function(function)->log == log;
   return records_there ? record_known(as_function(function), arguments, n) : nullptr;
+}
+
+bool is_source(Log* log, PyObject* x) { return find_lifting(log, x, ARRAYS | PARAMETERS) == Lifting::SOURCES; }
+
+PyObject* record_values(const Log* log, PyObject* object, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
+  Function* function = as_function(object);
+  if (Py_TYPE(object) != &FunctionType || function->log != log) return nullptr;
+  PyObject* bound[FEW];
+  Py_ssize_t n = PyTuple_GET_SIZE(function->names);
+  if (n <= FEW && bind_plainly(function, args, n_args, kwnames, bound)) return record_natively(function, bound, n);
+  bool is_collected = function->takes == COLLECTED && n_args == n && !kwnames;
+  return is_collected ? record_natively(function, args, n) : nullptr;
 }
 
 PyObject* call_function(PyObject* function, PyObject* const* args, size_t nargsf, PyObject* kwnames) {

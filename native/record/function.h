@@ -13,6 +13,13 @@ extern PyTypeObject FunctionType;
 // not a function of this log.
 PyObject* record_known_call(const Log* log, PyObject* function, PyObject* const* arguments, Py_ssize_t n);
 
+// The same for arguments by position and name; sources take the place of arrays and parameters.
+PyObject* record_values(const Log* log, PyObject* function, PyObject* const* args, Py_ssize_t n_args,
+                        PyObject* kwnames);
+
+// Whether a source may take the place of an argument: of an array, a parameter or an input.
+bool is_source(Log* log, PyObject* x);
+
 // Calls a function, as its vectorcall does.
 PyObject* call_function(PyObject* function, PyObject* const* args, size_t nargsf, PyObject* kwnames);
 

@@ -7,14 +7,14 @@
 namespace autobatch {
 namespace {
 
-// What a shortcut takes: a list of values; or operands, in order or in reverse.
-enum Takes : int { LIST = 0, OPERANDS = 1, REVERSED = 2 };
+// What a shortcut takes: a list of values; operands, in order or in reverse; an op and its operands; or any arguments.
+enum Takes : int { LIST = 0, OPERANDS = 1, REVERSED = 2, OP = 3, ARGUMENTS = 4 };
 
 struct Shortcut {
   PyObject_HEAD
   vectorcallfunc vectorcall;
   PyObject* function;  // takes all other calls
-  PyObject* inner;     // the function or op to record
+  PyObject* inner;     // the function or op to record, unless it is an argument
   PyObject* attributes;
   int takes;
 };
@@ -52,26 +52,56 @@ bool is_number(PyObject* x) {
   return number && number >= INT32_MIN && number <= INT32_MAX;
 }
 
-// Whether a call passes one or two operands: values, and numbers beside them.
-bool are_operands(PyObject* const* args, Py_ssize_t n_args) {
-  for (Py_ssize_t i = 0; i < n_args; i++)
-    if (!PyObject_TypeCheck(args[i], &HandleType) && !is_number(args[i])) return false;
-  return n_args == 1 || n_args == 2;
+// Whether operands are values, or numbers, arrays and parameters beside values. Only Python knows whether an array has
+// as many rows as a value.
+bool are_operands(Log* log, PyObject* const* args, Py_ssize_t n_args) {
+  bool has_value = false, has_rows = false, has_source = false;
+  for (Py_ssize_t i = 0; i < n_args; i++) {
+    if (PyObject_TypeCheck(args[i], &HandleType)) {
+      has_value = true;
+      has_rows |= PyObject_TypeCheck(args[i], &RowsType);
+    } else if (!is_number(args[i])) {
+      if (!is_source(log, args[i])) return false;
+      has_source = true;
+    }
+  }
+  return has_value && !(has_rows && has_source);
+}
+
+// Whether one of the arguments by position is a value, or a list or tuple that begins with one.
+bool has_value(PyObject* const* args, Py_ssize_t n_args) {
+  for (Py_ssize_t i = 0; i < n_args; i++) {
+    PyObject* x = args[i];
+    if ((PyList_CheckExact(x) || PyTuple_CheckExact(x)) && PySequence_Fast_GET_SIZE(x))
+      x = PySequence_Fast_GET_ITEM(x, 0);
+    if (PyObject_TypeCheck(x, &HandleType)) return true;
+  }
+  return false;
+}
+
+// Records a call of an op; null without an error if its form is not known.
+PyObject* record_op(Log* log, PyObject* function, PyObject* const* args, Py_ssize_t n_args, bool is_reversed) {
+  if (!are_operands(log, args, n_args)) return nullptr;
+  Ref operands(PyTuple_New(n_args));
+  for (Py_ssize_t i = 0; operands && i < n_args; i++)
+    PyTuple_SET_ITEM(operands.get(), i, Py_NewRef(args[is_reversed ? n_args - 1 - i : i]));
+  PyObject* all = operands.get();
+  return all ? record_values(log, function, &all, 1, nullptr) : nullptr;
 }
 
 // Records a call of a known form; null without an error if it has none.
 PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
-  bool fits = shortcut->takes == LIST ? is_of_list(args, n_args, kwnames) : !kwnames && are_operands(args, n_args);
-  if (!fits || log->is_watched || log->is_wrapped) return nullptr;
+  int takes = shortcut->takes;
+  if (log->is_watched || log->is_wrapped || !n_args) return nullptr;
+  if (takes == LIST ? !is_of_list(args, n_args, kwnames) : takes == ARGUMENTS ? !has_value(args, n_args) : !!kwnames)
+    return nullptr;
   Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
-  Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), shortcut->inner));
+  PyObject* key = takes == OP ? args[0] : shortcut->inner;
+  Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), key));
   if (!function) return nullptr;
-  if (shortcut->takes == LIST) return record_known_call(log, function.get(), args, 1);
-  Ref operands(PyTuple_New(n_args));
-  for (Py_ssize_t i = 0; operands && i < n_args; i++)
-    PyTuple_SET_ITEM(operands.get(), i, Py_NewRef(args[shortcut->takes == REVERSED ? n_args - 1 - i : i]));
-  PyObject* all = operands.get();
-  return operands ? record_known_call(log, function.get(), &all, 1) : nullptr;
+  if (takes == LIST) return record_known_call(log, function.get(), args, 1);
+  if (takes == ARGUMENTS) return record_values(log, function.get(), args, n_args, kwnames);
+  return record_op(log, function.get(), args + (takes == OP), n_args - (takes == OP), takes == REVERSED);
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -93,7 +123,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi:Shortcut", const_cast<char**>(names), &function, &inner, &takes))
     return nullptr;
   if (!PyCallable_Check(function)) return PyErr_SetString(PyExc_TypeError, "function must be callable"), nullptr;
-  if (takes < LIST || takes > REVERSED) return PyErr_Format(PyExc_ValueError, "takes must be 0, 1 or 2, got %d", takes);
+  if (takes < LIST || takes > ARGUMENTS) return PyErr_Format(PyExc_ValueError, "takes must be 0 to 4, got %d", takes);
   if (PyObject_Hash(inner) == -1) return nullptr;
   if (!shape_name && !(shape_name = PyUnicode_InternFromString("shape"))) return nullptr;
   Shortcut* shortcut = as_shortcut(type->tp_alloc(type, 0));

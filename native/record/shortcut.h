@@ -1,5 +1,5 @@
-// Shortcuts: public functions of lists, such as `ab.sum_n`, and operators of values, such as `x + y`, that are recorded
-// without Python if the form of the call is known.
+// Shortcuts: ops and operators of values, such as `ab.tanh(x)` and `x + y`, and public functions made of ops, such as
+// `ab.sum_n`, whose calls are recorded without Python if their form is known.
 
 #pragma once
 

@@ -326,7 +326,7 @@ class World:
                 [lambda x: 0, lambda x: 1, lambda x: 2, lambda x: "", Meddler(self, 1)]
             )
         if self.rng.random() < 0.3:
-            inner, takes = self.one_of([1, Meddler(self, 1)]), int(self.rng.integers(3))
+            inner, takes = self.one_of([1, Meddler(self, 1)]), int(self.rng.integers(5))
             self.functions.append(Shortcut(self.one_of(self.functions), inner, takes))
 
     def set_forms(self) -> None:
