@@ -180,10 +180,8 @@ def _tangents(x: Any, found: Derivatives) -> Any:
     if isinstance(x, Value):
         if x.key.below or x.key.dtype:
             return None
-        shape: Any = x.row.key.detail if isinstance(x, Rows) else x.key.detail
-        refs = x.refs if isinstance(x, Rows) else [x.ref]
-        values = [STAGE.current.handles.value(found.total_or_zeros(ref, shape), shape) for ref in refs]
-        return STAGE.current.handles.rows_of(values) if isinstance(x, Rows) else values[0]
+        shape, refs = (x.row.shape, x.refs) if isinstance(x, Rows) else (x.shape, [x.ref])
+        return STAGE.current.handles.like(x, [found.total_or_zeros(ref, shape) for ref in refs])
     if is_structure(x):
         return Key.of_structure(x, ()).build([_tangents(part, found) for part in parts_of(x)])
     return None

@@ -248,12 +248,8 @@ class Recorded:
 
     def _along(self, x: Any, found: Derivatives) -> Any:
         """The derivative of a value, or of each of its rows; zeros where there is none."""
-        shape = x.row.shape if isinstance(x, Rows) else x.shape
-        refs = x.refs if isinstance(x, Rows) else [x.ref]
-        values = [self._value(found.total_or_zeros(ref, shape), shape) for ref in refs]
-        if not isinstance(x, Rows):
-            return values[0]
-        return self._calls.handles.rows_of(values, shape)
+        shape, refs = (x.row.shape, x.refs) if isinstance(x, Rows) else (x.shape, [x.ref])
+        return self._calls.handles.like(x, [found.total_or_zeros(ref, shape) for ref in refs])
 
 
 def _pairs(positions: Any, value: Any) -> Iterable[tuple[Any, int]]:

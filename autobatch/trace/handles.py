@@ -204,6 +204,12 @@ class Handles:
         kind = self.class_of(Key("rows", None, (Key("value", shape),)))
         return self._recording.log.rows(kind, [value.ref for value in values])
 
+    def like(self, x: Value, refs: Sequence[int]) -> Any:
+        """Make a value of the shape of another, or of as many rows, from the refs of values of that shape."""
+        if not isinstance(x, Rows):
+            return self.value(refs[0], x.shape)
+        return self.rows_of([self.value(ref, x.row.shape) for ref in refs], x.row.shape)
+
     def class_of(self, key: Key) -> Any:
         """Return this recording's class of values, or of rows, of a key."""
         if key not in self._classes:
