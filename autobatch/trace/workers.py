@@ -55,11 +55,19 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
     context: Any = multiprocessing.get_context("fork" if has_fork else "spawn")
     pool = ProcessPoolExecutor(n_workers, context, _begin, (given, instances))
     try:
+        for part, content in zip(parts, _contents(pool, parts, n_workers), strict=True):
+            yield from _read(recorder, instances, part, content)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _contents(pool: ProcessPoolExecutor, parts: Sequence[slice], n_workers: int) -> Iterator[bytes]:
+    """Record parts in the processes of a pool; yield what each gives."""
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: these only record
             found = pool.map(_record, parts)
-        for part, content in zip(parts, found, strict=True):
-            yield from _read(recorder, instances, part, content)
+        yield from found
     except BrokenProcessPool as error:
         raise GraphError(f"workers={n_workers}: a worker process ended while it recorded ({error}).") from error
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -67,8 +75,6 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
             f"workers={n_workers}: the function, its module or the instances cannot be sent to a new process "
             f"({error}); give functions that are found by their names, or workers=1."
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def can_fork() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from concurrent.futures.process import BrokenProcessPool
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,8 @@ class Doubler(ab.Module):
 
     def run(self, wanted: Any) -> Any:
         """Double as often as an instance says; or do what else it asks for."""
-        if wanted == "raise":
-            raise ValueError("no number")
+        if isinstance(wanted, Exception):
+            raise wanted
         if wanted == "die":
             os._exit(3)
         x = np.ones(2)
@@ -83,10 +85,11 @@ def test_progress_counts_instances(capfd: pytest.CaptureFixture[str]) -> None:
     assert "recording" in capfd.readouterr().err
 
 
-def test_an_error_of_the_function_is_raised_here_and_names_the_instance() -> None:
+@pytest.mark.parametrize("kind", [ValueError, TypeError, AttributeError, PicklingError, BrokenProcessPool])
+def test_an_error_of_the_function_is_raised_here_and_names_the_instance(kind: type[Exception]) -> None:
     run = ab.batched(Doubler().run, backend="reference")
-    with pytest.raises(ValueError, match="no number") as caught:
-        run.record_all([1] * 11 + ["raise", 1], workers=2)
+    with pytest.raises(kind, match="no number") as caught:
+        run.record_all([1] * 11 + [kind("no number"), 1], workers=2)
     assert caught.value.__notes__ == ["while instance 11 was recorded"]
     assert caught.traceback[-1].name == "run"
 
