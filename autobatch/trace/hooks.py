@@ -21,6 +21,10 @@ REPLACED = set[str]()
 """Attributes of library objects that recordings set, and that do not affect what a body computes."""
 
 
+class Unheard(Exception):
+    """The body called a function that its earlier traces had not called, or its calls cannot be counted."""
+
+
 class _Listening(threading.local):
     """What gets the reports of this thread: a `ReadTracker`, or None."""
 
@@ -59,7 +63,10 @@ def counted() -> Iterator[Profile]:
     from _lsprof import Profiler as Profile
 
     counter = Profile(subcalls=False, builtins=False)
-    counter.enable()
+    try:
+        counter.enable()
+    except ValueError:  # another profiler is active, which Python 3.12 and later refuse
+        raise Unheard from None
     try:
         yield counter
     finally:

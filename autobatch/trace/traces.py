@@ -36,9 +36,10 @@ from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
 from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, content_of, differences
+from autobatch.trace.hooks import Unheard
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
-from autobatch.trace.tracking import ReadTracker, Unheard
+from autobatch.trace.tracking import ReadTracker
 
 FEW = 3  # length of a long list in the first trace of a body: a first, a middle and a last element
 MOST_TRACES = 8  # kept per family, with their compiled code
@@ -184,7 +185,7 @@ class Traces:
             if identity not in self._families:
                 self._families[identity] = family
                 self._of_entry.setdefault(entry, []).append(family)
-            with self.types.growing:
+            with self.types.growing.lock:
                 self._put(family, self._keep(family, body))
         elif family.lengths.of(lengths) not in family.lengths.found:
             self._add_lengths(family, family.current, lengths)
@@ -221,7 +222,7 @@ class Traces:
     def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
         """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
         body = _join(current.body, self._trace(family, lengths, repeats=True)[1])
-        with self.types.growing:
+        with self.types.growing.lock:
             self._put(family, current._replace(body=body))
 
     def keep_products(self, family: Family, numbers: Iterable[int]) -> dict[int, int]:
@@ -236,7 +237,7 @@ class Traces:
             node_type = replace(current.node_type, program=body.program, trace=next(self._serial))
             family.traces, signature = [], _signature(body)
             family.numbers[signature] = node_type.number
-            with self.types.growing:
+            with self.types.growing.lock:
                 self._put(family, Trace(node_type, body, signature))
         return {number: output for output, number in enumerate(family.kept, len(family.node_type.program.results))}
 
@@ -256,7 +257,7 @@ class Traces:
         """All guards in force."""
         guard_set = self._guard_set
         if guard_set is None:
-            with self.types.growing:  # otherwise traces that another thread makes meanwhile would be missing
+            with self.types.growing.lock:  # otherwise traces that another thread makes meanwhile would be missing
                 guard_set = self._guard_set = GuardSet(self._guards())
         return guard_set
 
@@ -327,7 +328,7 @@ class Traces:
                 body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
-        with self.types.growing:
+        with self.types.growing.lock:
             self._put(family, self._keep(family, body) if body is not None else known, _reason(family, before, error))
             self._explain_again(family, before, error)
 

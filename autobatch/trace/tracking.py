@@ -30,17 +30,13 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, counted, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, Unheard, counted, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
 from autobatch.trace.scanning import functions_in, is_library, is_own, methods_of, names_in
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 CONTAINERS = (list, tuple, dict, set, frozenset)
-
-
-class Unheard(Exception):
-    """The body called a function that its earlier traces had not called."""
 
 
 class ReadTracker:
