@@ -272,7 +272,8 @@ class Held:
             if isinstance(x, list):
                 twin[:] = map(get, x)
             elif isinstance(x, dict):
-                twin.update((name, get(part)) for name, part in x.items())
+                for name, part in x.items():
+                    twin[name] = get(part)
             elif not isinstance(x, tuple):
                 for name, part in attributes(x).items():
                     object.__setattr__(twin, name, get(part))

@@ -223,7 +223,8 @@ def _fill(twin: Any, names: list[Any], parts: list[Any]) -> None:
         twin.flat[:] = np.fromiter(parts, object, len(parts))
     elif isinstance(twin, dict):
         twin.clear()
-        twin.update(zip(names, parts, strict=True))
+        for name, part in zip(names, parts, strict=True):  # a Counter's `update` would count them
+            twin[name] = part
     elif isinstance(twin, (set, deque)):
         twin.clear()
         (twin.update if isinstance(twin, set) else twin.extend)(parts)

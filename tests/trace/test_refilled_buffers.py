@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections import deque, namedtuple
+from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -236,6 +236,7 @@ def test_a_stored_share_has_copies_of_arrays() -> None:
 FILLED: dict[str, tuple[Any, Callable[[Any, int], Any], Callable[[Any], int]]] = {
     "list": ([], lambda x, n: x.__setitem__(slice(None), range(n)), len),
     "dict": ({}, lambda x, n: (x.clear(), x.update(dict.fromkeys(range(n)))), len),
+    "Counter": (Counter(), lambda x, n: (x.clear(), x.update(dict.fromkeys(range(n), 2))), lambda x: sum(x.values())),
     "set": (set(), lambda x, n: (x.clear(), x.update(range(n))), len),
     "deque": (deque(), lambda x, n: (x.clear(), x.extend(range(n))), len),
     "bytearray": (bytearray(1), lambda x, n: x.__setitem__(0, n), lambda x: x[0]),
