@@ -11,7 +11,7 @@ import inspect
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from types import FunctionType
@@ -139,8 +139,11 @@ class Carrier:
         """Look up the types of other processes again, because some of their types here are retired."""
         self._known.clear()
 
-    def find(self, types: CarriedTypes) -> None:
+    def find(self, types: CarriedTypes, beside: Collection[CarriedTypes]) -> None:
         """Find types of another process, and trace the cells that are new here; while nothing else is recorded.
+
+        Args:
+            beside: types that are not forgotten for these.
 
         Raises:
             GraphError: they are of another function, or of another model.
@@ -153,8 +156,9 @@ class Carrier:
             numbers.types[call.number] = self._number_of(call)
         for number, arguments in enumerate(slots):
             numbers.slots[number] = self._slots.slot(*arguments).number
-        while len(self._known) >= MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        spare = [known for known in self._known if known not in beside]
+        for known in spare[: max(len(self._known) + 1 - MOST_KNOWN, 0)]:
+            del self._known[known]
         self._known[types] = numbers
 
     def _number_of(self, call: CarriedCall) -> int:

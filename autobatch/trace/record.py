@@ -24,7 +24,7 @@ from autobatch.ops.taped import EagerTape
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.system.turns import OF_TORCH, RecordingLock
+from autobatch.system.turns import OF_TORCH, RenewedLock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE
@@ -83,7 +83,7 @@ class Recorder:
         self.function, self.module = function, module
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-        self.turn = RecordingLock() if module is None or module._patch is None else OF_TORCH
+        self.turn = RenewedLock() if module is None or module._patch is None else OF_TORCH
         self.slots = SlotTable()
         self._known_slots: dict[type[Value], tuple[int, Slot]] = {}
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
@@ -301,20 +301,21 @@ class Recorder:
         carried = {x.types for x in instances if type(x) is Graph and type(x.types) is CarriedTypes}
         if not carried:
             return instances
-        unknown = [types for types in carried if not self._carrier.knows(types)]
-        if unknown:
-            self.renew()
-            parameters = self.parameters()
-            with self.turn.lock, self._of_module(), stage(self.calls):
-                self.calls.traces.name_weights(parameters)
-                self.calls.begin()
-                for types in unknown:
-                    self._carrier.find(types)
+        self.renew()
+        parameters = self.parameters()
         memo: dict[int, Any] = {}
-        found = [
-            self._carrier.renumber(x, memo) if type(x) is Graph and type(x.types) is CarriedTypes else x
-            for x in instances
-        ]
+        with self.turn.lock:
+            unknown = [types for types in carried if not self._carrier.knows(types)]
+            if unknown:
+                with self._of_module(), stage(self.calls):
+                    self.calls.traces.name_weights(parameters)
+                    self.calls.begin()
+                    for types in unknown:
+                        self._carrier.find(types, carried)
+            found = [
+                self._carrier.renumber(x, memo) if type(x) is Graph and type(x.types) is CarriedTypes else x
+                for x in instances
+            ]
         self.of_now([x for x, given in zip(found, instances, strict=True) if x is not given])
         return found
 

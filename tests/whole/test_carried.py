@@ -65,6 +65,28 @@ class Many(ab.Module):
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.5, 1.0, 1.5], [3.0, 1.0, 2.0, 5.0, 6.0]]
 
 
+class Fixed(ab.Module):
+    """Has a type for each number."""
+
+    def __init__(self) -> None:
+        self.scale = ab.Parameter(np.ones(2))
+
+    @ab.cell(static=("n",))
+    def times(self, n: int) -> Any:
+        return n * self.scale
+
+    def run(self, n: int) -> Any:
+        return self.times(n)
+
+
+def test_more_tables_than_are_kept_arrive_in_one_call() -> None:
+    model = Fixed()
+    here, there = (ab.batched(one.run, backend="reference") for one in (model, copy.deepcopy(model)))
+    graphs = [carried(here.record_all([n]))[0] for n in range(20)]  # each with one type more
+    for order in (range(20), range(19, -1, -1)):
+        assert np.array_equal(np.asarray(there([graphs[n] for n in order]))[:, 0], order)
+
+
 def test_structures_constants_and_ops_outside_of_cells_arrive() -> None:
     model = Many()
     here, there = (ab.batched(one.run, backend="reference") for one in (model, copy.deepcopy(model)))
