@@ -52,16 +52,18 @@ def record_in_phases(
     recorder.renew()
     n_taken = recorder.calls.traces.lives.n_taken
     with recorder.patching():
-        with closing(Phases(recorder, len(instances), inputs, keys)) as phases:
-            for place, instance in enumerate(instances):
-                phases.begin(place, instance)
-            try:
-                yield phases
-            except BaseException as error:
-                phases.end(error)
-                raise
-        if inputs is not None:
-            inputs.recording = None
+        try:
+            with closing(Phases(recorder, len(instances), inputs, keys)) as phases:
+                try:
+                    for place, instance in enumerate(instances):
+                        phases.begin(place, instance)
+                    yield phases
+                except BaseException as error:
+                    phases.end(error)
+                    raise
+        finally:
+            if inputs is not None:
+                inputs.recording = None
     recorder.check_unchanged(n_taken)
 
 
@@ -273,7 +275,8 @@ class Phases:
         """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""
         with stage(self._calls):
             for program in self.programs:
-                program.end(error)
+                if program is not NO_PROGRAM:
+                    program.end(error)
 
     def close(self) -> None:
         """Leave the recording; values of it mean nothing any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -52,6 +52,7 @@ def test_structures_keep_their_form() -> None:
     x, y = np.ones(2), np.ones((1, 1), np.float32)
     assert letters((x, [y, 3, "s"], {"k": x, "w": np.arange(3)})) == ("a", ["b", None, None], {"k": "a", "w": None})
     assert letters(Pair(x, 3)) == Pair("a", None)
+    assert letters(Counter(k=x, n=3)) == Counter(k="a", n=None)
     tree = letters(Tree(x, 3, (Tree(y), Tree(None, 4))))
     assert {tree.features, tree.children[0].features} == {"a", "b"}
     assert tree.word is None
@@ -179,6 +180,22 @@ def test_inputs_belong_to_their_recording() -> None:
     with pytest.raises(GraphError, match="outside the recording of its instance"):
         ab.sum(kept[0])
     assert f"{kept[0][0]:.1f} {kept[0]!r}" == "1.0 <input array([1., 1.])>"
+
+
+def test_inputs_of_an_async_function_that_failed_belong_to_no_other_recording() -> None:
+    kept: list[Any] = []
+
+    async def loss(x: Any) -> Any:
+        kept.append(x)
+        if len(kept) == 1:
+            raise ValueError("the first")
+        return ab.sum(kept[0] * x)
+
+    run = ab.batched(loss, backend="reference")
+    with pytest.raises(ValueError, match="the first"):
+        run.value_and_grad([np.ones(2)], inputs=True)
+    with pytest.raises(GraphError, match="outside the recording of its instance"):
+        run.value_and_grad([np.ones(2)], inputs=True)
 
 
 def test_recorded_graphs_are_refused() -> None:

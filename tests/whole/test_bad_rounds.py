@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import traceback
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -387,6 +389,20 @@ def test_a_value_of_a_recording_that_failed_is_no_value_of_the_next() -> None:
     for _ in range(3):
         with pytest.raises(ab.GraphError, match="another recording"):
             run(data(1))
+
+
+def test_programs_are_ended_where_a_later_one_cannot_begin() -> None:
+    model = Model()
+
+    async def program(x: Any) -> Any:
+        return model.total(x)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(DataError, match="that is in a deque"):
+            batched(program, module=model).value_and_grad([*data(2), deque([np.ones(1)])], inputs=True)
+        gc.collect()
+    assert not [str(warning.message) for warning in told]
 
 
 def test_what_cannot_be_said_of_programs_that_wait_is_refused() -> None:
