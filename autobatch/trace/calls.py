@@ -129,6 +129,8 @@ class Calls:
     def begin(self) -> None:
         """Begin a recording: empty the log; values of earlier recordings mean nothing in it."""
         self.noted = None
+        self.open_tapes.clear()
+        self.tapes.clear()
         self.log.begin(self.in_rounds)
 
     def start_phase(self) -> None:
@@ -347,7 +349,8 @@ class Calls:
 
     def close_tape(self, tape: Tape) -> None:
         """End a tape: find the calls on it."""
-        self.open_tapes.remove(tape)
+        if tape in self.open_tapes:  # unless another recording has begun
+            self.open_tapes.remove(tape)
         tape.close()
 
     def layout(self, form: int) -> Layout:

@@ -33,6 +33,22 @@ def test_rows_of_any_number_move_along_rows_inside_a_cell() -> None:
     assert np.allclose(ab.batched(lambda x: moved(x), backend="reference")(clouds), [moved(x) for x in clouds])
 
 
+def test_a_pullback_that_is_kept_costs_later_recordings_nothing() -> None:
+    kept = list[Any]()
+    double = ab.cell(lambda x: 2.0 * x)
+
+    def run(x: Any) -> Any:
+        if not kept:
+            kept.append(ab.vjp(lambda x: ab.sum(x * x), double(x))[1])
+        return double(x)
+
+    batched = ab.batched(run, backend="reference")
+    batched([np.ones(2)])
+    assert batched.recorder.calls.tapes
+    batched([np.ones(2)])
+    assert not batched.recorder.calls.tapes
+
+
 def test_a_cell_differentiates_by_elements_of_its_list() -> None:
     @ab.cell
     def slope(xs: list[Any]) -> Any:
