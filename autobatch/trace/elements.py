@@ -171,8 +171,10 @@ class ListBuilder(PairBuilder):
         """Within the context, a function is mapped over a list; gives the position of the elements."""
         self._n_each += 1
         self._mapped.append(group)
-        yield Position(self._n_each, 0)
-        self._mapped.pop()
+        try:
+            yield Position(self._n_each, 0)
+        finally:
+            self._mapped.pop()
 
     def next_draw(self) -> tuple[Traced, int]:
         """The attribute that numbers a node's draw, and the next site; NeedsLength where each element draws."""

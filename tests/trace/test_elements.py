@@ -340,6 +340,21 @@ def test_what_is_called_for_a_later_element_alone_is_guarded() -> None:
         settings["late"] = 3.0
 
 
+def test_a_map_that_fails_leaves_nothing_behind() -> None:
+    weights = Weights()
+
+    @ab.cell
+    def drop(xs: list[Any]) -> Any:
+        try:
+            ab.each(lambda x: ab.dot(x, np.ones(7)), xs)
+        except ShapeError:
+            return ab.dropout(ab.sum_n(xs), 0.5)
+
+    run = ab.batched(lambda n: drop([np.ones(DIM)] * n), module=weights, backend="reference")
+    run([2, 3, 4])
+    assert count_types(run, "drop") == 1
+
+
 @each("profiler", [cProfile.Profile(), None])
 def test_long_lists_are_traced_beside_a_profiler(profiler: Any) -> None:
     weights = Weights()
