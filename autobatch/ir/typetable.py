@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from threading import RLock
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,6 +22,7 @@ from autobatch.ops.linear import affine, matmul
 from autobatch.ops.operators import OPS
 from autobatch.ops.pairs import pick_pairs
 from autobatch.params.module import Module
+from autobatch.system.turns import RenewedLock
 
 MOST_MADE = 64  # types with stopped outputs that are kept, those of earlier traces included
 
@@ -88,7 +88,7 @@ class TypeTable:
         self.state: tuple[Any, ...] = ()
         self.of_one_length: dict[str, str] = {}
         self.forgotten = set[int]()
-        self.growing = RLock()
+        self.growing = RenewedLock()
         self._stopped: dict[int, dict[tuple[int, ...], int]] = {}
         self._traces = count(-1, -1)  # below those of traced bodies
         self._made: dict[tuple[int, tuple[int, ...]], NodeType] = {}
@@ -111,7 +111,7 @@ class TypeTable:
 
     def put(self, node_type: NodeType) -> None:
         """Append a type, whose number is its index, or replace the type of that number by another trace of it."""
-        with self.growing:
+        with self.growing.lock:
             if node_type.number == len(self.types):
                 self._append(node_type)
                 return
@@ -126,7 +126,7 @@ class TypeTable:
 
         It is made once, and again whenever the original type is traced again.
         """
-        with self.growing:
+        with self.growing.lock:
             numbers = self._stopped.setdefault(type_id, {})
             if outputs not in numbers:
                 numbers[outputs] = len(self.types)
@@ -146,7 +146,7 @@ class TypeTable:
 
     def retire(self, number: int, why: str) -> None:
         """Refuse graphs with this type until it is restored; meanwhile the table holds nothing of its program."""
-        with self.growing:
+        with self.growing.lock:
             self.outdated[number] = why
             for n in (number, *self._stopped.get(number, {}).values()):
                 self.types[n] = replace(self.types[n], program=_RETIRED, trace=next(self._traces), owner=None)
@@ -186,7 +186,7 @@ class TypeTable:
         """The properties of all present types, for loops; another thread may add types meanwhile."""
         arrays = self._arrays
         if arrays is None or arrays.int_width.size < len(self.types):
-            with self.growing:
+            with self.growing.lock:
                 known = self._arrays
                 more = _make_arrays(self.types[0 if known is None else known.int_width.size :])
                 arrays = self._arrays = more if known is None else extended(known, more)

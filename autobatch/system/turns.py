@@ -18,36 +18,36 @@ from contextlib import AbstractContextManager
 from weakref import WeakSet
 
 
-class RecordingLock:
-    """The lock of a function that records.
+class RenewedLock:
+    """A lock that is free in a forked process, where the thread that held it does not exist.
 
     Attributes:
-        lock: to be entered; a thread that has it may take it again. A forked process gets a free one.
+        lock: to be entered; a thread that has it may take it again.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        _locks.of_recordings.add(self)
+        _locks.renewed.add(self)
 
 
 class _Locks:
     """The locks of the process; a thread that has one may take it again."""
 
     def __init__(self) -> None:
-        self.of_recordings = WeakSet[RecordingLock]()
+        self.renewed = WeakSet[RenewedLock]()
         self.renew()
 
     def renew(self) -> None:
         """Create new locks: after a fork, the threads that held the old ones no longer exist."""
         self.tracing, self.running, self.next = threading.RLock(), threading.RLock(), threading.Lock()
-        for recording in self.of_recordings:
+        for recording in self.renewed:
             recording.lock = threading.RLock()
 
 
 _locks = _Locks()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_locks.renew)
-OF_TORCH = RecordingLock()
+OF_TORCH = RenewedLock()
 
 
 def tracing_lock() -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -345,12 +346,19 @@ def test_a_child_process_does_not_wait_for_threads_that_it_does_not_have() -> No
         reached.set()
         assert done.wait(30)
 
+    def run_in_the_thread() -> None:
+        with run.recorder.types.growing.lock:
+            run([(1, 2)])
+
     run.backend = NotingBackend(run.backend, on_run=wait)
-    thread = threading.Thread(target=lambda: run([(1, 2)]))
+    thread = threading.Thread(target=run_in_the_thread)
     thread.start()
     assert reached.wait(30)
     child = os.fork()
     if child == 0:
+        signal.alarm(30)  # ends the process if it waits
+        with run.recorder.types.growing.lock:
+            pass
         os._exit(0 if np.array_equal(ab.batched(model.loss)([(1, 2)]), expected) else 1)
     done.set()
     thread.join()
