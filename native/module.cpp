@@ -1,4 +1,4 @@
-// The extension module `autobatch._native`: the functions and types of all stages.
+// The extension module `autobatch._native`, with the functions and types of `graph/` and `record/`.
 
 #define AUTOBATCH_IMPORTS_NUMPY
 #include "record/record.h"
@@ -10,7 +10,7 @@ bool add_graph(PyObject* module);
 namespace {
 
 int execute(PyObject* module) {
-  Ref numpy(PyImport_ImportModule("numpy"));  // whose own error says more than the next line's
+  Ref numpy(PyImport_ImportModule("numpy"));  // fails with a clearer error than the next line
   if (!numpy || PyArray_ImportNumPyAPI() < 0) return -1;
   return add_graph(module) && add_record(module) ? 0 : -1;
 }

@@ -1,4 +1,4 @@
-// Loops over types and edges alone: `autobatch.graph.dag`.
+// Loops over types and edges only, for `autobatch.graph.dag`.
 
 #include "graph/graph.h"
 #include "graph/words.h"
@@ -12,7 +12,7 @@ struct Dag {
   int32_t n_nodes() const { return (int32_t)edge_ptr.size - 1; }
 };
 
-// Reads the edges of a dag; an error unless they are those of its nodes.
+// Reads the edges of a DAG; an error if offsets or sources are out of range.
 bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
   if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src))
     return false;
@@ -37,7 +37,7 @@ bool read_dag(PyObject* const* arguments, Dag& dag) {
   return false;
 }
 
-// Writes the edges of the reverse, in which node n is `last` - n, with the sources of each node in order.
+// Writes the edges of the reverse, in which node n becomes `last` - n, with the sources of each node in order.
 void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_src, Span<int32_t> ends) {
   int32_t last = dag.n_nodes() - 1;
   for (int32_t& count : ends) count = 0;
@@ -46,17 +46,17 @@ void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_sr
   for (int32_t node = 0; node <= last; node++) ends[node] = edge_ptr[node + 1] = edge_ptr[node] + ends[node];
   for (int32_t node = 0; node <= last; node++)
     for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++)
-      edge_src[--ends[last - dag.edge_src[e]]] = last - node;  // the readers rise, so their mirrors fall
+      edge_src[--ends[last - dag.edge_src[e]]] = last - node;  // mirrored readers come in falling order
 }
 
-// Raises the numbers of a row to those of another row, where these are larger.
+// Takes the element-wise maximum of two rows into the first.
 void raise(int32_t* __restrict row, const int32_t* __restrict other, ptrdiff_t n) {
   for (ptrdiff_t k = 0; k < n; k++) row[k] = row[k] > other[k] ? row[k] : other[k];
 }
 
 }  // namespace
 
-// reverse_dag(type_id, edge_ptr, edge_src): the same arrays of the dag with all edges reversed.
+// reverse_dag(type_id, edge_ptr, edge_src): the same arrays for the DAG with all edges reversed.
 PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   if (!takes("reverse_dag", n, 3) || !read_dag(arguments, dag)) return nullptr;
@@ -75,7 +75,7 @@ PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNN", made_type_id.release(), made_edge_ptr.release(), made_edge_src.release());
 }
 
-// find_depths(edge_ptr, edge_src): the edges on the longest path to each node.
+// find_depths(edge_ptr, edge_src): the number of edges on the longest path to each node.
 PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   if (!takes("find_depths", n, 2) || !read_edges(arguments[0], arguments[1], dag)) return nullptr;
@@ -90,7 +90,7 @@ PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// count_chains(type_id, edge_ptr, edge_src, n_types): the most nodes of each type on a path that starts at a node.
+// count_chains(type_id, edge_ptr, edge_src, n_types): by node and type, the most such nodes on a path from the node.
 PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t n_types;

@@ -1,4 +1,4 @@
-// Which ports the outputs of types depend on: `autobatch.ir.flows.FlowArrays`, which says what each array holds.
+// Which ports each output of a type depends on; `autobatch.ir.flows.FlowArrays` describes the arrays.
 
 #pragma once
 
@@ -13,7 +13,7 @@ struct Flows {
   ptrdiff_t n_types() const { return n_outputs.size; }
 };
 
-// Reads a `FlowArrays`; an error unless its arrays agree with each other.
+// Reads a `FlowArrays`; an error if its arrays do not fit each other.
 bool read_flows(PyObject* tuple, Flows& flows);
 
 }  // namespace autobatch

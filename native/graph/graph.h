@@ -1,4 +1,4 @@
-// The functions of this folder that Python calls; `graph.cpp` lists them, and `_native.pyi` has their types.
+// The functions of this folder that Python calls; `_native.pyi` describes them.
 
 #pragma once
 

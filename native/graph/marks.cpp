@@ -9,8 +9,8 @@ namespace {
 
 enum class Marked { WHOLE, PART, WRONG };
 
-// Marks the wanted outputs and, last node first, all that gradients flow to; `marks` has a column for the node itself,
-// then one for each of its outputs.
+// Marks the wanted outputs and then, last node first, all outputs that gradients flow to. In `marks`, column 0 stands
+// for the node, the others for its outputs.
 Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> wanted, const Table<uint8_t>& marks) {
   auto mark = [&marks](int32_t node, int32_t word) {
     bool exists = (word & OUTPUT) + 1 < marks.columns;
@@ -45,7 +45,7 @@ Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> want
 
 }  // namespace
 
-// mark_outputs(words, flows, wanted, marks): mark what the values in wanted slots depend on; whether it is all nodes.
+// mark_outputs(words, flows, wanted, marks): marks what wanted slots depend on; returns whether that is every node.
 PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> words;
   Graph graph;

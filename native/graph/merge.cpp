@@ -1,11 +1,11 @@
-// Merging the graphs of instances into one of a mini-batch.
+// Merging the graphs of instances into the graph of a mini-batch.
 
 #include "graph/graph.h"
 #include "graph/words.h"
 
 namespace autobatch {
 
-// merge_words(parts): one graph of encoded graphs that follow one another; all are numbered consecutively.
+// merge_words(parts): merges encoded graphs that follow one another, and numbers their nodes, edges and outputs anew.
 PyObject* merge_words(PyObject*, PyObject* argument) {
   Span<const int32_t> parts;
   if (!read<int32_t>(argument, "parts", parts)) return nullptr;

@@ -1,4 +1,4 @@
-// Finding int attributes, such as word ids, that are outside of their ranges.
+// Finding int attributes, such as word ids, that are out of range.
 
 #include "graph/graph.h"
 #include "graph/words.h"
@@ -10,13 +10,13 @@ struct OutOfRange {
   int64_t node, range, value, size;
 };
 
-// Finds the first attribute of a node that is outside of its range; false if none is.
+// Finds the first out-of-range attribute of a node; false if there is none.
 bool find_in_node(const TypedGraph& read, int32_t node, Vec<int64_t>& lengths, OutOfRange& found) {
   const Types& types = read.types;
   int32_t type_id = read.graph.type_id[node], first = types.data_ptr[type_id];
   ptrdiff_t own = read.int_starts[node], at = own;
   bool is_counted = false;
-  for (int32_t number = -1; number < types.data_ptr[type_id + 1] - first; number++) {  // the node itself, then its data
+  for (int32_t number = -1; number < types.data_ptr[type_id + 1] - first; number++) {  // -1 is the node itself
     int64_t n_rows = 1, width = types.int_width[type_id];
     if (number >= 0) {
       n_rows = read.graph.attr[at++];
@@ -41,7 +41,7 @@ bool find_in_node(const TypedGraph& read, int32_t node, Vec<int64_t>& lengths, O
   return false;
 }
 
-// Appends the first attribute of each instance that is outside of its range; false if there is no memory.
+// Appends the first out-of-range attribute of each instance; false if memory runs out.
 bool find_all(const TypedGraph& read, Vec<int64_t>& rows) {
   const Graph& graph = read.graph;
   Vec<int64_t> lengths;
@@ -62,7 +62,7 @@ bool find_all(const TypedGraph& read, Vec<int64_t>& rows) {
 
 }  // namespace
 
-// first_out_of_range(words, types): for each instance with an int out of its range, the node, range, value and size.
+// first_out_of_range(words, types): the first out-of-range int of each instance: node, range, value and size.
 PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph read;
   if (!takes("first_out_of_range", n, 2) || !read_graph_and_types(arguments[0], arguments[1], read, Sources::EARLIER))
@@ -71,7 +71,7 @@ PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n
   Problem problem;
   {
     Unlocked unlocked;
-    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);  // by their ports
+    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);  // by port, so ports must be checked
     problem = counts_edges ? check_types(read) : find_starts(read);
     if (!problem && !find_all(read, rows)) problem = NO_MEMORY;
   }

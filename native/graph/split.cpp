@@ -1,4 +1,4 @@
-// Splitting the graph of a mini-batch into those of its instances.
+// Splitting the graph of a mini-batch into the graphs of its instances.
 
 #include "graph/graph.h"
 #include "graph/words.h"
@@ -18,7 +18,7 @@ int32_t find_crossing(const Graph& graph) {
   return -1;
 }
 
-// The part of an instance in each array of a graph.
+// Where the parts of an instance begin and end in the arrays of a graph.
 struct Bounds {
   int32_t node, nodes_end, edge, edges_end, attr, attr_end, output, outputs_end, floats, floats_end;
 
@@ -52,7 +52,7 @@ void write_instance(const Graph& graph, const Bounds& of, NewGraph part) {
 
 }  // namespace
 
-// crossing_node(words): the first node that another instance reads or returns; -1 if there is none.
+// crossing_node(words): the first node that another instance reads or returns, or -1.
 PyObject* crossing_node(PyObject*, PyObject* argument) {
   Span<const int32_t> words;
   Graph graph;
@@ -61,7 +61,7 @@ PyObject* crossing_node(PyObject*, PyObject* argument) {
   return PyLong_FromLong(find_crossing(graph));
 }
 
-// split_words(words, types): the graphs of the instances, one after the other; where each begins, and its floats.
+// split_words(words, types): the instances' graphs, one after another, and where the words and floats of each begin.
 PyObject* split_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph whole;
   if (!takes("split_words", n, 2) || !read_graph_and_types(arguments[0], arguments[1], whole) ||

@@ -1,11 +1,11 @@
-// Where the attributes of each node begin.
+// Finding where the attributes of each node begin.
 
 #include "graph/graph.h"
 #include "graph/words.h"
 
 namespace autobatch {
 
-// data_starts(type_id, attr, types): where the int and the float attributes of each node begin.
+// data_starts(type_id, attr, types): where the int and float attributes of each node begin.
 PyObject* data_starts(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> type_ids, attr;
   Types types;

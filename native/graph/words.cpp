@@ -9,7 +9,7 @@ int64_t clipped(int64_t x, int64_t low, int64_t high) { return x < low ? low : x
 
 constexpr Problem ATTRIBUTES = "nodes have other attributes than their types";
 
-// Whether edges point forward, and name outputs and ports that the types have, as returned values do.
+// Checks that edges point forward, and that edges and returned values name outputs and ports that the types have.
 Problem fits_types(const Graph& graph, const Types& types) {
   Vec<int32_t> n_outputs;
   if (!n_outputs.resize(types.n_types())) return NO_MEMORY;
@@ -159,7 +159,7 @@ void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types&
     int64_t count = slice_length(n, cut[1], cut[2], cut[3]);
     if (types.part_times[part] >= 0) count *= lengths[types.part_times[part]];
     int64_t& length = lengths[types.part_group[part]];
-    length = clipped(length + count, 0, MOST_ROWS);  // so that no product overflows
+    length = clipped(length + count, 0, MOST_ROWS);  // keeps products from overflowing
   }
 }
 

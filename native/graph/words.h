@@ -1,4 +1,4 @@
-// The encoding of a graph as one int32 array: `autobatch.graph.words`, which draws its layout.
+// The encoding of a graph as one int32 array; `autobatch.graph.words` draws the layout.
 
 #pragma once
 
@@ -9,16 +9,16 @@ namespace autobatch {
 
 constexpr ptrdiff_t HEADER = 6;
 constexpr int32_t OUTPUT_BITS = 8, OUTPUT = (1 << OUTPUT_BITS) - 1;
-constexpr int64_t MOST_ROWS = int64_t{1} << 31;  // more than a word can name
+constexpr int64_t MOST_ROWS = int64_t{1} << 31;  // more rows than a word can name
 
-// The sizes of a graph, as its header has them.
+// The sizes of a graph, as in its header.
 struct Sizes {
   int64_t instances = 0, nodes = 0, edges = 0, attr = 0, outputs = 0, floats = 0;
 
   int64_t words() const { return HEADER + 2 * (instances + 1) + 2 * nodes + 1 + 3 * edges + attr + 3 * outputs; }
 };
 
-// The parts of a graph's words, by name; of const ints where they are only read.
+// Views of the parts of a graph's words, by name; of const ints where they are only read.
 template <class T>
 struct Parts {
   Span<T> instance_ptr, output_ptr, type_id, edge_ptr, edge_src, edge_out, edge_in, attr, out_node, out_port, out_slot;
@@ -53,58 +53,58 @@ Parts<T> parts_of(T* words, const Sizes& sizes) {
   return parts;
 }
 
-// Reads the sizes in a header; false, without an error, if these words do not hold such a graph.
+// Reads the sizes from a header; false, without an error, if the words cannot hold such a graph.
 bool sizes_of(Span<const int32_t> words, Sizes& sizes);
 
-// What edges and outputs may name.
-enum class Sources { OWN, EARLIER };  // nodes of the graph alone; or negative numbers, too: nodes of earlier phases
+// The nodes that edges and outputs may name.
+enum class Sources { OWN, EARLIER };  // those of the graph; or also, by negative numbers, those of earlier phases
 
-// Views one graph; a ValueError unless its offsets and numbers of nodes stay within it. It does not know the types.
+// Views a graph; a ValueError if offsets or node numbers are out of range. Nothing is checked against the types.
 bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources sources = Sources::OWN);
 
-// What is wrong with a graph, for an error that is set later, when the interpreter lock is held; null if nothing is.
+// What is wrong with a graph, or null; the error is set later, when the interpreter lock is held.
 using Problem = const char*;
 extern const Problem NO_MEMORY;
 
-// Returns false with an error if there is a problem.
+// Sets the error of a problem; returns whether there is none.
 bool set_problem(Problem problem);
 
-// A graph that is read, and its types.
+// A graph as read from Python, with its types.
 struct TypedGraph {
   Graph graph;
   Sizes sizes;
   Types types;
   Vec<int32_t> int_starts, float_starts;  // [N+1] where the attributes of each node begin
 };
-// Reads a graph, and checks its type ids.
+// Reads a graph and checks its type ids.
 bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
-// Finds the starts of the attributes of a graph that is read, and checks their number; nothing else of its types.
+// Finds where the attributes of each node begin, and checks their number; checks nothing else against the types.
 Problem find_starts(TypedGraph& read);
 
-// Checks that edges point forward, and what a graph holds of its types: outputs, ports, and the number of attributes,
-// of which it finds the starts. Takes no interpreter lock.
+// Checks that edges point forward, and outputs, ports and the number of attributes against the types; finds where the
+// attributes begin. Needs no interpreter lock.
 Problem check_types(TypedGraph& read);
 
 // Reads a graph with all checks.
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
-// Finds where the attributes of nodes of these types, which must exist, begin; a problem if there are not as many as
-// the types say. A negative `n_floats` stands for any number.
+// Finds where the attributes of nodes of these types begin; the types must exist. A problem if there are more or fewer
+// attributes than the types say; a negative `n_floats` stands for any number.
 Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
                     Vec<int32_t>& int_starts, Vec<int32_t>& float_starts);
 
-// Writes the header and the leading zeros of a graph of these sizes; all else is not set.
+// Writes the header of a graph of these sizes, and the 0 that starts each array of offsets; the rest is uninitialized.
 NewGraph begin_words(int32_t* words, const Sizes& sizes);
 
-// Makes the words of a graph of these sizes: header and leading zeros are written, all else is not set. An
-// OverflowError if positions do not fit 32 bits: GraphError is a class of Python.
+// Makes the words of a graph of these sizes, as `begin_words` leaves them. An OverflowError if positions do not fit 32
+// bits, because GraphError is defined in Python.
 Ref make_words(const Sizes& sizes, NewGraph& graph);
 
-// Counts the edges of each variadic group of a node, whose int attributes begin at `at`, in `lengths`.
+// Finds the length of each variadic group of a node; its int attributes begin at `at`.
 void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types& types, int64_t* lengths);
 
-// Counts the elements that Python's slice start:stop:step gives of n.
+// Counts the elements of `x[start:stop:step]` in Python, where x has n elements.
 int64_t slice_length(int64_t n, int64_t start, int64_t stop, int64_t step);
 
 // Writes `source + shift` to `target` from position `at` on.
@@ -112,10 +112,10 @@ inline void copy_shifted(Span<int32_t> target, ptrdiff_t at, Span<const int32_t>
   for (ptrdiff_t k = 0; k < source.size; k++) target[at + k] = source[k] + shift;
 }
 
-// Copies the returned outputs of a graph into one whose nodes are renumbered by `number[node]`.
+// Copies the returned outputs of a graph into one where `node` has become `number[node]`.
 void copy_outputs(const Graph& graph, NewGraph& result, Span<const int32_t> number);
 
-// Copies the attributes, which start at `starts`, of the kept nodes: those after which `number` rises.
+// Copies the attributes of the kept nodes, those with number[node] < number[node + 1]; they begin at `starts`.
 template <class T>
 void copy_attributes(Span<const T> values, Span<T> result, Span<const int32_t> starts, Span<const int32_t> number) {
   if (values.size == result.size) {

@@ -6,9 +6,9 @@
 namespace autobatch {
 namespace {
 
-constexpr int N_KINDS = 8;  // classes of first arguments that a cell remembers
+constexpr int N_KINDS = 8;  // classes of first arguments that a cell caches
 
-// A class, by the number that it has until it changes, and whether its instances have the cell as a method.
+// A class, by its version tag, and whether its instances have the cell as a method.
 struct Kind {
   uint32_t version;
   bool has_cell;
@@ -20,7 +20,7 @@ struct Cell {
   Kind kinds[N_KINDS];
 };
 
-// A cell with the object that it is a method of.
+// A cell bound to the object that it is a method of.
 struct BoundCell {
   PyObject_HEAD
   vectorcallfunc vectorcall;
@@ -30,13 +30,13 @@ struct BoundCell {
 Cell* as_cell(PyObject* self) { return reinterpret_cast<Cell*>(self); }
 BoundCell* as_bound(PyObject* self) { return reinterpret_cast<BoundCell*>(self); }
 
-// The number of a class that no other class, nor a changed one, has; 0 if there is none.
+// Returns the version tag of a class, which is unique and changes with the class; 0 if it has none.
 uint32_t version_of(PyTypeObject* kind) {
 #if PY_VERSION_HEX >= 0x030C0000
   if (!PyUnstable_Type_AssignVersionTag(kind)) return 0;
 #else
   if (!PyType_HasFeature(kind, Py_TPFLAGS_VALID_VERSION_TAG)) {
-    Ref nothing(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind), "no_such_name"));  // which assigns one
+    Ref nothing(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind), "no_such_name"));  // the look-up assigns one
     PyErr_Clear();
   }
   if (!PyType_HasFeature(kind, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
@@ -44,7 +44,7 @@ uint32_t version_of(PyTypeObject* kind) {
   return kind->tp_version_tag;
 }
 
-// Whether a cell is a member of a class that Python code defines, or of one of its bases.
+// Whether a cell is a member of a class or of one of its bases, among those that Python code defines.
 bool is_member(PyObject* cell, PyTypeObject* kind) {
   PyObject* bases = kind->tp_mro;
   for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases); i++) {
@@ -58,7 +58,7 @@ bool is_member(PyObject* cell, PyTypeObject* kind) {
   return false;
 }
 
-// Whether an object has a cell as a method.
+// Whether a cell is a method of an object's class.
 bool is_method(PyObject* self, PyObject* first) {
   PyTypeObject* kind = Py_TYPE(first);
   if (!PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE)) return false;
@@ -79,7 +79,7 @@ PyObject* call_python(PyObject* cell, PyObject* owner, PyObject* const* args, Py
   return PyObject_CallMethod(cell, "call", "OOO", owner ? owner : Py_None, positional.get(), named.get());
 }
 
-// Records a call of a cell of an owner (null for a function), or leaves it to Python.
+// Records a call of a cell, or leaves it to Python; `owner` is null unless the cell is a method.
 PyObject* call_of(PyObject* cell, PyObject* owner, PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
   Log* log = current_log();
   Ref function = Ref::borrowed(log && !log->is_wrapped ? log->cells.find(cell, owner) : nullptr);
@@ -112,7 +112,7 @@ PyObject* bind_as(PyTypeObject* type, PyObject* cell, PyObject* owner) {
   return self;
 }
 
-// The bound cell of an object; the cell itself for a class.
+// Binds the cell to an object; on a class, returns the cell itself.
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
   return object && object != Py_None ? bind_as(&BoundCellType, self, object) : Py_NewRef(self);
 }
@@ -141,7 +141,7 @@ void free_bound(PyObject* self) {
   Py_TRASHCAN_END
 }
 
-// Copies and pickles bind the cell again.
+// Copying and unpickling bind the cell anew.
 PyObject* reduce(PyObject* self, PyObject*) {
   return Py_BuildValue("O(OO)", reinterpret_cast<PyObject*>(Py_TYPE(self)), as_bound(self)->cell,
                        as_bound(self)->owner);

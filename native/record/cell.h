@@ -1,5 +1,5 @@
-// Cells: what users mark with `@cell`. A call of one is recorded if its thread records and its function is known;
-// Python takes all other calls.
+// Cells: functions and methods marked with `@cell`. A call is recorded here if its thread is recording and the function
+// that records the cell is known; Python handles all other calls.
 
 #pragma once
 
@@ -9,20 +9,20 @@
 
 namespace autobatch {
 
-// The functions that record the cells of one log, by cell and owner; all are owned.
+// The functions that record the cells of a log, by cell and owner; all of these objects are owned.
 class CellFunctions {
  public:
   struct Known {
-    PyObject *cell, *owner, *function;  // the owner is null for a function
+    PyObject *cell, *owner, *function;  // the owner is null unless the cell is a method
   };
   ~CellFunctions() { clear(); }
 
-  // The function of a cell, borrowed; null if none is known.
+  // Returns the function of a cell, borrowed; null if it is not known.
   PyObject* find(PyObject* cell, PyObject* owner) const {
     int32_t at = place_of_.find(key(cell, owner));
     return at >= 0 && known_[at].cell == cell && known_[at].owner == owner ? known_[at].function : nullptr;
   }
-  // Adds a function, or replaces the known one; false with an error.
+  // Adds or replaces a function; false with an error.
   bool add(PyObject* cell, PyObject* owner, PyObject* function);
   void clear();
   int traverse(visitproc visit, void* arg) const;
@@ -39,7 +39,7 @@ class CellFunctions {
 
 extern PyTypeObject CellType, BoundCellType;
 
-// seal_cells(kind): prepares a class of cells: calls and methods of its instances skip `__get__` and `__call__`.
+// seal_cells(kind): prepares a class of cells, so that method calls skip `__get__`, and all calls `__call__`.
 PyObject* seal_cells(PyObject*, PyObject* kind);
 
 }  // namespace autobatch

@@ -7,26 +7,26 @@
 namespace autobatch {
 namespace {
 
-constexpr int32_t MOST_FIXED = 64;  // int attributes that are found one by one
+constexpr int32_t MOST_FIXED = 64;  // the most int attributes of an item that are read by offset
 
 enum Status : int { FINE = 0, STALE = 1, TOO_LARGE = 2 };
 
-// What a walk over the log stops at.
+// Where decoding stopped, and why.
 struct Fault {
   Status status = FINE;
   int64_t instance = 0, node = -1, at = 0;
 };
 
-// One item of a form's code, as it lies in the log at some position.
+// One item of a form's code, with the lengths that a call logged for it.
 struct Item {
   int32_t kind;
-  int64_t length;   // of a list, or of data of any length
-  int64_t n_parts;  // values of an element
-  int64_t n_words;  // in the log, the length included
+  int64_t length;   // of a list, or of data of any length; else 1
+  int64_t n_parts;  // values per element
+  int64_t n_words;  // in the log, including the length
   const int32_t* ports;
 };
 
-// Reads the item whose code begins at `code`, and moves `code` behind it.
+// Reads the item whose code begins at `code`, and moves `code` past it.
 Item read_item(const int32_t*& code, const int64_t* log) {
   Item item = {code[0], 1, 1, 1, nullptr};
   switch (item.kind) {
@@ -53,26 +53,25 @@ Item read_item(const int32_t*& code, const int64_t* log) {
   return item;
 }
 
-// Whether offsets rise from 0 to `last`.
+// Whether offsets start at 0, never decrease, and end at `last`.
 bool rises(const Vec<int64_t>& ptr, int64_t last) {
   for (ptrdiff_t i = 0; i + 1 < ptr.size(); i++)
     if (ptr[i] > ptr[i + 1]) return false;
   return ptr.size() && ptr[0] == 0 && ptr[ptr.size() - 1] == last;
 }
 
-// What decoding reads and writes.
 struct Decoder {
   const Log* log;
   Vec<int64_t> log_ptr, refs, slots, output_ptr;
-  Span<const int32_t> owner;  // the instances of nodes of earlier phases
+  Span<const int32_t> owner;  // the instance of each node of earlier phases
   bool has_phases;
   Sizes sizes;
   NewGraph graph;
   Fault fault;
-  int64_t first = 0;  // node of the present instance
+  int64_t first = 0;  // the first node of the present instance
   int64_t n = 0, e = 0, a = 0;
 
-  // Counts nodes, edges and attribute words; false if the calls are not those of this phase, or not what forms log.
+  // Counts nodes, edges and attribute words; false if a call is not of this phase, or not what its form logs.
   bool count() {
     ptrdiff_t at = 0;
     for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
@@ -110,7 +109,7 @@ struct Decoder {
     return true;
   }
 
-  // The node of a ref, counted from the first of this graph; false for one of another instance or recording.
+  // Finds the node of a ref, negative if of an earlier phase; false if the ref is of another instance or recording.
   bool find(int64_t ref, int64_t instance, int64_t& node) const {
     int64_t id = id_of(ref);
     node = id - log->first_id;
@@ -129,7 +128,7 @@ struct Decoder {
     return false;
   }
 
-  // Writes edge number `at`, from a ref.
+  // Writes edge `at`, which comes from a ref.
   bool write_edge(int64_t ref, int32_t output, int32_t port, int64_t instance, int64_t at) {
     int64_t node;
     if (!find(ref, instance, node)) return stop(STALE, instance, n - first);
@@ -277,7 +276,7 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
       !read_ints(args[2], "slots", decoder.slots) || !read_ints(args[3], "output_ptr", decoder.output_ptr))
     return nullptr;
   if (decoder.has_phases && !read<int32_t>(args[4], "owner", decoder.owner)) return nullptr;
-  if (refuse_if_busy(log)) return nullptr;  // which reading the lists may have changed
+  if (refuse_if_busy(log)) return nullptr;  // reading the lists may have run Python code
   if (!rises(decoder.log_ptr, log->ints.size()) || !rises(decoder.output_ptr, decoder.refs.size()) ||
       decoder.slots.size() != decoder.refs.size() || decoder.output_ptr.size() != decoder.log_ptr.size()) {
     PyErr_SetString(PyExc_ValueError, "offsets must rise to the ends of the log and of the refs, got others");

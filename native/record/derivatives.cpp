@@ -32,7 +32,7 @@ PyObject* one_value(Derivatives* found, int32_t sum, PyObject* shape) {
   return found->make_one(sum, shape, ref) ? PyLong_FromLongLong(ref) : nullptr;
 }
 
-// Reads a ref and a shape.
+// Checks that there are two arguments, a ref and a shape, and reads the ref.
 bool read_value(const char* function, PyObject* const* args, Py_ssize_t n_args, int64_t& ref) {
   if (!takes(function, n_args, 2)) return false;
   ref = PyLong_AsLongLong(args[0]);

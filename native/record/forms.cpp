@@ -8,7 +8,7 @@ namespace {
 
 constexpr int32_t MOST_REGISTERS = 1 << 20, FEW = 48, MOST_DEPTH = 1000;
 
-// Registers of a program that runs, and the parts that it must keep alive.
+// The registers of a running program, and the objects that it must keep alive.
 class Frame {
  public:
   explicit Frame(const Program& program) {
@@ -24,7 +24,7 @@ class Frame {
     free(many_);
   }
   bool is_made() const { return registers != nullptr; }
-  // Takes a reference, which lasts as long as the frame.
+  // Takes over a reference for the lifetime of the frame.
   bool own(PyObject* object) {
     if (owned_.push(object)) return true;
     Py_DECREF(object);
@@ -41,7 +41,7 @@ class Frame {
   }
 
   PyObject** registers = few_;
-  Vec<PyObject*> elements;  // of lists, in the order of the steps that test them: the registers of each element
+  Vec<PyObject*> elements;  // the registers of each element of the lists, in the order of the steps that test them
 
  private:
   PyObject* few_[FEW];
@@ -81,7 +81,7 @@ Result test_keys(const Step& step, PyObject* x) {
   return (Result)PyObject_RichCompareBool(exact.get(), wanted.get(), Py_EQ);
 }
 
-// Compares with a tuple of texts and ints.
+// Compares an object with a tuple of strings and ints.
 Result test_plain(PyObject* x, PyObject* wanted) {
   if (!PyTuple_CheckExact(x) || PyTuple_GET_SIZE(x) != PyTuple_GET_SIZE(wanted)) return DIFFERS;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x); i++) {
@@ -94,7 +94,7 @@ Result test_plain(PyObject* x, PyObject* wanted) {
 
 Result run(const Program& program, Frame& frame);
 
-// Tests all elements of a list, and keeps what their registers hold; not of plain lists of values.
+// Tests all elements of a list. Keeps their registers, unless only the class of elements is tested.
 Result test_each(const Step& step, PyObject* x, Frame& around) {
   if (!PyList_CheckExact(x) || !PyList_GET_SIZE(x)) return DIFFERS;
   const Program& program = *step.each;
@@ -118,7 +118,7 @@ Result test_each(const Step& step, PyObject* x, Frame& around) {
   return MATCHES;
 }
 
-// Runs a step of few forms.
+// Runs a step that few forms have.
 Result run_rare(const Step& step, Frame& frame) {
   PyObject* x = frame.registers[step.from];
   switch (step.test) {
@@ -193,9 +193,9 @@ Result run(const Program& program, Frame& frame) {
 
 // Lengths.
 
-constexpr int64_t MOST_LENGTH = int64_t(1) << 31;  // no graph has as many; products do not overflow
+constexpr int64_t MOST_LENGTH = int64_t(1) << 31;  // more than a graph can have; products do not overflow
 
-// Counts the rows of what a register holds: 0 if it has none.
+// Counts the rows of an object; 0 if it has none.
 int64_t count_rows(PyObject* x) {
   if (PyList_Check(x)) return PyList_GET_SIZE(x);
   if (PyArray_Check(x) && PyArray_NDIM(reinterpret_cast<PyArrayObject*>(x)) > 0)
@@ -248,7 +248,7 @@ bool write_int(Log* log, PyObject* x) {
   int overflow;
   int64_t value = PyLong_AsLongLongAndOverflow(x, &overflow);
   if (value == -1 && !overflow && PyErr_Occurred()) return false;
-  return log->ints.push(overflow ? INT64_MAX : value) || (PyErr_NoMemory(), false);  // decoding refuses it
+  return log->ints.push(overflow ? INT64_MAX : value) || (PyErr_NoMemory(), false);  // decoding refuses INT64_MAX
 }
 
 bool write_ints(Log* log, PyObject* x) {
@@ -282,7 +282,7 @@ bool write_ref(Log* log, PyObject* x) {
   return log->ints.push(ref_in(log, reinterpret_cast<Handle*>(x))) || (PyErr_NoMemory(), false);
 }
 
-// Writes the refs of the rows of a value, of which there are n.
+// Writes the refs of the n rows of a value.
 bool write_refs(Log* log, PyObject* x, int64_t n) {
   Rows* rows = reinterpret_cast<Rows*>(x);
   if (!log->ints.reserve(n)) return PyErr_NoMemory(), false;
@@ -295,8 +295,7 @@ bool write_refs(Log* log, PyObject* x, int64_t n) {
   return true;
 }
 
-// Writes what some registers hold for each element of a list, of which there are n; `at` is where its elements begin
-// among those of the frame.
+// Writes some registers of each of the n elements of a list, which begin at `at` in `frame.elements`.
 bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Frame& frame, ptrdiff_t at) {
   const Program& program = *writer.each;
   bool is_list = program.is_one_class(), is_float = writer.what == Writing::EACH_FLOATS;
@@ -326,7 +325,7 @@ bool draw(Log* log, bool is_logged) {
   return number && (!is_logged || write_int(log, number.get()));
 }
 
-// Finds where the elements of a list begin among those of the frame.
+// Finds where the elements of a list begin in `frame.elements`.
 ptrdiff_t first_element(const Form* form, const Writer& writer, const Frame& frame) {
   ptrdiff_t at = 0;
   for (ptrdiff_t i = 0; i < form->program->steps.size(); i++) {
@@ -383,7 +382,7 @@ PyObject* make_output(Form* form, int32_t k, int64_t first, const int64_t* lengt
   return make_rows(form->log, output.kind, first + k, n);
 }
 
-// Makes the structure of outputs that a call returns.
+// Builds the structure of outputs that a call returns.
 PyObject* build(Form* form, PyObject* structure, int64_t first, const int64_t* lengths) {
   if (!PyTuple_CheckExact(structure)) return make_output(form, (int32_t)PyLong_AsLong(structure), first, lengths);
   Py_ssize_t n = PyTuple_GET_SIZE(structure);
@@ -408,7 +407,7 @@ PyObject* build_result(Form* form, int64_t first, const int64_t* lengths) {
   return values ? call_object(form->structure, values.get()).release() : nullptr;
 }
 
-// Reading what Python made.
+// Reading forms from Python.
 
 struct Name {
   const char* text;
@@ -448,7 +447,7 @@ bool read_number(PyObject* x, int64_t low, int64_t high, int64_t& number) {
   return (number >= low && number < high) || refuse("a number in a form must lie in its range, got another");
 }
 
-// The parts of a tuple of n or more parts, which must be a tuple.
+// Returns the parts of a tuple, which must have n to `most`; null with an error.
 PyObject** parts_of(PyObject* x, Py_ssize_t n, Py_ssize_t most) {
   if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) < n || PyTuple_GET_SIZE(x) > most)
     return PyErr_Format(PyExc_TypeError, "a part of a form must be a tuple of %zd to %zd, got %.80R", n, most, x),
@@ -458,7 +457,7 @@ PyObject** parts_of(PyObject* x, Py_ssize_t n, Py_ssize_t most) {
 
 bool read_program(PyObject* steps, int32_t n_given, int64_t n_registers, Program& program, bool is_element);
 
-// Reads a step: (name, from, ...). It reads registers that are set alone, and sets new ones.
+// Reads a step, (name, from, ...). It may read only registers that are set, and set only others.
 bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, bool is_element) {
   PyObject** parts = parts_of(tuple, 2, 5);
   int test = parts ? number_of(TESTS, parts[0]) : -1;
@@ -555,7 +554,7 @@ bool read_program(PyObject* steps, int32_t n_given, int64_t n_registers, Program
   return true;
 }
 
-// Finds the program of the list in a register.
+// Finds the program that tests the elements of the list in a register.
 Program* program_of(const Form* form, int32_t from) {
   for (ptrdiff_t i = 0; i < form->program->steps.size(); i++)
     if (form->program->steps[i]->test == Test::EACH && form->program->steps[i]->from == from)
@@ -563,7 +562,7 @@ Program* program_of(const Form* form, int32_t from) {
   return nullptr;
 }
 
-// Whether a step of a form says that a register holds a handle, or one of any number of rows.
+// Whether a step ensures that a register holds a handle: of any number of rows if `is_rows`, else of one value.
 bool holds_handle(const Program& program, int32_t from, bool is_rows) {
   for (ptrdiff_t i = 0; i < program.steps.size(); i++) {
     const Step& step = *program.steps[i];
@@ -573,7 +572,7 @@ bool holds_handle(const Program& program, int32_t from, bool is_rows) {
   return false;
 }
 
-// Reads writers: (name,), (name, register), ("count", group), or ("each", register, registers of an element).
+// Reads writers: (name,), (name, register), ("count", group), or (name, register, registers of an element).
 bool read_writers(PyObject* tuple, Form* form, Vec<Writer*>& writers) {
   if (!PyTuple_Check(tuple)) return refuse("the writers of a form must be a tuple");
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
@@ -649,7 +648,7 @@ bool read_groups(PyObject* tuple, Form* form) {
   return true;
 }
 
-// Reads bounds: (group, group), or (group, -1, least, most).
+// Reads bounds: (first, second, least, most); see `Bound`.
 bool read_bounds(PyObject* tuple, Form* form) {
   if (!PyTuple_Check(tuple)) return refuse("the bounds of a form must be a tuple");
   int64_t n = form->groups.size();
@@ -679,7 +678,7 @@ bool is_structure(PyObject* structure, int64_t n_outputs, int depth = 0) {
   return true;
 }
 
-// Reads outputs: (class, group or -1) each.
+// Reads outputs, each (class, group or -1).
 bool read_outputs(PyObject* outputs, PyObject* structure, Form* form) {
   if (!PyTuple_Check(outputs)) return refuse("the outputs of a form must be a tuple");
   for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(outputs); k++) {
@@ -727,7 +726,7 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  PyObject_GC_UnTrack(made.get());  // until it is whole
+  PyObject_GC_UnTrack(made.get());  // until it is complete
   Form* form = reinterpret_cast<Form*>(made.get());
   new (&form->groups, At::PLACE) Vec<Group*>();
   new (&form->bounds, At::PLACE) Vec<Bound>();
@@ -848,7 +847,7 @@ PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   for (ptrdiff_t i = 0; is_written && i < form->floats.size(); i++)
     is_written = write(form, *form->floats[i], frame, lengths);
   log->busy = false;
-  if (!is_written) {  // nothing of the call stays
+  if (!is_written) {  // undo the call
     log->ints.resize(n_ints);
     log->floats.resize(n_floats);
     log->form_of.resize(id);

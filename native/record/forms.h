@@ -1,7 +1,7 @@
-// Forms: recognized ways to call a cell. A form tests whether arguments match it, and logs a call that does.
+// Forms: recognized ways to call a cell. A form tests whether arguments match it, and logs the call if they do.
 //
-// Arguments, and parts of them, are in numbered registers. Steps test registers and load parts into others; writers log
-// what registers hold. `autobatch.trace.forms` makes both, as tuples; `Form::read` checks them.
+// Arguments and their parts are in numbered registers. Steps test registers and load parts into others; writers log
+// what registers hold. `autobatch.trace.forms` makes both, as tuples, which are checked when a `Form` is made.
 
 #pragma once
 
@@ -13,20 +13,20 @@ namespace autobatch {
 struct Program;
 
 enum class Test : uint8_t {
-  CLASS,      // its class is `object`
-  SIZE,       // a tuple or a list of n parts
+  CLASS,      // is of the class `object`
+  SIZE,       // is a tuple or a list of n parts
   ITEM,       // loads part n of a tuple or a list into `to`
-  KEYS,       // a dict with these keys, in order
+  KEYS,       // is a dict with these keys, in order
   KEY,        // loads the value of a key
   ATTRIBUTE,  // loads an attribute
-  ARRAY,      // a plain array of this shape and these kinds of numbers
-  ROWS,       // a plain array of any number of rows of this shape
+  ARRAY,      // is a plain array of this shape and these kinds of numbers
+  ROWS,       // is a plain array of any number of rows of this shape
   IS,         // is `object`
   EQUAL,      // is of the class of `object`, and equal to it
-  PLAIN,      // is a tuple of texts and ints, of the same classes and equal to those of `object`
-  SAME,       // `call`, applied to it, gives something equal to `object`
-  EMPTY,      // an empty list
-  EACH,       // a list with elements, all of which match a program
+  PLAIN,      // is a tuple of strings and ints, of the same classes and equal to those of `object`
+  SAME,       // `call` of it equals `object`
+  EMPTY,      // is an empty list
+  EACH,       // is a non-empty list, whose elements all match a program
 };
 
 struct Step {
@@ -35,15 +35,15 @@ struct Step {
   int64_t n = 0;
   Ref object, call;
   Vec<int64_t> shape;
-  uint32_t kinds = 0;  // bit k: dtype.kind is 'a' + k
+  uint32_t kinds = 0;  // bit k: dtype.kind may be 'a' + k
   Program* each = nullptr;
 };
 
-// Tests, and loads, of registers of which the first are given.
+// Steps over registers, the first of which are given.
 struct Program {
   Vec<Step*> steps;
   int32_t n_registers = 0;
-  bool is_one_class() const;  // tests nothing but the class of its register
+  bool is_one_class() const;  // tests only the class of its register
   ~Program();
 };
 
@@ -53,10 +53,10 @@ struct Writer {
   Writing what;
   int32_t from = 0;
   Program* each = nullptr;  // of the elements of a list, borrowed from the step that tests them
-  Vec<int32_t> registers;   // of an element: what is written
+  Vec<int32_t> registers;   // those to write of each element; for COUNT, a group instead
 };
 
-// Part of a group's length: of rows of a slice of another group, or of n.
+// Part of a group's length: that of a slice of group `of` (-1: of n rows), times that of group `times` (-1: one).
 struct LengthPart {
   int32_t of, times;
   int64_t n, start, stop, step;
@@ -68,7 +68,7 @@ struct Group {
 };
 
 struct Bound {
-  int32_t first, second;  // groups; second is -1 for a number
+  int32_t first, second;  // groups of equal length; or second is -1, and the length of first is in least..most
   int64_t least, most;
 };
 
@@ -83,18 +83,18 @@ struct Form {
   int32_t number, n_arguments;
   Program* program;
   Vec<Group*> groups;
-  Vec<Bound> bounds;  // on lengths: equal ones, one, at least
+  Vec<Bound> bounds;  // on the lengths of groups
   Vec<int32_t> walked;
-  PyObject* lengths;  // of walked groups: a set of tuples
+  PyObject* lengths;  // a set of tuples: the known lengths of walked groups
   Vec<Writer*> ints, floats;
   Vec<Output> outputs;
-  PyObject* kinds;      // keeps the classes
-  PyObject* structure;  // tuples of numbers of outputs; or a function of the tuple of outputs
+  PyObject* kinds;      // keeps the classes alive
+  PyObject* structure;  // the number of an output, tuples of those, or a function of the tuple of outputs
 };
 
 extern PyTypeObject FormType;
 
-// Logs a call with these arguments in the log of this thread, which must be that of the form, and makes the result;
+// Logs a call with these arguments in the log of the form, which must be that of this thread, and makes the result;
 // null without an error if the arguments do not match.
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n);
 

@@ -8,22 +8,22 @@ namespace {
 
 constexpr Py_ssize_t FEW = 32;
 
-// How a function takes arguments: as `bind` says, by position or name, or any number as a tuple and a dict.
+// How a function takes arguments: as `bind` says; by position or name; or any number, as a tuple and a dict.
 enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
 
-// What of an argument becomes a source: an array, arrays in its tuples and lists, and parameters beside arrays.
+// What in an argument becomes a source: an array, or also arrays in tuples and lists; plus a flag for parameters.
 enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2, PARAMETERS = 4 };
 
 struct Function {
   PyObject_HEAD
   vectorcallfunc vectorcall;
   PyObject* name;
-  PyObject* names;     // of the arguments: a tuple of text
+  PyObject* names;     // of the arguments: a tuple of strings
   PyObject* defaults;  // of the last of them: a tuple
-  PyObject* bind;      // bind(args, kwargs) gives the list of all arguments, for calls that are not plain; or None
-  PyObject* slow;      // slow(arguments): takes calls of no known form
+  PyObject* bind;      // bind(args, kwargs): the list of all arguments, for calls that are not plain
+  PyObject* slow;      // slow(arguments): handles calls of no known form
   PyObject* forms;     // a tuple of forms
-  PyObject* lifts;     // of each argument, as a byte: `Lifts`; empty where none is lifted
+  PyObject* lifts;     // the `Lifts` of each argument, as bytes; empty if none is lifted
   Log* log;
   int takes;
 };
@@ -36,10 +36,10 @@ PyObject* call_slowly(Function* function, PyObject* const* arguments, Py_ssize_t
   return tuple ? call_object(function->slow, tuple.get()).release() : nullptr;
 }
 
-// Whether a function records in the recording of this thread.
+// Whether a function belongs to the recording of this thread.
 bool is_present(const Function* function) { return function->log == current_log(); }
 
-// Records a call of a known form by a present function; null without an error if it has none.
+// Records a call of a known form by a present function; null without an error if no form matches.
 PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Ref forms = Ref::borrowed(function->forms);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(forms.get()); i++) {
@@ -50,10 +50,10 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-// What lifting does with an argument: nothing; it replaces parts of it; or only Python can tell, and none is replaced.
+// What lifting does to an argument: nothing, or putting sources in place of it or parts of it; or only Python can tell.
 enum class Lifting { ERROR, NONE, SOURCES, PYTHON };
 
-// How lifting treats a class other than arrays, tuples and lists; Python is asked once per class.
+// How lifting treats a class other than array, tuple and list; Python is asked once per class.
 enum Treatment : long { LEFT = 0, PARAMETER = 1, INPUT = 2 };
 
 Lifting find_class(Log* log, PyObject* x, char lifts) {
@@ -92,8 +92,8 @@ Lifting find_lifting(Log* log, PyObject* x, char lifts) {
   return found;
 }
 
-// Gives the source with this key in the present instance; a new one, recorded with or without an argument, if there is
-// none yet. Null without an error if only Python can record it.
+// Returns the source with this key in the present instance; if there is none yet, records one, with an argument unless
+// that is null. Null without an error if only Python can record it.
 PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* argument) {
   PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
   if (known || PyErr_Occurred()) return Py_XNewRef(known);
@@ -101,7 +101,7 @@ PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* arg
   return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
 }
 
-// Gives an argument with the values of sources in it; null without an error if only Python can give it.
+// Returns an argument with its arrays and parameters replaced by sources; null without an error if only Python can.
 PyObject* lift(Log* log, PyObject* x, char lifts) {
   if (Py_TYPE(x) == &PyArray_Type) {
     Ref key(key_of_array(x));
@@ -134,8 +134,8 @@ PyObject* lift(Log* log, PyObject* x, char lifts) {
   return lifted.release();
 }
 
-// Records a call in which sources stand for arrays and parameters; null, without an error, if none does, if only Python
-// can lift an argument, or if no form fits then.
+// Records a call with sources in place of arrays and parameters; null without an error if there are none, if only
+// Python can lift an argument, or if no form then matches.
 PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = function->log;
   if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n) return nullptr;
@@ -167,13 +167,13 @@ PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   return made || PyErr_Occurred() ? made : call_slowly(function, arguments, n);
 }
 
-// Binds arguments by position and by name; false, without an error, where `bind` must do it.
+// Binds arguments by position and name; false, without an error, if `bind` must do it.
 bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, PyObject** bound) {
   Py_ssize_t n = PyTuple_GET_SIZE(function->names), n_defaults = PyTuple_GET_SIZE(function->defaults);
   if (function->takes != PLAIN || n_args > n) return false;
   for (Py_ssize_t i = 0; i < n; i++) bound[i] = i < n_args ? args[i] : nullptr;
   for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
-    Py_ssize_t place = n_args;  // names are interned, those of the call and those of the signature
+    Py_ssize_t place = n_args;  // names are interned, or else `bind` compares them
     while (place < n && PyTuple_GET_ITEM(function->names, place) != PyTuple_GET_ITEM(kwnames, k)) place++;
     if (place == n || bound[place]) return false;
     bound[place] = args[n_args + k];
@@ -187,7 +187,7 @@ bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, 
   return true;
 }
 
-// Packs the arguments by position into a tuple, and those by name into a dict; false with an error.
+// Packs positional arguments into a tuple and named ones into a dict; false with an error.
 bool pack(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, Ref& given, Ref& named) {
   given = Ref(PyTuple_New(n_args));
   named = Ref(PyDict_New());
@@ -208,7 +208,7 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
                    : nullptr;
 }
 
-// Calls with a tuple of all arguments by position, and a dict of those by name if there are to be two.
+// Calls with a tuple of the positional arguments and, if the function takes two, a dict of the named ones.
 PyObject* call_collected(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   Ref given, named;
   if (!pack(args, n_args, kwnames, given, named)) return nullptr;
@@ -226,7 +226,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   return call_bound(function, args, n_args, kwnames);
 }
 
-// function.record(form, arguments): what a call of this form returns; None where the arguments are of another one.
+// Function.record(form, arguments): the result of a call of this form; None if the arguments do not match it, or if its
+// log is not that of this thread.
 PyObject* record_one(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 2 || Py_TYPE(args[0]) != &FormType || !PyTuple_Check(args[1]))
     return PyErr_SetString(PyExc_TypeError, "record takes a form and a tuple of arguments"), nullptr;
@@ -238,7 +239,7 @@ PyObject* record_one(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   Py_RETURN_NONE;
 }
 
-// function.record_tuple(arguments): a call with all arguments in order.
+// function.record_tuple(arguments): records a call with all arguments in order.
 PyObject* record_tuple(PyObject* self, PyObject* arguments) {
   if (!PyTuple_Check(arguments)) return PyErr_SetString(PyExc_TypeError, "arguments must be a tuple"), nullptr;
   return record(as_function(self), &PyTuple_GET_ITEM(arguments, 0), PyTuple_GET_SIZE(arguments));
@@ -295,7 +296,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-// Breaks cycles; what may still be called stays callable.
+// Breaks cycles; the function can still be called.
 int clear(PyObject* self) {
   Function* function = as_function(self);
   Py_XSETREF(function->slow, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));

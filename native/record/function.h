@@ -9,8 +9,8 @@ namespace autobatch {
 
 extern PyTypeObject FunctionType;
 
-// Records a call of a known form in the log of this thread; null without an error if it has none, or if the object is
-// not a function of this log.
+// Records a call of a known form in the log of this thread; null without an error if no form matches, or if the object
+// is not a function of this log.
 PyObject* record_known_call(const Log* log, PyObject* function, PyObject* const* arguments, Py_ssize_t n);
 
 // The same for arguments by position and name; sources take the place of arrays and parameters.
@@ -24,7 +24,7 @@ bool is_source(Log* log, PyObject* x);
 PyObject* call_function(PyObject* function, PyObject* const* args, size_t nargsf, PyObject* kwnames);
 
 // array_key(x): bytes that identify the content, shape and type of a plain float array; None for anything else.
-// key_of_array does the same for an array, with null, without an error, in place of None.
+// `key_of_array` does the same for an array, but returns null, without an error, instead of None.
 PyObject* key_of_array(PyObject* x);
 PyObject* array_key(PyObject*, PyObject* x);
 

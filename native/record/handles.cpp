@@ -4,7 +4,7 @@ namespace autobatch {
 namespace {
 
 constexpr int MOST_SPARE = 4096;
-Handle* spare[MOST_SPARE];  // freed handles, to be used again
+Handle* spare[MOST_SPARE];  // freed handles, to be reused
 int n_spare = 0;
 
 void forget(Handle* handle, int64_t ref) {
@@ -42,7 +42,7 @@ PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) {
   return nullptr;
 }
 
-void free_base(PyObject* self) { PyObject_Free(self); }  // of no instance: classes are sealed before they have any
+void free_base(PyObject* self) { PyObject_Free(self); }  // never called: classes are sealed before they have instances
 
 Log* present_log(Handle* handle) {
   Log* log = log_in(handle->slot);
@@ -193,7 +193,7 @@ PyObject* seal(PyObject*, PyObject* argument) {
     PyErr_SetString(PyExc_TypeError, "a class of handles must have __slots__ = () and no attributes of its own");
     return nullptr;
   }
-  // Handles refer to nothing that refers to them, so the collector need not know them; nor may other classes inherit.
+  // Handles refer to nothing that refers to them, so the collector can skip them. No class may inherit from this one.
   kind->tp_flags &= ~(Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE);
   kind->tp_dealloc = is_rows ? free_rows : free_handle;
   Py_RETURN_NONE;

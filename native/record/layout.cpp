@@ -17,7 +17,7 @@ bool add_leaf(Layout* layout, Leaf leaf) {
          (layout->place_of.find(leaf.leaf) >= 0 || layout->place_of.insert(leaf.leaf, place));
 }
 
-// Reads items: kind, group, size; if they have parts, these: their number, and of each its leaves, with their number.
+// Reads items: kind, group, size; if they have parts, the number of parts and, for each part, a count and its leaves.
 bool read_items(IntReader& given, Layout* layout, bool has_parts, Vec<LogItem>& items) {
   for (int64_t n = given.next(0, INT32_MAX), i = 0; i < n && !given.has_failed(); i++) {
     LogItem item;
@@ -38,7 +38,7 @@ bool read_items(IntReader& given, Layout* layout, bool has_parts, Vec<LogItem>& 
   return !given.has_failed();
 }
 
-// Reads variables: name, output (-1 for leaves), group, shape.
+// Reads variables: name, output (not for arguments), group, shape.
 bool read_variables(IntReader& given, Layout* layout, bool are_outputs, Vec<Variable>& variables) {
   for (int64_t n = given.next(0, INT32_MAX), i = 0; i < n && !given.has_failed(); i++) {
     Variable variable;
@@ -74,7 +74,7 @@ PyObject* make_layout(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
            nullptr;
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  PyObject_GC_UnTrack(made.get());  // until it is whole
+  PyObject_GC_UnTrack(made.get());  // until it is complete
   Layout* layout = as_layout(made.get());
   layout->form = form;
   layout->n_lists = n_lists;

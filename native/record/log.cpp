@@ -9,8 +9,8 @@ namespace autobatch {
 namespace {
 
 constexpr int N_SLOTS = 1 << 16;
-constexpr int64_t COLLECT_AFTER = 1 << 16;  // ints logged
-constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements for which a vector always keeps its memory
+constexpr int64_t COLLECT_AFTER = 1 << 16;  // logged ints
+constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements that a vector always keeps memory for
 Log* slots[N_SLOTS];
 int next_slot = 0;
 uint32_t last_session = 0;
@@ -72,7 +72,7 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   return as_log(self)->cells.traverse(visit, arg);
 }
 
-// Breaks circles; a log that is still used stays a log, of nothing that records.
+// Breaks cycles; a log still in use stays a log, but nothing records there.
 int clear_log(PyObject* self) {
   Py_XSETREF(as_log(self)->owner, Py_NewRef(Py_None));
   Py_CLEAR(as_log(self)->draw);
@@ -131,7 +131,7 @@ PyObject* begin(PyObject* self, PyObject* counts) {
   Py_RETURN_NONE;
 }
 
-// Begins an instance: what stands for arrays in the last one means nothing in it, and draws are counted anew.
+// Begins an instance: the sources of the last one mean nothing in it, and draws are counted from 0.
 void start_instance(Log* log) {
   PyDict_Clear(log->sources);
   log->begun_ints = log->ints.size();
@@ -140,14 +140,13 @@ void start_instance(Log* log) {
   log->n_draws = 0;
 }
 
-// Appends an int to a list.
 bool append_int(PyObject* list, int64_t number) {
   Ref x(PyLong_FromLongLong(number));
   return x && PyList_Append(list, x.get()) == 0;
 }
 
-// Appends the ref and the slot of a value that a function returned, if its class is known, or what `read` finds in it;
-// gives the structure.
+// Appends the ref and the slot of a result if its class is known; otherwise `read` appends those that it finds. Returns
+// the structure.
 Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyObject* refs, PyObject* slots) {
   PyObject* slot = PyDict_GetItemWithError(known, reinterpret_cast<PyObject*>(Py_TYPE(result)));
   if (!slot) return PyErr_Occurred() ? Ref() : Ref(PyObject_CallOneArg(read, result));
@@ -160,7 +159,7 @@ Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyO
   return is_added ? Ref::borrowed(PyTuple_GET_ITEM(slot, 1)) : Ref();
 }
 
-// Turns automatic garbage collection off while it lives: a recording makes few cycles, and many objects that every
+// Turns automatic garbage collection off for its lifetime: a recording makes few cycles, and many objects that every
 // collection would visit again.
 class NoCollection {
  public:
@@ -168,7 +167,7 @@ class NoCollection {
   ~NoCollection() {
     if (was_on_) PyGC_Enable();
   }
-  // Collects the youngest objects, if automatic collection was on; null with an error.
+  // Collects the youngest objects, if automatic collection was on; false with an error.
   bool collect_young() {
     if (!was_on_) return true;
     Ref gc(PyImport_ImportModule("gc"));
@@ -180,8 +179,8 @@ class NoCollection {
   int was_on_;
 };
 
-// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function of each
-// instance from the one whose structure would be the next.
+// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function on each
+// instance, from the one whose structure comes next.
 PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 9) return PyErr_SetString(PyExc_TypeError, "run takes nine arguments"), nullptr;
@@ -215,14 +214,14 @@ PyObject* clear(PyObject* self, PyObject*) {
   empty(log->ints);
   empty(log->floats);
   log->first_id = log->form_of.size();
-  if (log->counts) {  // calls logged after the last decoding become no nodes
+  if (log->counts) {  // calls logged since the last decoding become no nodes
     if (!log->node_of.reserve(log->first_id - log->node_of.size())) return PyErr_NoMemory();
     while (log->node_of.size() < log->first_id) log->node_of.append(-1);
   }
   Py_RETURN_NONE;
 }
 
-// Copies the numbers at positions start:stop of some.
+// Copies `numbers[start:stop]`; the arguments are start and stop.
 template <class T>
 bool copy_range(PyObject* const* args, Py_ssize_t n_args, const Vec<T>& numbers, Vec<T>& found) {
   Py_ssize_t start, stop;
@@ -255,7 +254,7 @@ PyObject* floats_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return copy_range(args, n_args, as_log(self)->floats, floats) ? to_array<double>(floats).release() : nullptr;
 }
 
-// add_form(code): a new form of calls; gives its number. Its code is that of `autobatch.trace.decode`.
+// add_form(code): adds a form of calls with this code, which `decode.h` describes; returns its number.
 PyObject* add_form(PyObject* self, PyObject* argument) {
   Log* log = as_log(self);
   Vec<int32_t> code;
@@ -288,7 +287,7 @@ bool read_index(PyObject* x, const char* what, int64_t n, int64_t& index) {
   return false;
 }
 
-// add(form, ints, floats): logs a call; gives the ref of its first output.
+// add(form, ints, floats): logs a call; returns the ref of its first output.
 PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   int64_t form;
@@ -313,7 +312,7 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return ref < 0 ? nullptr : PyLong_FromLongLong(ref);
 }
 
-// add_cell(cell, owner, function): calls of a cell of an owner, None for a function, are recorded by this function.
+// add_cell(cell, owner, function): lets a function record the calls of a cell of an owner, None unless it is a method.
 PyObject* add_cell(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("add_cell", n_args, 3)) return nullptr;
   if (!PyObject_TypeCheck(args[0], &CellType) || Py_TYPE(args[2]) != &FunctionType)
@@ -345,7 +344,7 @@ bool read_class(PyObject* kind, bool is_rows) {
   return false;
 }
 
-// value(kind, ref, is_row): another handle of an output, or of a row of one.
+// value(kind, ref, is_row): another handle of an output or of one of its rows.
 PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 3) return PyErr_SetString(PyExc_TypeError, "value takes a class, a ref and a bool"), nullptr;
   if (!read_class(args[0], false)) return nullptr;
@@ -356,7 +355,7 @@ PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, is_row);
 }
 
-// Makes the value whose rows have these refs, which are ints.
+// Makes the value whose rows have these refs, a tuple of ints.
 PyObject* rows_of(Log* log, PyTypeObject* kind, Ref& refs) {
   Py_ssize_t n = PyTuple_GET_SIZE(refs.get());
   int64_t first = n ? PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), 0)) : STALE_REF;
@@ -386,7 +385,7 @@ PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs);
 }
 
-// stack(kind, values): the value with these rows; None unless they are values of one class, made in this session.
+// stack(kind, values): the value with these rows; None unless they are handles of one class, made in this session.
 PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 2 || !PyList_Check(args[1]))
@@ -407,7 +406,7 @@ PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return refs ? rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs) : nullptr;
 }
 
-// unstack(kind, rows): a list of the rows of a value, each of a class.
+// unstack(kind, rows): a list of the rows of a value, as handles of this class.
 PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 2 || !PyObject_TypeCheck(args[1], &RowsType))
     return PyErr_SetString(PyExc_TypeError, "unstack takes a class and a value of rows"), nullptr;
@@ -429,7 +428,7 @@ PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return found.release();
 }
 
-// Gives an array of the nodes of ids, without those that were forgotten.
+// Makes an array of the nodes of these ids, without forgotten ones.
 Ref nodes_of(Log* log, const Vec<int32_t>& ids) {
   Vec<int32_t> found;
   if (!found.reserve(ids.size())) return Ref(PyErr_NoMemory());
@@ -438,7 +437,7 @@ Ref nodes_of(Log* log, const Vec<int32_t>& ids) {
   return to_array<int32_t>(found);
 }
 
-// sweep(): the nodes of earlier phases that are in use since their first sweep, and those no longer in use.
+// sweep(): the nodes that have come into use since the last sweep, and those that are no longer in use.
 PyObject* sweep(PyObject* self, PyObject*) {
   Log* log = as_log(self);
   if (refuse_if_busy(log)) return nullptr;
@@ -458,7 +457,7 @@ PyObject* sweep(PyObject* self, PyObject*) {
   return PyTuple_Pack(2, in_use.get(), unused.get());
 }
 
-// uses_form(form): whether any value that a call of this form made is in use.
+// uses_form(form): whether any value made by a call of this form is in use.
 PyObject* uses_form(PyObject* self, PyObject* form) {
   Log* log = as_log(self);
   long number = PyLong_AsLong(form);
@@ -468,7 +467,7 @@ PyObject* uses_form(PyObject* self, PyObject* form) {
   Py_RETURN_FALSE;
 }
 
-// renumber(of_node): nodes of earlier phases have other numbers now, or -1 if they are forgotten.
+// renumber(of_node): renumbers the nodes of earlier phases; -1 for those that are forgotten.
 PyObject* renumber(PyObject* self, PyObject* argument) {
   Log* log = as_log(self);
   Span<const int32_t> of_node;

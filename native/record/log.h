@@ -1,7 +1,7 @@
 // The log of a recording: the calls of cells, as ints and floats, and their forms.
 //
-// A call is logged as the ref of what it returns, then what the code of its form says; `decode` makes a graph of it.
-// Ids of calls count up from 0 in each session: a recording, or all phases of an async one.
+// A call is logged as the ref of its first output, then what the code of its form says; `decode` makes a graph of it.
+// Calls are numbered from 0 in each session: a recording, or all phases of an async one.
 
 #pragma once
 
@@ -11,13 +11,13 @@
 
 namespace autobatch {
 
-// An edge of a call whose items have a fixed width: where the ref is among the ints behind that of the call, what to
-// add to its output, and the port that reads it.
+// An edge of a call of fixed width: where its ref is among the ints after the call's own ref, what to add to the
+// output, and the port that reads it.
 struct FixedEdge {
   int32_t offset, output, port;
 };
 
-// How to read the calls of a form that logs no list: what they log has one width.
+// How to read the calls of a form without lists and long data: they all log the same number of ints.
 struct FixedForm {
   bool is_fixed;
   int32_t type_id, width, first_edge, n_edges, first_word, n_words;
@@ -26,45 +26,45 @@ struct FixedForm {
 struct Log {
   PyObject_HEAD
   PyObject* owner;       // the stage of a thread that records here
-  PyObject* draw;        // gives the number of the next draw of random numbers; null to count the draws of an instance
-  PyObject* sources;     // the values of arrays and parameters in this instance: a dict
+  PyObject* draw;        // returns the number of the next random draw; if null, the draws of each instance are counted
+  PyObject* sources;     // a dict: the values of arrays and parameters in this instance
   PyObject* source;      // the function that records an array as a node
-  PyObject* treatments;  // by class of arguments, how lifting treats its objects: a dict
-  PyObject* treatment_of;  // says so of an object
-  PyObject* functions;     // by op, function made of ops, or `id` of a parameter, what records it: a dict
+  PyObject* treatments;  // a dict: by class, how lifting treats arguments
+  PyObject* treatment_of;  // treatment_of(x): how lifting treats the class of x
+  PyObject* functions;     // a dict: what records an op, a function made of ops, or, by `id`, a parameter
   CellFunctions cells;
   uint32_t session;
   uint16_t slot;
   char is_watched;  // whether Python counts the recorded calls; if so, shortcuts call Python
   char is_wrapped;  // whether Python changes the results of functions; if so, shortcuts call Python
-  bool counts;      // whether it counts the handles of each call
-  bool busy;        // while it is decoded without the interpreter lock, or a call is written, which may call Python
-  int64_t begun_ints, begun_floats;  // how long both were when the instance began
+  bool counts;      // whether handles of each call are counted
+  bool busy;        // while it is decoded without the interpreter lock, or a call is written, which may run Python
+  int64_t begun_ints, begun_floats;  // the sizes of both when the instance began
   int64_t n_instances, n_draws;
   Vec<int64_t> ints;
   Vec<double> floats;
   Vec<int32_t> form_of;         // by id
   Vec<int32_t> code, code_ptr;  // what each form logs
-  Vec<FixedForm> fixed;         // the same, for forms without lists
+  Vec<FixedForm> fixed;         // by form
   Vec<FixedEdge> fixed_edges;
   Vec<int32_t> fixed_words;  // offsets of int attributes
   int64_t first_id;          // of the present phase
-  Vec<int32_t> node_of;      // by id, of earlier phases: the node, or -1
+  Vec<int32_t> node_of;      // by id, for earlier phases: the node, or -1
   Vec<int32_t> alive;        // by id: handles in use
   Vec<int32_t> survivors;    // ids that were in use at the last sweep
-  int64_t swept;             // ids below this one have been swept
+  int64_t swept;             // ids below this have been swept
 
-  // Adds a call of a form whose items follow, and gives its id; -1 with an error.
+  // Adds a call of a form, whose items the caller then adds; returns its id, or -1 with an error.
   int64_t add_call(int32_t form);
-  // Logs a call of a form; gives the ref of its first output, or -1 with an error.
+  // Logs a call of a form; returns the ref of its first output, or -1 with an error.
   int64_t add(int64_t form, Span<const int64_t> items, Span<const double> numbers);
-  // Counts a handle that is made (by 1) or freed (by -1).
+  // Counts a handle that was made (`by` 1) or freed (`by` -1).
   void count(int64_t ref, int by);
 };
 
 extern PyTypeObject LogType;
 
-// Sets an error if a log is busy.
+// Returns whether a log is busy; if so, sets an error.
 bool refuse_if_busy(Log* log);
 
 // The log in a slot; null if it is gone.

@@ -8,8 +8,8 @@ namespace {
 
 Rule* as_rule(PyObject* self) { return reinterpret_cast<Rule*>(self); }
 
-// Reads what is logged of items: their number, and for each its place, and the number of columns, and these; -1 for
-// all.
+// Reads which columns of items are logged: the number of items and, for each, its index, the number of columns (-1 for
+// all), and these.
 bool read_columns(IntReader& given, const Vec<LogItem>& items, Vec<Columns*>& found) {
   for (int64_t n = given.next(0, items.size()), i = 0; i < n && !given.has_failed(); i++) {
     Columns* columns = make<Columns>();
@@ -25,7 +25,7 @@ bool read_columns(IntReader& given, const Vec<LogItem>& items, Vec<Columns*>& fo
   return !given.has_failed();
 }
 
-// Reads a list of numbers, with their number.
+// Reads a count, then that many numbers.
 bool read_numbers(IntReader& given, int64_t most, Vec<int32_t>& found) {
   for (int64_t n = given.next(0, INT32_MAX), i = 0; i < n && !given.has_failed(); i++)
     if (!found.push(given.next_int(0, most))) return PyErr_NoMemory(), false;
@@ -57,7 +57,7 @@ PyObject* make_rule(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return PyErr_SetString(PyExc_ValueError, "a rule must have a form and functions, and be given 0 or more"), nullptr;
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  PyObject_GC_UnTrack(made.get());  // until it is whole
+  PyObject_GC_UnTrack(made.get());  // until it is complete
   Rule* rule = as_rule(made.get());
   const Layout* layout = reinterpret_cast<Layout*>(base);
   rule->base = layout->form;

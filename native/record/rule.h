@@ -1,6 +1,6 @@
-// Rules: how to record the derivative of a call of one form; `autobatch.trace.tape` makes them.
+// Rules: how to record the derivatives of calls of a form; `autobatch.trace.tape` makes them.
 //
-// The call that a rule records logs parts of the first call, kept outputs of it, and the derivatives that are given.
+// The derivative is recorded as a call, which logs parts of the first call, some of its outputs, and given derivatives.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace autobatch {
 
-// Columns of the rows of an item, or all of them.
+// Columns of the rows of an item, or the whole item.
 struct Columns {
   int32_t item;
   bool are_all;
@@ -19,28 +19,28 @@ struct Columns {
 
 enum class Derived : int32_t { OF_LEAF = 0, OF_PARAMETER = 1, OF_OUTPUT = 2 };
 
-// What a result is the derivative of: a leaf or an output, by name, or one of the parameters of the call.
+// What a result is the derivative of: a leaf or an output, by name, or a parameter of the call, by number.
 struct DerivedResult {
   Derived kind;
   int64_t name;
-  int32_t given;   // the given derivative that it equals; -1 if it is an output
-  int32_t output;  // of the recorded call
+  int32_t given;   // the given derivative that it equals; -1 if it is an output of the recorded call
+  int32_t output;  // its number, in that case
   int32_t group;   // of its rows, or -1
 };
 
 struct Rule {
   PyObject_HEAD
-  int32_t base, form;  // of the first call, and of the recorded one
+  int32_t base, form;  // of the first call, and of the recorded call
   int32_t n_given;
   Vec<Columns*> ints, floats;
   Vec<int32_t> kept;  // outputs of the first call
   Vec<int32_t> own;   // the given derivatives that are logged, in order
   Vec<DerivedResult> results;
-  bool is_recorded;     // whether any result is an output
+  bool is_recorded;     // whether any result is an output of the recorded call
   bool asks_each_time;  // whether `serves` depends on the lengths of lists
-  PyObject* serves;     // serves(lengths of lists): whether the rule is right for a call
+  PyObject* serves;     // serves(lengths of lists): whether the rule fits a call
   PyObject* count_rows;
-  uint64_t served;  // the walk in which `serves` was asked last
+  uint64_t served;  // the last walk that asked `serves`, or made the rule
 };
 
 extern PyTypeObject RuleType;

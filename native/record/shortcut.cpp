@@ -7,13 +7,13 @@
 namespace autobatch {
 namespace {
 
-// What a shortcut takes: a list of values; operands, in order or in reverse; an op and its operands; or any arguments.
+// What a shortcut takes: a list of values; operands, in order or reversed; an op and its operands; or any arguments.
 enum Takes : int { LIST = 0, OPERANDS = 1, REVERSED = 2, OP = 3, ARGUMENTS = 4 };
 
 struct Shortcut {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject* function;  // takes all other calls
+  PyObject* function;  // handles all other calls
   PyObject* inner;     // the function or op to record, unless it is an argument
   PyObject* attributes;
   int takes;
@@ -21,13 +21,13 @@ struct Shortcut {
 
 Shortcut* as_shortcut(PyObject* self) { return reinterpret_cast<Shortcut*>(self); }
 
-PyObject* shape_name;  // the text "shape"
+PyObject* shape_name;  // the string "shape"
 
-// Whether a call passes one list that is not empty, and at most the shape of its first value beside it.
+// Whether a call passes one non-empty list and, at most, the shape of its first value by name.
 bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   if (n_args != 1 || !PyList_CheckExact(args[0]) || !PyList_GET_SIZE(args[0])) return false;
   if (!kwnames) return true;
-  // Names are interned.
+  // Names are interned, so pointers are compared.
   bool names_shape = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == shape_name;
   PyObject* given = args[1];
   Ref kind = Ref::borrowed(reinterpret_cast<PyObject*>(Py_TYPE(PyList_GET_ITEM(args[0], 0))));
@@ -44,7 +44,7 @@ bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   return true;
 }
 
-// Whether an operand is a number that is recorded as it is. The sum of a value and 0 is the value.
+// Whether an operand is a number that is recorded as it is; not 0, because x + 0 is x.
 bool is_number(PyObject* x) {
   if (PyFloat_CheckExact(x)) return PyFloat_AS_DOUBLE(x) != 0;
   int overflows = 0;
@@ -52,8 +52,8 @@ bool is_number(PyObject* x) {
   return number && number >= INT32_MIN && number <= INT32_MAX;
 }
 
-// Whether operands are values, or numbers, arrays and parameters beside values. Only Python knows whether an array has
-// as many rows as a value.
+// Whether operands are values, or numbers, arrays and parameters beside values. Whether an array has as many rows as a
+// value is left to Python.
 bool are_operands(Log* log, PyObject* const* args, Py_ssize_t n_args) {
   bool has_value = false, has_rows = false, has_source = false;
   for (Py_ssize_t i = 0; i < n_args; i++) {
@@ -79,7 +79,7 @@ bool has_value(PyObject* const* args, Py_ssize_t n_args) {
   return false;
 }
 
-// Records a call of an op; null without an error if its form is not known.
+// Records a call of an op; returns null, without an error, if no form matches.
 PyObject* record_op(Log* log, PyObject* function, PyObject* const* args, Py_ssize_t n_args, bool is_reversed) {
   if (!are_operands(log, args, n_args)) return nullptr;
   Ref operands(PyTuple_New(n_args));
@@ -89,7 +89,7 @@ PyObject* record_op(Log* log, PyObject* function, PyObject* const* args, Py_ssiz
   return all ? record_values(log, function, &all, 1, nullptr) : nullptr;
 }
 
-// Records a call of a known form; null without an error if it has none.
+// Records a call of a known form; null without an error if no form matches.
 PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   int takes = shortcut->takes;
   if (log->is_watched || log->is_wrapped || !n_args) return nullptr;
@@ -159,7 +159,7 @@ PyObject* represent(PyObject* self) {
   return name ? PyUnicode_FromFormat("<function %S>", name.get()) : nullptr;
 }
 
-// Binds like a function; so it is shown as one, too.
+// Binds like a function, and is shown as one.
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
   return object && object != Py_None ? PyMethod_New(self, object) : Py_NewRef(self);
 }

@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-// Both are owned; a `with` block of each thread takes back what it has set.
+// Both are owned; a `with` block in each thread resets what it has set.
 thread_local Log* log = nullptr;  // of `current`
 thread_local PyObject* current = nullptr;
 
@@ -11,7 +11,7 @@ PyObject* get_current(PyObject*, void*) { return Py_NewRef(current ? current : P
 
 int set_current(PyObject*, PyObject* value, void*) {
   PyObject* found = value && value != Py_None ? PyObject_GetAttrString(value, "log") : nullptr;
-  PyErr_Clear();  // what traces has none
+  PyErr_Clear();  // a tracer has no log
   if (found && (Py_TYPE(found) != &LogType || reinterpret_cast<Log*>(found)->owner != value)) Py_CLEAR(found);
   Log* log_before = log;
   PyObject* before = current;

@@ -1,4 +1,4 @@
-// The stage of each thread: what currently records or traces there; see `autobatch.ops.operators`.
+// The stage of each thread: what records or traces there; see `autobatch.ops.operators`.
 
 #pragma once
 
@@ -7,10 +7,10 @@
 
 namespace autobatch {
 
-// What records or traces in this thread, borrowed; null in eager mode.
+// Returns what records or traces in this thread, borrowed; null in eager mode.
 PyObject* current_stage();
 
-// The log of the recording in this thread; null if there is none.
+// Returns the log of the recording in this thread, borrowed; null if there is none.
 Log* current_log();
 
 extern PyTypeObject StageType;

@@ -7,7 +7,7 @@ namespace {
 
 Tape* as_tape(PyObject* self) { return reinterpret_cast<Tape*>(self); }
 
-// Tape(log, begun): begun says how many ints and floats were logged before; None for as many as there are.
+// Tape(log, begun): `begun` says how many ints and floats were logged before the tape; None for all that there are.
 PyObject* make_tape(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"log", "begun", nullptr};
   PyObject *of, *begun = Py_None;
@@ -73,7 +73,7 @@ bool copy_logged(Tape* tape) {
   return true;
 }
 
-// save(): copies what was logged, which the recording is about to forget.
+// save(): copies what was logged, before the recording forgets it.
 PyObject* save(PyObject* self, PyObject*) {
   Tape* tape = as_tape(self);
   if (refuse_if_closed(tape, true) || refuse_if_busy(tape->log) || !copy_logged(tape)) return nullptr;
@@ -81,7 +81,7 @@ PyObject* save(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// The place of the layout of a form among those of a tape; -1 with an error.
+// Finds the index of the layout of a form in those of a tape; -1 with an error.
 int32_t find_layout(Tape* tape, int32_t form, IntMap& known) {
   int32_t place = known.find(form);
   if (place >= 0) return place;
@@ -94,7 +94,7 @@ int32_t find_layout(Tape* tape, int32_t form, IntMap& known) {
   return known.insert(form, place) ? place : (PyErr_NoMemory(), -1);
 }
 
-// close(): finds the calls on the tape.
+// close(): closes the tape, and finds the calls on it.
 PyObject* close(PyObject* self, PyObject*) {
   Tape* tape = as_tape(self);
   if (refuse_if_closed(tape, true) || refuse_if_busy(tape->log) || !copy_logged(tape)) return nullptr;
@@ -127,7 +127,7 @@ PyObject* get_calls(PyObject* self, void*) {
   return found.release();
 }
 
-// refs_of(k): by leaf of the arguments of call k, the refs that it stands for.
+// refs_of(k): for each leaf of the arguments of call k that is not data, the refs that it stands for.
 PyObject* refs_of(PyObject* self, PyObject* argument) {
   Tape* tape = as_tape(self);
   Py_ssize_t k = PyNumber_AsSsize_t(argument, PyExc_IndexError);
@@ -152,7 +152,7 @@ PyObject* refs_of(PyObject* self, PyObject* argument) {
   return found.release();
 }
 
-// Whether a walk may begin; sets an error.
+// Returns whether a walk may begin; if not, sets an error.
 bool may_walk(const Tape* tape) {
   if (refuse_if_closed(tape, false)) return false;
   if (tape->session == tape->log->session) return true;
@@ -160,7 +160,7 @@ bool may_walk(const Tape* tape) {
   return false;
 }
 
-// gradients(values, terms, wanted, parameters): records gradients, and gives them all.
+// gradients(values, terms, wanted, parameters): records gradients; returns them as `Derivatives`.
 PyObject* gradients(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Tape* tape = as_tape(self);
   if (!takes("gradients", n_args, 4) || !may_walk(tape)) return nullptr;
@@ -174,7 +174,7 @@ PyObject* gradients(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return record_gradients(*tape, values, terms, wanted, args[3]);
 }
 
-// tangents(values, terms, parameters, along): records tangents, and gives them all.
+// tangents(values, terms, parameters, along): records tangents; returns them as `Derivatives`.
 PyObject* tangents(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Tape* tape = as_tape(self);
   if (!takes("tangents", n_args, 4) || !may_walk(tape)) return nullptr;

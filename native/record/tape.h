@@ -1,4 +1,4 @@
-// Tapes: the calls that a recording logs while a function runs, from which its derivatives are recorded.
+// Tapes: the calls logged while a function runs, from which its derivatives are recorded.
 
 #pragma once
 
@@ -19,12 +19,12 @@ struct Tape {
   PyObject_HEAD
   Log* log;
   uint32_t session;
-  int64_t begun_ints, begun_floats;  // how long both were when the tape began, or since its log was copied
+  int64_t begun_ints, begun_floats;  // where the part of the log that is not yet copied begins
   bool is_closed;
   Vec<int64_t> ints;
   Vec<double> floats;
   Vec<TapedCall> calls;
-  PyObject* layouts;  // a list, of the forms of calls
+  PyObject* layouts;  // a list: one for each form of a call
   PyObject* weakrefs;
 
   const Layout& layout(const TapedCall& call) const {
@@ -34,7 +34,7 @@ struct Tape {
 
 extern PyTypeObject TapeType;
 
-// Refs, that of row k of which is `first` plus k rows, or plus what stands k steps behind a place.
+// A sequence of refs: number k is `first` plus k rows or, if there are `refs`, `first` plus refs[k * step].
 struct Refs {
   int64_t first, n, step = 0;
   const int64_t* refs = nullptr;
@@ -47,10 +47,10 @@ class CallReader {
  public:
   explicit CallReader(const Tape& tape) : tape_(&tape) {}
 
-  // Reads where the items of a call lie; false with an error.
+  // Finds where the items of a call are; false with an error.
   bool read(const TapedCall& call);
   const Layout& layout() const { return *layout_; }
-  Span<const int64_t> lengths() const { return lengths_; }  // of its lists; 1 where nothing is logged of one
+  Span<const int64_t> lengths() const { return lengths_; }  // of its lists; 1 for those that log no length
   Span<const int64_t> item(int32_t k) const {
     return Span<const int64_t>(tape_->ints).part(places_[k], places_[k + 1]);
   }
@@ -60,7 +60,7 @@ class CallReader {
     return item.kind == ROWS ? item.size * lengths_[item.group] : item.size;
   }
   const double* floats() const { return tape_->floats.data() + floats_; }
-  // The refs that a leaf stands for: one, or one for each element of a list.
+  // Returns the refs that a leaf stands for: one, or one for each element of a list.
   Refs refs_of(const Leaf& leaf) const;
 
  private:

@@ -10,16 +10,16 @@ namespace {
 
 enum class Kind : int { GRADIENT = 0, TANGENT = 1 };
 
-// A derivative that a call is given, or gives.
+// A derivative that a recorded call is given, or that it returns.
 struct Given {
   enum { SUM, VALUE, ROWS, PARAMETER } kind;
-  int64_t at;       // the number of the sum, the ref, or where the refs of the rows begin in the pool
+  int64_t at;       // the number of the sum, the ref, or where the refs of the rows begin in `pool_`
   int64_t n;        // rows
-  PyObject* shape;  // of the terms of a sum
+  PyObject* shape;  // of the terms of a sum, or of the rows
   PyObject* parameter;
 };
 
-// A call that derivatives are recorded of, and those of its leaves that have some.
+// A call to differentiate, and those of its leaves that have derivatives.
 struct Reading {
   ptrdiff_t call, first_leaf, n_leaves;
 };
@@ -28,7 +28,6 @@ uint64_t n_walks = 0;
 
 int64_t address(PyObject* object) { return (int64_t)(intptr_t)object; }
 
-// Makes a list of ints.
 Ref to_list(Span<const int64_t> ints) {
   Ref list(PyList_New(ints.size));
   for (ptrdiff_t i = 0; list && i < ints.size; i++) {
@@ -50,7 +49,7 @@ class Walk {
         found_(found),
         reader_(tape) {}
 
-  // Notes that what depends on a value has derivatives.
+  // Requests derivatives of whatever depends on a value.
   bool want(int64_t ref) { return add_call(id_of(ref)); }
 
   bool run() {
@@ -74,7 +73,7 @@ class Walk {
     return numbers_.find(number) >= 0 || numbers_.insert(number, 0) || (PyErr_NoMemory(), false);
   }
 
-  // Finds for each layout the parameters of the walk that its calls read.
+  // Finds, for each layout, the parameters of the walk that its calls read.
   bool find_own() {
     IntMap known;
     for (Py_ssize_t p = 0; p < PyTuple_GET_SIZE(parameters_); p++) {
@@ -96,7 +95,7 @@ class Walk {
     return Span<const int32_t>(own_).part(own_ptr_[call.layout], own_ptr_[call.layout + 1]);
   }
 
-  // Whether any of the refs at these places is the result of a call with derivatives.
+  // Whether any of the refs at first, first + step, ... is the result of a call with derivatives.
   bool depends(Span<const int64_t> refs, ptrdiff_t first, ptrdiff_t step) const {
     for (ptrdiff_t at = first; at < refs.size; at += step)
       if (numbers_.find(id_of(refs[at])) >= 0) return true;
@@ -138,7 +137,7 @@ class Walk {
     return true;
   }
 
-  // Appends the derivatives of the rows of a value, zeros where there are none.
+  // Appends the derivatives of the rows of a value, with zeros where there are none.
   bool add_rows(const Refs& rows, PyObject* shape) {
     Given given = {Given::ROWS, pool_.size(), rows.n, shape, nullptr};
     for (int64_t row = 0; row < rows.n; row++) {
@@ -149,14 +148,14 @@ class Walk {
     return given_.push(given) || (PyErr_NoMemory(), false);
   }
 
-  // The refs of the rows of an output; none with an error.
+  // Finds the refs of the rows of an output; false with an error.
   bool find_rows(const Variable& output, const TapedCall& call, Refs& rows) {
     rows = {(call.number << ID_SHIFT) + output.output, 1};
     if (output.group >= 0) rows.n = count_rows(reader_.layout().count_rows, output.group, reader_.lengths());
     return rows.n >= 0;
   }
 
-  // Finds the gradients of results.
+  // Finds the gradients of the results of a call.
   bool find_gradients(const TapedCall& call) {
     const Layout& layout = reader_.layout();
     for (ptrdiff_t k = 0; k < layout.outputs.size(); k++) {
@@ -174,7 +173,7 @@ class Walk {
     return true;
   }
 
-  // Finds the tangents of parameters and leaves.
+  // Finds the tangents of the parameters and leaves of a call.
   bool find_tangents(const TapedCall& call, const Reading& reading) {
     const Layout& layout = reader_.layout();
     for (ptrdiff_t k = 0; k < layout.outputs.size(); k++)
@@ -191,7 +190,7 @@ class Walk {
       const Variable& argument = layout.arguments[leaf.variable];
       if (!add_rows(reader_.refs_of(leaf), layout.shape(argument))) return false;
       if (argument.group >= 0) continue;
-      Given& given = given_.back();  // a plain argument, which adds up the values that it reads
+      Given& given = given_.back();  // a plain argument is the sum of the values that it reads
       given.kind = Given::VALUE;
       Span<const int64_t> terms = Span<const int64_t>(pool_).part(given.at, pool_.size());
       if (!found_.add_up(terms, given.shape, given.at)) return false;
@@ -199,7 +198,7 @@ class Walk {
     return true;
   }
 
-  // The key of a rule: all that it depends on but the lengths of lists.
+  // Makes the key of a rule: all that it depends on, except the lengths of lists.
   Ref make_key(const TapedCall& call, const Reading& reading) {
     Vec<int64_t>& key = key_;
     Span<const int32_t> parameters = own(call);
@@ -229,7 +228,7 @@ class Walk {
     return rule->base == reader_.layout().form && rule->n_given == given_.size();
   }
 
-  // The rule for a call, which Python makes if it is not known; null with an error.
+  // Finds the rule for a call, or has Python make one; null with an error.
   Ref find_rule(const TapedCall& call, const Reading& reading) {
     Ref key = make_key(call, reading);
     if (!key) return Ref();
@@ -269,12 +268,12 @@ class Walk {
                                  own.get(), given.get(), lengths.get()));
     if (!made) return Ref();
     if (!is_rule(made.get())) return PyErr_SetString(PyExc_TypeError, "make_rule must give a rule for the call"), Ref();
-    reinterpret_cast<Rule*>(made.get())->served = walk_ =
-        ++n_walks;  // cells may have been traced again: the other rules are asked once more
+    // Cells may have been traced again: all other rules are asked once more.
+    reinterpret_cast<Rule*>(made.get())->served = walk_ = ++n_walks;
     return made;
   }
 
-  // Appends what is logged of an item of the first call.
+  // Appends columns of an item that the first call logged.
   bool add_item(const Columns& columns) {
     if (!columns.fits(reader_.layout().ints)) return refuse();
     Span<const int64_t> item = reader_.item(columns.item);
@@ -291,7 +290,7 @@ class Walk {
     return true;
   }
 
-  // Appends what is logged as floats, of items in order.
+  // Appends the floats of the first call that the rule needs; its items are in order.
   bool add_floats(const Rule& rule) {
     const Layout& layout = reader_.layout();
     const double* floats = reader_.floats();
@@ -327,7 +326,7 @@ class Walk {
     return true;
   }
 
-  // Records the derivative of a call, and finds its results.
+  // Records the derivative of a call by a rule, and finds its results.
   bool record(const Rule& rule, const TapedCall& call) {
     for (ptrdiff_t k = 0; k < rule.results.size(); k++) {
       Given result =
@@ -362,7 +361,7 @@ class Walk {
     return true;
   }
 
-  // The lengths of the lists of the call, and of the rows that are given.
+  // Finds the lengths of the call's lists and of the given rows.
   bool find_lengths(Vec<int64_t>& lengths) {
     if (!lengths.copy(reader_.lengths())) return PyErr_NoMemory(), false;
     for (ptrdiff_t k = 0; k < given_.size(); k++)
@@ -378,7 +377,7 @@ class Walk {
     return true;
   }
 
-  // Notes a result: the gradient of an argument, or the tangent of an output. One value is that of all rows.
+  // Notes a result: the gradient of an argument, or the tangent of an output. A single value stands for all rows.
   bool note(const DerivedResult& of, const Given& result, const TapedCall& call) {
     const Layout& layout = reader_.layout();
     bool is_value = result.kind == Given::VALUE;
@@ -416,14 +415,14 @@ class Walk {
   Derivatives& found_;
   CallReader reader_;  // at the present call
   uint64_t walk_ = 0;
-  Ref rules_;                   // a dict of those known
-  IntMap numbers_;              // of calls whose results have derivatives
-  Vec<int32_t> own_, own_ptr_;  // parameters, by layout
+  Ref rules_;                   // a dict of the known rules
+  IntMap numbers_;              // the calls whose results have derivatives
+  Vec<int32_t> own_, own_ptr_;  // parameters that its calls read, by layout
   Vec<int64_t> leaves_;         // of the readings
   Vec<Reading> readings_;
-  Vec<int64_t> outputs_;        // of the present call: by name, those that have gradients, or all
-  Vec<Given> given_, results_;  // what its derivative is given, and gives
-  Vec<int64_t> pool_;           // rows of both
+  Vec<int64_t> outputs_;        // names of those of the present call that have gradients, or of all
+  Vec<Given> given_, results_;  // derivatives that the recorded call is given, and results
+  Vec<int64_t> pool_;           // refs of the rows of both
   Vec<int64_t> key_, ints_;
   Vec<double> floats_;
 };

@@ -1,4 +1,4 @@
-// Reads NumPy arrays as spans, with their types checked, and makes arrays for results.
+// Reading NumPy arrays as type-checked spans, and making arrays for results.
 
 #pragma once
 
@@ -35,10 +35,10 @@ struct NumpyType<bool> {
   static constexpr const char* name = "bool";
 };
 
-// Sets a TypeError unless the object is a contiguous array of this type and number of dimensions.
+// Returns whether an object is a contiguous array of this type and number of dimensions; if not, sets an error.
 bool check_array(PyObject* object, const char* what, int type, const char* type_name, int ndim);
 
-// Reads an array of one dimension; `what` names it in the error.
+// Reads a one-dimensional array; `what` names it in errors.
 template <class T>
 bool read(PyObject* object, const char* what, Span<const T>& span) {
   if (!check_array(object, what, NumpyType<T>::number, NumpyType<T>::name, 1)) return false;
@@ -47,7 +47,7 @@ bool read(PyObject* object, const char* what, Span<const T>& span) {
   return true;
 }
 
-// The same for an array that is written to; a ValueError if it is read-only.
+// Reads an array that will be written to; a ValueError if it is read-only.
 template <class T>
 bool read_mutable(PyObject* object, const char* what, Span<T>& span) {
   Span<const T> found;
@@ -57,7 +57,7 @@ bool read_mutable(PyObject* object, const char* what, Span<T>& span) {
   return true;
 }
 
-// Reads the rows of an array of two dimensions that is written to, of which there must be `n`.
+// Reads the `n` rows of a two-dimensional array that will be written to.
 template <class T>
 bool read_rows(PyObject* object, const char* what, int n, Span<T>* const* rows) {
   if (!check_array(object, what, NumpyType<T>::number, NumpyType<T>::name, 2)) return false;
@@ -72,7 +72,7 @@ bool read_rows(PyObject* object, const char* what, int n, Span<T>* const* rows) 
   return true;
 }
 
-// The rows of a table that is owned elsewhere.
+// A two-dimensional view of memory owned elsewhere.
 template <class T>
 struct Table {
   T* data = nullptr;
@@ -81,7 +81,7 @@ struct Table {
   T* operator[](ptrdiff_t row) const { return data + row * columns; }
 };
 
-// Reads a table that is written to; `number` and `name` identify its type in NumPy.
+// Reads a table that will be written to; `number` and `name` identify its NumPy type.
 template <class T>
 bool read_table(PyObject* object, const char* what, Table<T>& table, int number = NumpyType<T>::number,
                 const char* name = NumpyType<T>::name) {
@@ -100,21 +100,21 @@ inline bool read_flags(PyObject* object, const char* what, Span<const uint8_t>& 
   return true;
 }
 
-// Whether offsets, of which there is at least one, rise from 0 to `last`.
+// Whether offsets, at least one, start at 0, never decrease, and end at `last`.
 inline bool rises(Span<const int32_t> ptr, int64_t last) {
   bool falls = false;
   for (ptrdiff_t i = 0; i + 1 < ptr.size; i++) falls |= ptr[i] > ptr[i + 1];
   return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
 }
 
-// Whether all numbers lie in low..high-1, where high is at most 2^31.
+// Whether all values lie in low..high-1; high must be at most 2^31.
 inline bool within(Span<const int32_t> values, int64_t low, int64_t high) {
   uint32_t first = (uint32_t)low, n = (uint32_t)(high - low), outside = 0;
   for (int32_t value : values) outside |= (uint32_t)value - first >= n;
   return !outside;
 }
 
-// Whether two arrays share memory: writing to one would change what has been checked in the other.
+// Whether two arrays share memory: a write to one would then change what was checked in the other.
 template <class T, class U>
 bool overlap(Span<const T> one, Span<const U> other) {
   uintptr_t a = (uintptr_t)one.data, b = (uintptr_t)other.data;
@@ -142,7 +142,7 @@ Ref make_table(ptrdiff_t rows, ptrdiff_t columns, Table<T>& table) {
   return made;
 }
 
-// Copies a vector into an array of its own.
+// Copies a span into a new array.
 template <class T>
 Ref to_array(Span<const T> values) {
   Span<T> span;

@@ -1,4 +1,4 @@
-// Ints that Python gives as a list, and a map from ints.
+// Reading lists of ints from Python, and a map with int keys.
 
 #pragma once
 
@@ -7,20 +7,19 @@
 
 namespace autobatch {
 
-// Reads a list of ints.
 bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found);
 
-// Reads a list of ints one after another, each within its range.
+// Reads the ints of a list one by one, each with a range of its own.
 class IntReader {
  public:
   bool read(PyObject* list, const char* what) {
     what_ = what;
     return read_ints(list, what, ints_);
   }
-  // Gives the next number, which must be from `low` to `high`; with an error, `low`, then and from now on.
+  // Returns the next int, which must lie in low..high. If not, sets an error; all calls then return `low`.
   int64_t next(int64_t low, int64_t high);
   int32_t next_int(int64_t low, int64_t high = INT32_MAX) { return (int32_t)next(low, high); }
-  // Whether all numbers were read, and were in their ranges; sets an error.
+  // Returns whether all ints were read, each within its range; if not, sets an error.
   bool is_done();
   bool has_failed() const { return has_failed_; }
 
@@ -31,16 +30,16 @@ class IntReader {
   bool has_failed_ = false;
 };
 
-// A hash table from ints to ints that are 0 or more, with open addressing.
+// A hash table from ints to non-negative ints, with open addressing.
 class IntMap {
  public:
-  // The value of a key; -1 if it has none.
+  // Returns the value of a key, or -1.
   int32_t find(int64_t key) const {
     if (!slots_.size()) return -1;
     for (ptrdiff_t at = place(key);; at = (at + 1) & (slots_.size() - 1))
       if (slots_[at].value < 0 || slots_[at].key == key) return slots_[at].value;
   }
-  // Sets the value of a key that has none; false if memory runs out.
+  // Adds a key that is not in the map; false if memory runs out.
   bool insert(int64_t key, int32_t value);
 
  private:
@@ -54,7 +53,7 @@ class IntMap {
   }
   bool grow();
 
-  Vec<Slot> slots_;  // a power of two; a value of -1 is free
+  Vec<Slot> slots_;  // their number is a power of two; a value of -1 marks a free one
   ptrdiff_t n_ = 0;
 };
 

@@ -1,6 +1,6 @@
-// Python's and NumPy's interfaces, and an owner of references.
+// The APIs of Python and NumPy, and an owner of references.
 //
-// Functions that may fail return nullptr, or false, with a Python error set. No code here throws.
+// Functions that can fail return nullptr or false with a Python error set, unless stated otherwise. Nothing throws.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace autobatch {
 
-// Owns one reference to a Python object, or none.
+// Owns a reference to a Python object, or is null.
 class Ref {
  public:
   Ref() = default;
@@ -36,13 +36,13 @@ class Ref {
   }
   ~Ref() { Py_XDECREF(object_); }
 
-  // Makes a new reference to an object that is owned elsewhere.
+  // Makes a new reference to a borrowed object; null stays null.
   static Ref borrowed(PyObject* object) { return Ref(Py_XNewRef(object)); }
 
   PyObject* get() const { return object_; }
   explicit operator bool() const { return object_ != nullptr; }
 
-  // Gives the reference to the caller.
+  // Hands the reference over to the caller.
   PyObject* release() {
     PyObject* object = object_;
     object_ = nullptr;
@@ -53,16 +53,16 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// Calls an object; a RecursionError where calls lead back here too often, which no Python code need notice.
+// Calls an object; a RecursionError if calls nest too deeply, which can happen without a Python frame in between.
 Ref call_object(PyObject* callable, PyObject* first, PyObject* second = nullptr);
 
-// Sets a TypeError unless a function is given n arguments.
+// Returns whether a function was given n arguments; if not, sets a TypeError.
 inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
   if (given != n) PyErr_Format(PyExc_TypeError, "%s must be given %zd arguments, got %zd", function, n, given);
   return given == n;
 }
 
-// Releases the interpreter lock while it lives; no Python object may be touched meanwhile.
+// Releases the interpreter lock for its lifetime; no Python object may be touched meanwhile.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

@@ -1,4 +1,4 @@
-// Spans and growing vectors of plain numbers; a vector that cannot grow says so, and nothing throws.
+// Spans and growing vectors of plain data. A vector that cannot grow returns false; nothing throws.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace autobatch {
 
-// Distinguishes the placement `operator new` below from that of the standard library, which is not used.
+// Distinguishes the placement `operator new` below from the standard library's, which is not used.
 enum class At { PLACE };
 
 }  // namespace autobatch
@@ -32,7 +32,7 @@ void discard(T* object) {
   free(object);
 }
 
-// Adjacent numbers that are owned elsewhere.
+// Contiguous elements owned elsewhere.
 template <class T>
 struct Span {
   T* data = nullptr;
@@ -45,7 +45,7 @@ struct Span {
   operator Span<const T>() const { return {data, size}; }
 };
 
-// A vector of plain numbers. `reserve` and `resize` return false if memory runs out, and then change nothing.
+// A vector of plain data. `reserve` and `resize` return false if memory runs out, and then change nothing.
 template <class T>
 class Vec {
  public:
@@ -74,19 +74,19 @@ class Vec {
     room_ = room;
     return true;
   }
-  // Sets the size; new elements are not set.
+  // Sets the size; new elements are uninitialized.
   bool resize(ptrdiff_t size) {
     if (size > size_ && !reserve(size - size_)) return false;
     size_ = size;
     return true;
   }
-  // Sets the size, and all elements.
+  // Sets the size and all elements.
   bool assign(ptrdiff_t size, T value) {
     if (!resize(size)) return false;
     for (ptrdiff_t i = 0; i < size; i++) data_[i] = value;
     return true;
   }
-  // Makes it a copy of a span.
+  // Replaces the contents by a copy of a span.
   bool copy(Span<const T> values) {
     if (!resize(values.size)) return false;
     if (values.size) memcpy(data_, values.data, (size_t)values.size * sizeof(T));
@@ -97,11 +97,11 @@ class Vec {
     data_[size_++] = value;
     return true;
   }
-  // Takes the last element out.
+  // Removes and returns the last element.
   T pop() { return data_[--size_]; }
-  // Appends where `reserve` has made room.
+  // Appends without a check: `reserve` must have made room.
   void append(T value) { data_[size_++] = value; }
-  // Returns memory beyond this many elements.
+  // Frees memory beyond this many elements.
   void shrink(ptrdiff_t room) {
     if (room_ <= room || size_ > room) return;
     void* less = realloc(data_, (size_t)(room ? room : 1) * sizeof(T));

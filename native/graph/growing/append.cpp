@@ -6,12 +6,12 @@
 namespace autobatch {
 namespace {
 
-// A phase, whose edges may come from nodes of earlier ones, and the rows of outputs.
+// A phase to append; its edges may come from nodes of earlier phases.
 struct Phase : TypedGraph {
   Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows; NOWHERE for a single value
-  Vec<int64_t> lengths;      // of the groups of a node
+  Vec<int64_t> lengths;      // of a node's groups
 
-  // Counts the values of an output of the node that `lengths` describes; -1 if `rows` does not say.
+  // Counts the values of an output of the node that `lengths` describes; -1 if `rows` names no group of its type.
   int64_t n_rows(int32_t type_id, int32_t out) const {
     int32_t output = types.out_ptr[type_id] + out;
     int32_t group = output < rows.size ? rows[output] : INT32_MAX;
@@ -20,14 +20,14 @@ struct Phase : TypedGraph {
   }
 };
 
-// Reads a phase. There may be more types than `rows` covers.
+// Reads a phase. `rows` need not cover types that have no nodes in it.
 bool read_phase(PyObject* words, PyObject* types, PyObject* rows, Phase& phase) {
   if (!read_typed_graph(words, types, phase, Sources::EARLIER) || !read<int32_t>(rows, "rows", phase.rows))
     return false;
   return phase.lengths.resize(phase.types.n_groups() + 1) || (PyErr_NoMemory(), false);
 }
 
-// Counts the values that the outputs of a phase have; -1 if there are too many.
+// Counts the values of all outputs of a phase; -1 if there are too many, or if `rows` does not cover an output.
 int64_t count(Phase& phase) {
   int64_t total = 0;
   for (ptrdiff_t node = 0; node < phase.graph.n_nodes(); node++) {
@@ -43,12 +43,12 @@ int64_t count(Phase& phase) {
   return total;
 }
 
-// Where the parts of new nodes begin in the tables.
+// Where new nodes, edges etc. go in the tables.
 struct Ends {
   int32_t node, edge, attr, floats, output, value;
 };
 
-// Whether the tables have room behind these ends.
+// Whether the tables have room for the phase from these ends on.
 bool has_room(const Growing& g, const Phase& phase, const Ends& ends, ptrdiff_t n_outputs, int64_t n_values) {
   auto fits = [](int32_t at, int64_t more, ptrdiff_t room) {
     return at >= 0 && at + more <= room && at + more <= INT32_MAX;
@@ -65,7 +65,7 @@ void append_value(const Growing& g, int32_t v, int32_t node, int32_t word) {
   g.run[v] = g.kept[v] = NOWHERE;
 }
 
-// Appends what a node of the phase reads.
+// Appends the edges of a node of the phase.
 Ended append_edges(const Growing& g, const Phase& phase, ptrdiff_t n, const Ends& ends) {
   for (int32_t e = phase.graph.edge_ptr[n]; e < phase.graph.edge_ptr[n + 1]; e++) {
     int64_t source = (int64_t)ends.node + phase.graph.edge_src[e];
@@ -80,7 +80,7 @@ Ended append_edges(const Growing& g, const Phase& phase, ptrdiff_t n, const Ends
   return Ended::WELL;
 }
 
-// Appends all nodes; `ends` then lie behind them.
+// Appends all nodes, and moves the ends of outputs and values past them.
 Ended append(const Growing& g, Phase& phase, Span<const double> floats, Ends& ends) {
   const Graph& graph = phase.graph;
   int64_t n_outputs = 0, n_values = count(phase);
@@ -115,7 +115,7 @@ Ended append(const Growing& g, Phase& phase, Span<const double> floats, Ends& en
 
 }  // namespace
 
-// count_values(words, types, rows): how many values the outputs of a phase have.
+// count_values(words, types, rows): the number of values of all outputs of a phase.
 PyObject* count_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Phase phase;
   if (!takes("count_values", n, 3) || !read_phase(arguments[0], arguments[1], arguments[2], phase)) return nullptr;
@@ -124,7 +124,7 @@ PyObject* count_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return PyLong_FromLongLong(total);
 }
 
-// append_phase(nodes, values, words, floats, types, rows, n_nodes, n_edges): how many outputs and values there are now.
+// append_phase(nodes, values, words, floats, types, rows, n_nodes, n_edges): the new numbers of outputs and values.
 PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Phase phase;
@@ -134,7 +134,7 @@ PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_phase(arguments[2], arguments[4], arguments[5], phase) || !read_int(arguments[6], "n_nodes", ends.node) ||
       !read_int(arguments[7], "n_edges", ends.edge))
     return nullptr;
-  // Pointers have an entry behind the last node, and that may be where the tables end.
+  // Offsets have an entry after the last node, which must lie within the tables.
   bool fits = floats.size == phase.sizes.floats && ends.node >= 0 && ends.node < g.type_id.size;
   if (fits) {
     ends.attr = g.attr_ptr[ends.node];

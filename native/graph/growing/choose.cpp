@@ -8,14 +8,14 @@ namespace {
 
 struct Round {
   Span<const int32_t> out_ptr, slot_of, wanted, pending;
-  int32_t now, run, n_instances;      // the numbers of the round and of its run; NOWHERE for the last step
-  Vec<int32_t> found, sources, left;  // nodes that it runs, values that it reads, nodes that stay pending
-  Vec<int32_t> kept, slots, ptr;      // values that it keeps, their slots, where those of each instance begin
+  int32_t now, run, n_instances;      // numbers of the round and its run (NOWHERE in the last step)
+  Vec<int32_t> found, sources, left;  // nodes it runs, values it reads, nodes that stay pending
+  Vec<int32_t> kept, slots, ptr;      // values it keeps, their slots, where each instance begins
 
   bool is_last() const { return run == NOWHERE; }
 };
 
-// Marks the nodes that wanted values depend on as chosen.
+// Marks the wanted values, and chooses the pending nodes that they depend on.
 Ended walk(const Growing& g, Round& round) {
   Vec<int32_t> stack;
   for (int32_t v : round.wanted) {
@@ -39,7 +39,7 @@ Ended walk(const Growing& g, Round& round) {
   return Ended::WELL;
 }
 
-// Takes the chosen nodes out of the pending ones.
+// Separates the chosen nodes from the other pending ones.
 Ended divide(const Growing& g, Round& round) {
   for (int32_t node : round.pending) {
     if (!g.has_node(node)) return Ended::WRONG;
@@ -48,7 +48,8 @@ Ended divide(const Growing& g, Round& round) {
   return Ended::WELL;
 }
 
-// Finds the values of earlier rounds that this one reads, or that the last step returns; each of them once.
+// Finds, once each, the values of earlier rounds that this one reads or, in the last step, returns. Chosen nodes no
+// longer count as readers.
 Ended find_sources(const Growing& g, Round& round) {
   auto meet = [&](int32_t v) {
     if (g.mark[v] == -round.now) return true;
@@ -70,7 +71,7 @@ Ended find_sources(const Growing& g, Round& round) {
   return Ended::WELL;
 }
 
-// Sorts items by the instances that own them; those of one instance stay in order.
+// Sorts items stably by the instance that owns them.
 template <class OwnerOf>
 Ended put_in_order(Vec<int32_t>& items, int32_t n_instances, OwnerOf owner_of) {
   Vec<int32_t> ends, ordered;
@@ -86,9 +87,9 @@ Ended put_in_order(Vec<int32_t>& items, int32_t n_instances, OwnerOf owner_of) {
   return Ended::WELL;
 }
 
-// Finds the values of the chosen nodes that are wanted, or may be read later, and numbers their rows in their slots.
+// Finds the values of chosen nodes that are wanted or may be read later, and assigns them rows in their slots.
 Ended keep(const Growing& g, Round& round) {
-  Vec<int32_t> rows;  // of slots, so far
+  Vec<int32_t> rows;  // used so far, by slot
   int32_t most = 0;
   for (int32_t slot : round.slot_of) most = slot > most ? slot : most;
   if (!round.ptr.assign((ptrdiff_t)round.n_instances + 1, 0) || !rows.assign((ptrdiff_t)most + 1, 0))
@@ -129,8 +130,8 @@ Ended choose(const Growing& g, Round& round) {
 
 }  // namespace
 
-// choose_nodes(nodes, values, out_ptr, slot_of, wanted, pending, round, run, n_instances): the nodes, the values that
-// they read, the other pending nodes; and the kept values, their slots, and where those of each instance begin.
+// choose_nodes(nodes, values, out_ptr, slot_of, wanted, pending, round, run, n_instances): the chosen nodes, the values
+// that they read, the other pending nodes; the kept values, their slots, and where those of each instance begin.
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Round round;

@@ -1,4 +1,4 @@
-// Emitting the graph of a round: of chosen nodes, and of sources, which give values of earlier rounds.
+// Emitting the graph of a round: the chosen nodes, and a source for each value of an earlier round.
 
 #include "graph/graph.h"
 #include "graph/growing/tables.h"
@@ -7,8 +7,8 @@ namespace autobatch {
 namespace {
 
 struct Emitted {
-  Span<const int32_t> source_type, nodes, sources;  // the type of the sources of each slot; nodes and values in order
-  Span<const int32_t> values, slots, ptr;           // what is returned: values, their slots, where each instance begins
+  Span<const int32_t> source_type, nodes, sources;  // source type by slot; nodes and source values, in order
+  Span<const int32_t> values, slots, ptr;           // returned values, their slots, where each instance begins
   Sizes sizes;
   NewGraph graph;
   Span<double> floats;
@@ -36,12 +36,12 @@ Ended measure(const Growing& g, Emitted& emitted) {
   return Ended::WELL;
 }
 
-// Where the next parts of the graph are written.
+// Where new nodes, edges etc. go in the graph.
 struct Place {
   int32_t node = 0, edge = 0, attr = 0, floats = 0, output = 0;
 };
 
-// Writes a node that gives a value of an earlier round, from the table of its slot.
+// Writes a source: a node that reads a value of an earlier round from the table of its slot.
 Ended write_source(const Growing& g, Emitted& emitted, int32_t v, Place& at) {
   int32_t slot = g.slot[v];
   if (slot < 0 || slot >= emitted.source_type.size) return Ended::WRONG;
@@ -52,7 +52,7 @@ Ended write_source(const Growing& g, Emitted& emitted, int32_t v, Place& at) {
   return Ended::WELL;
 }
 
-// Finds the written node that gives a value, and the word that names it there; false if there is none.
+// Finds the written node that gives a value, and the word that names the value there; false if there is none yet.
 bool read_value(const Growing& g, int32_t v, int32_t word, const Place& at, int32_t& node, int32_t& out) {
   bool is_source = g.number[v] < 0;
   node = is_source ? -1 - g.number[v] : g.number[v];
@@ -79,7 +79,7 @@ Ended write_node(const Growing& g, Emitted& emitted, int32_t node, Place& at) {
   return Ended::WELL;
 }
 
-// Writes the graph, and notes that the nodes are done.
+// Writes the graph, and marks its nodes as done.
 Ended write(const Growing& g, Emitted& emitted) {
   NewGraph& graph = emitted.graph;
   ptrdiff_t n = 0, s = 0;
@@ -107,7 +107,7 @@ Ended write(const Growing& g, Emitted& emitted) {
 
 }  // namespace
 
-// emit_graph(nodes, values, source_type, picked, sources, results): the words and float attributes of a round.
+// emit_graph(nodes, values, source_type, picked, sources, results): the words and floats of the graph of a round.
 PyObject* emit_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Emitted emitted;

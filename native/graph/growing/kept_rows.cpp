@@ -1,4 +1,4 @@
-// Rows of the tables of kept values: `autobatch.graph.kept_rows`.
+// Rows in the tables of kept values, for `autobatch.graph.kept_rows`.
 
 #include "graph/graph.h"
 #include "graph/growing/tables.h"
@@ -27,12 +27,12 @@ bool read_kept(PyObject* const* arguments, Kept& kept) {
   return false;
 }
 
-// Whether a value is a source of this round, or something may read it later.
+// Whether a value is a source of this round, or may be read later.
 bool may_be_read(const Growing& g, int32_t v, int32_t now) {
   return g.in_use[v] != 0 || g.readers[v] > 0 || g.mark[v] == -(int64_t)now;
 }
 
-// Takes back the rows of values that nothing can read any more.
+// Frees the rows of values that nothing can read any more.
 Ended take_back(const Growing& g, const Kept& kept, int32_t now) {
   for (ptrdiff_t slot = 0; slot < kept.n_slots(); slot++) {
     for (int32_t row = 0; row < kept.size[slot]; row++) {
@@ -51,7 +51,7 @@ Ended take_back(const Growing& g, const Kept& kept, int32_t now) {
   return Ended::WELL;
 }
 
-// Counts the values that get rows: then `ptr` says where those of each slot begin.
+// Counts the values that need rows; `ptr` then says where those of each slot begin.
 Ended count(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t now, Span<int32_t> ptr) {
   for (int32_t& start : ptr) start = 0;
   for (int32_t v : of) {
@@ -65,7 +65,7 @@ Ended count(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t 
   return Ended::WELL;
 }
 
-// Gives rows to these values; `ends` is where those of each slot begin.
+// Gives rows to these values; on entry, `ends` says where those of each slot begin.
 Ended give(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t now, Span<int32_t> ends,
            Span<int32_t> found, Span<int32_t> rows) {
   for (int32_t v : of) {
@@ -89,7 +89,7 @@ Ended give(const Growing& g, const Kept& kept, Span<const int32_t> of, int32_t n
 
 }  // namespace
 
-// move_rows(values, of, round, held, free, n_free, size): their rows in results and in tables, and where slots begin.
+// move_rows(values, of, round, held, free, n_free, size): the rows in results and in tables, and where slots begin.
 PyObject* move_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Kept kept;

@@ -1,4 +1,4 @@
-// Sketches of growing graphs: which pending nodes some values depend on, and the graph of their types and edges alone.
+// Sketches of growing graphs: the pending nodes that some values depend on, and the graph of their types and edges.
 
 #include "graph/graph.h"
 #include "graph/growing/tables.h"
@@ -6,18 +6,18 @@
 namespace autobatch {
 namespace {
 
-// A sketch: the pending nodes that wanted values depend on, in order, and their numbers in it.
+// The pending nodes that wanted values depend on, in order; and, by node, their numbers in the sketch.
 struct Sketch {
   Vec<int32_t> nodes, number;
   int64_t n_edges = 0;
 };
 
-// Finds what is needed, by a walk from the wanted values backwards.
+// Finds the needed nodes, walking back from the wanted values.
 Ended find_needed(const Growing& g, Span<const int32_t> wanted, Span<const int32_t> pending, Sketch& sketch) {
   Vec<int32_t> stack;
   if (!sketch.number.assign(g.type_id.size, NOWHERE)) return Ended::NO_MEMORY;
   int64_t n_needed = 0;
-  auto meet = [&](int32_t node) {  // once
+  auto meet = [&](int32_t node) {  // pushes each node once
     if (sketch.number[node] != NOWHERE) return true;
     sketch.number[node] = 0;
     n_needed++;
@@ -43,7 +43,7 @@ Ended find_needed(const Growing& g, Span<const int32_t> wanted, Span<const int32
     sketch.number[node] = (int32_t)sketch.nodes.size();
     if (!sketch.nodes.push(node)) return Ended::NO_MEMORY;
   }
-  return sketch.nodes.size() == n_needed ? Ended::WELL : Ended::WRONG;  // all of them are in `pending`, once
+  return sketch.nodes.size() == n_needed ? Ended::WELL : Ended::WRONG;  // each needed node is in `pending` once
 }
 
 // Writes the graph of the types and edges of a sketch.

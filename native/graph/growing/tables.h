@@ -1,7 +1,7 @@
-// The tables of a growing graph: `autobatch.graph.growth` says what each holds. Python owns them, with spare room.
+// The tables of a growing graph, which `autobatch.graph.growth` describes. Python owns them, with spare room.
 //
-// They are changed by many calls, so none of them is checked as a whole: whatever is read from them and used as a
-// position is checked where it is used, and a wrong one ends the loop.
+// Many calls change them, so they are never checked as a whole: each number used as a position is checked on use, and a
+// wrong one ends the loop.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace autobatch {
 constexpr int32_t NOWHERE = -1;
 enum State : int32_t { PENDING, CHOSEN, DONE };
 
-// A part of a row.
+// A range of positions.
 struct Range {
   int32_t first = 0, stop = 0;
 
@@ -20,36 +20,35 @@ struct Range {
 };
 
 struct Growing {
-  // By node; the last four have one more element, and say where the parts of a node begin.
+  // By node, with one element more; the last four say where the parts of a node begin.
   Span<int32_t> type_id, state, owner, edge_ptr, attr_ptr, float_ptr, output_ptr;
   Span<int32_t> first_value;           // by output
   Span<int32_t> source, output, port;  // by edge
   Span<int32_t> attr;
   Span<double> floats;
-  // By value; of the rest of the table nothing is read here.
+  // By value.
   Span<int32_t> made_by, word, in_use, readers, run, slot, row, kept, mark, number;
 
-  ptrdiff_t n_values() const { return made_by.size; }  // with spare room
+  ptrdiff_t n_values() const { return made_by.size; }  // including spare room
   bool has_node(int32_t node) const { return node >= 0 && node < type_id.size - 1; }
   bool has_value(int32_t v) const { return v >= 0 && v < n_values(); }
 
   void add_readers(int32_t v, int32_t n) const { readers[v] = (int32_t)((uint32_t)readers[v] + (uint32_t)n); }
 
-  // Finds the part of a node in what `ptr` divides, of which there are `size`; false if it is not within.
+  // Finds the part of a node among `size` elements that `ptr` divides; false if it is out of bounds.
   static bool part_of(Span<const int32_t> ptr, int32_t node, ptrdiff_t size, Range& part) {
     if (node < 0 || node >= ptr.size - 1) return false;
     part = {ptr[node], ptr[node + 1]};
     return part.first >= 0 && part.first <= part.stop && part.stop <= size;
   }
   bool edges_of(int32_t node, Range& part) const { return part_of(edge_ptr, node, source.size, part); }
-  // Finds the values of a node.
   bool values_of(int32_t node, Range& part) const {
     Range outputs;
     if (!part_of(output_ptr, node, first_value.size - 1, outputs)) return false;
     part = {first_value[outputs.first], first_value[outputs.stop]};
     return part.first >= 0 && part.first <= part.stop && part.stop <= n_values();
   }
-  // Finds the value that a word names, of a node; -1 if it has none.
+  // Finds the value of a node that a word names; -1 if there is none.
   int32_t value_of(int32_t node, int32_t named) const {
     Range outputs, rows;
     if (named < 0 || !part_of(output_ptr, node, first_value.size - 1, outputs)) return -1;
@@ -59,17 +58,17 @@ struct Growing {
   }
 };
 
-// Reads the table of values alone.
+// Reads only the table of values.
 bool read_values(PyObject* values, Growing& growing);
 
-// Reads the tables, a `Nodes` and that of values, which are the first two of n arguments; an error if they are not
-// arrays of that form, or share memory with each other or with other arguments: writing would change what was checked.
+// Reads the tables, a `Nodes` and the table of values, from the first two of n arguments. An error if their form is
+// wrong, or if they share memory with each other or with another argument: a write would change what was checked.
 bool read_growing(PyObject* const* arguments, Py_ssize_t n, Growing& growing);
 
-// How a loop over the tables ended: WRONG if a number in them, or in an argument, is no position.
+// How a loop over the tables ended: WRONG if a number in them or in an argument is out of range.
 enum class Ended { WELL, NO_MEMORY, WRONG };
 
-// False, with an error, unless it ended well.
+// Returns whether a loop ended well; if not, sets an error.
 bool is_well(Ended ended);
 
 // Runs a loop with the interpreter lock released.

@@ -1,4 +1,4 @@
-// The graph that passes rewrite, one after the other: first the caller's, then one that a pass has written.
+// The graph that the passes rewrite in turn: first the caller's, then what the last pass wrote.
 
 #pragma once
 
@@ -11,12 +11,12 @@ struct Draft {
   Sizes sizes;
   Span<const double> floats;
   Vec<int32_t> int_starts, float_starts;  // [N+1] where the attributes of each node begin
-  Vec<int32_t> words;                     // of a graph that a pass has written
+  Vec<int32_t> words;                     // of a graph written by a pass
   Vec<double> own_floats;
-  bool is_too_large = false;  // whether a pass has failed because positions do not fit 32 bits
+  bool is_too_large = false;  // whether a pass failed because positions do not fit 32 bits
 };
 
-// Numbers the nodes that stay, in order: [N+1], number[node] of them come before a node.
+// Numbers the nodes that stay, in order. [N+1]: number[node] of them come before `node`.
 template <class Stays>
 bool number_nodes(ptrdiff_t n_nodes, Stays stays, Vec<int32_t>& number) {
   if (!number.resize(n_nodes + 1)) return false;
@@ -29,11 +29,11 @@ bool number_nodes(ptrdiff_t n_nodes, Stays stays, Vec<int32_t>& number) {
   return true;
 }
 
-// Begins the graph of the nodes at which `number` rises, with this many edges: its instances and attributes are
-// written; types, edges and outputs are not.
+// Begins the graph of the nodes at which `number` rises, with this many edges: writes its instances and attributes, but
+// not types, edges and outputs.
 bool begin_graph(Draft& draft, Span<const int32_t> number, int64_t n_edges, Draft& next, NewGraph& parts);
 
-// Replaces the draft by the graph that was written.
+// Replaces the draft by the one that a pass wrote.
 void replace(Draft& draft, Draft& next);
 
 }  // namespace autobatch

@@ -8,15 +8,15 @@ struct Folding {
   const Types& types;
   Vec<int32_t> sum_port;  // [outputs] the variadic port that an output sums, or -1
   Vec<uint8_t> folds;     // [N] whether a node may fold
-  Vec<int32_t> terms;     // [E] for an edge that reads a sum, the first edge of its terms
-  Vec<int32_t> counts;  // [E] for such a first edge: how many read the sum, and once it is chosen how many terms it has
+  Vec<int32_t> terms;     // [E] for an edge that reads a sum, the edge of its first term
+  Vec<int32_t> counts;    // [E] for the edge of a first term: the readers of the sum; once chosen, its terms
 };
 
 bool is_plain(const Types& types, ptrdiff_t type_id, int32_t port) {
   return types.port_plain[types.port_ptr[type_id] + port] != 0;
 }
 
-// Flags the nodes of summing types without plain ports, except those whose outputs are returned; false without memory.
+// Flags nodes of summing types without plain ports, except those that are returned; false if memory runs out.
 bool find_sums(Folding& folding, Span<const int32_t> ports, bool& any) {
   const Types& types = folding.types;
   const Graph& graph = folding.graph;
@@ -43,7 +43,7 @@ bool find_sums(Folding& folding, Span<const int32_t> ports, bool& any) {
   return true;
 }
 
-// Counts the readers of each sum, at the first edge of its terms; unflags nodes that must stay for their readers.
+// Counts the readers of each sum at the edge of its first term; unflags nodes that a reader needs as they are.
 bool count_readers(Folding& folding) {
   const Graph& graph = folding.graph;
   const Types& types = folding.types;
@@ -70,7 +70,7 @@ bool count_readers(Folding& folding) {
   return true;
 }
 
-// Whether everything that a node reads is a term of a sum that is read, as marked in `term_of`.
+// Whether everything that a node reads is a term of a sum that is read; `term_of` is scratch.
 bool has_only_terms(const Folding& folding, int32_t node, Vec<int32_t>& term_of) {
   const Graph& graph = folding.graph;
   int32_t first = graph.edge_ptr[node], end = graph.edge_ptr[node + 1];
@@ -84,11 +84,11 @@ bool has_only_terms(const Folding& folding, int32_t node, Vec<int32_t>& term_of)
   return true;
 }
 
-// Unflags nodes whose terms forbid folding, and counts what folds.
+// Unflags nodes whose terms forbid folding, and counts the folds.
 bool choose(Folding& folding, Folded& folded) {
   const Graph& graph = folding.graph;
-  Vec<int32_t> term_of;            // the node that last took this one as a term of a sum that is read
-  Vec<int32_t> sum_of, output_of;  // the sum that last had a term of a type, and which output that was
+  Vec<int32_t> term_of;            // by node: the last reader that takes it as a term of a sum in use
+  Vec<int32_t> sum_of, output_of;  // by type: the last sum that has a term of it, and the term's output
   ptrdiff_t n_types = folding.types.n_types();
   if (!term_of.assign(graph.n_nodes(), -1) || !sum_of.assign(n_types, -1) || !output_of.assign(n_types, 0))
     return false;
@@ -123,7 +123,7 @@ bool choose(Folding& folding, Folded& folded) {
   return true;
 }
 
-// Writes the graph of the other nodes, with terms in place of the edges that read their sum.
+// Writes the graph of the other nodes; edges from a folded sum become edges from its terms.
 bool write(Draft& draft, const Folding& folding, const Folded& folded) {
   const Graph& graph = folding.graph;
   Draft next;

@@ -5,11 +5,11 @@
 //
 // - Each of its outputs that is read is the sum of a variadic port with at least two values. A sum of no values is
 //   zeros, which no edge carries; a sum of one value is left to the pass "forward".
-// - The user does not ask for it: a requested value needs a node that writes it.
-// - It has readers, and all are plain ports that read nothing else. A variadic port has a row for each of its values;
-//   and folding into a port with several edges would have no bound on the result.
-// - The terms of one sum that come from nodes of one type are the same output of theirs, or rows of it. A batch writes
-//   its outputs one after another, so otherwise it would be unclear which write stores and which add.
+// - It is not returned: a returned value needs a node that writes it.
+// - It is read, and only by plain ports that read nothing else. A variadic port has a row for each of its values, and
+//   folding into ports with several edges could grow the graph without bound.
+// - Terms of one sum that are made by nodes of one type are all the same output, or rows of it. A batch writes its
+//   outputs one after another, so it would otherwise be unclear which write stores and which ones add.
 // - Everything it reads is a term of such a sum, so that no node is left unused; and it has no plain ports, so that no
 //   sum folds into a node that is removed.
 // - The edges created are at most `GROWTH` times the edges removed.
@@ -34,7 +34,7 @@ struct Folded {
   int64_t sums = 0, made = 0, gone = 0;  // sums folded, edges created and edges removed
 };
 
-// Folds sums into their readers; the other nodes stay in order. `ports` are those of a `Survey`. O(N + E + edges made).
+// Folds sums into their readers; the other nodes stay in order. `ports` is that of a `Survey`. O(N + E + edges made).
 bool fold(Draft& draft, const Types& types, Span<const int32_t> ports, Folded& folded);
 
 }  // namespace autobatch

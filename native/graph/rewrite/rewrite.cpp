@@ -17,7 +17,7 @@ struct Changes {
   Folded folded;
 };
 
-// Reads a graph that passes may rewrite, of which no more is checked than the survey needs.
+// Reads a graph to rewrite; checks no more than the survey needs.
 bool read_given(PyObject* words, PyObject* floats, PyObject* types, TypedGraph& given, Draft& draft) {
   if (!read_graph_and_types(words, types, given) || !read<double>(floats, "floats", draft.floats)) return false;
   if (draft.floats.size != given.sizes.floats) {
@@ -28,7 +28,7 @@ bool read_given(PyObject* words, PyObject* floats, PyObject* types, TypedGraph& 
   return check_work(given.types, given.graph.n_nodes());
 }
 
-// Begins the draft, with all checks.
+// Begins the draft, after all checks.
 Problem begin_draft(TypedGraph& given, Draft& draft) {
   if (Problem problem = check_types(given)) return problem;
   draft.graph = given.graph;
@@ -38,7 +38,7 @@ Problem begin_draft(TypedGraph& given, Draft& draft) {
   return nullptr;
 }
 
-// Runs the passes that were chosen and may apply.
+// Runs the chosen passes that may apply.
 Problem run_passes(TypedGraph& given, Draft& draft, long chosen, Changes& done) {
   const Types& types = given.types;
   Survey found;
@@ -59,7 +59,7 @@ Problem run_passes(TypedGraph& given, Draft& draft, long chosen, Changes& done) 
   return shares && !share(draft, types, by_rule, done.shared) ? NO_MEMORY : nullptr;
 }
 
-// Looks for equal nodes, if there are not too few for it.
+// Looks for equal nodes; by the rule, only if enough nodes multiply matrices.
 Problem look_up(TypedGraph& given, Draft& draft, bool by_rule, Found& found) {
   ptrdiff_t n_types = given.types.n_types();
   if (Problem problem = begin_draft(given, draft)) return problem;
@@ -70,7 +70,7 @@ Problem look_up(TypedGraph& given, Draft& draft, bool by_rule, Found& found) {
   return is_done ? nullptr : NO_MEMORY;
 }
 
-// Sets the error of passes.
+// Sets the error of a failed pass.
 PyObject* refuse(Problem problem, const Draft& draft) {
   if (!draft.is_too_large) return set_problem(problem), nullptr;
   PyErr_SetString(PyExc_OverflowError, "a rewritten graph is too large: positions are int32");
@@ -79,7 +79,7 @@ PyObject* refuse(Problem problem, const Draft& draft) {
 
 }  // namespace
 
-// rewrite_words(words, floats, types, passes): the words and float attributes, and the numbers of changes.
+// rewrite_words(words, floats, types, passes): the new words and floats, and the numbers of changes.
 PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph given;
   Draft draft;
@@ -104,7 +104,7 @@ PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
                        (long long)done.shared);
 }
 
-// count_shared(words, floats, types, by_rule): by type, the nodes looked up, the equal ones, whether these are shared.
+// count_shared(words, floats, types, by_rule): by type: nodes looked up, equal ones, and whether these are shared.
 PyObject* count_shared(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph given;
   Draft draft;

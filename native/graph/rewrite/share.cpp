@@ -3,9 +3,9 @@
 namespace autobatch {
 namespace {
 
-constexpr ptrdiff_t HEAD = 4;            // words of a record before its edges: its node, hash, type, number of edges
-constexpr uint32_t FACTOR = 0x9E3779B1;  // 2^32 / golden ratio, odd: multiplying by it loses nothing
-constexpr int SHIFT = 15;                // brings the well mixed high bits to the low ones, which spread next
+constexpr ptrdiff_t HEAD = 4;            // words of a record before its edges: node, hash, type, number of edges
+constexpr uint32_t FACTOR = 0x9E3779B1;  // 2^32 / golden ratio, odd: multiplication loses nothing
+constexpr int SHIFT = 15;                // brings the well-mixed high bits down, to spread next
 constexpr int32_t FREE = -1;
 
 // The hash of data with hash `h` followed by `word`; injective in `h` for each `word`.
@@ -14,10 +14,10 @@ uint32_t mixed(uint32_t h, uint32_t word) {
   return h ^ (h >> SHIFT);
 }
 
-// The accounts of types, in multiply-adds.
+// What look-ups gain and may lose, by type, in multiply-adds.
 struct Accounts {
   Vec<bool> is_open;          // whether nodes of a type are looked up
-  Vec<int64_t> gain, credit;  // what sharing saves, less what the look-ups cost; and what a type may lose
+  Vec<int64_t> gain, credit;  // savings less the cost of look-ups; what a type may lose
 };
 
 bool open_accounts(const Graph& graph, const Types& types, Accounts& accounts) {
@@ -59,7 +59,7 @@ class Records {
   void mix(uint32_t word) { hash_ = mixed(hash_, word); }
   ptrdiff_t size() const { return at_ - start_; }
 
-  // Gives the node of an equal record; or keeps this one, and gives its own.
+  // Returns the node of an equal record; if there is none, keeps this record and returns its node.
   int32_t find_or_keep() {
     int32_t* record = words_.data() + start_;
     record[1] = (int32_t)(hash_ >> 1);
@@ -79,13 +79,11 @@ class Records {
   uint32_t hash_ = 0;
 };
 
-// Finds for each node the first that computes the same, and settles the accounts of types.
-//
-// By the rule, a node is looked up only if it reads data or nodes that were looked up, and its type is not given up.
+// Finds for each node the first that computes the same, and keeps the accounts; `share.h` states the rule.
 bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accounts, Found& found) {
   const Graph& graph = draft.graph;
   ptrdiff_t n_nodes = graph.n_nodes(), n_types = types.n_types();
-  const int32_t* bits = reinterpret_cast<const int32_t*>(draft.floats.data);  // two words a float
+  const int32_t* bits = reinterpret_cast<const int32_t*>(draft.floats.data);  // two words per float
   int64_t n_words = HEAD * n_nodes + 3 * graph.edge_src.size + graph.attr.size + 2 * draft.floats.size;
   Records records;
   Vec<bool> looked_up;
@@ -129,9 +127,8 @@ bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accoun
   return true;
 }
 
-// Chooses the types to share: those with products that gain by it, and the types that their equal nodes read.
-//
-// None is chosen if they gain less than writing the graph anew costs.
+// Chooses the types to share: those with products that gain by it, and the types that their equal nodes read; none if
+// the products save less than writing the graph anew costs.
 void choose_types(const Graph& graph, const Types& types, const Accounts& accounts, Found& found) {
   int64_t saved = 0;
   for (ptrdiff_t t = 0; t < types.n_types(); t++) {
@@ -196,7 +193,7 @@ bool share(Draft& draft, const Types& types, bool by_rule, int64_t& n_shared) {
     return false;
   int32_t at = 0;
   for (int32_t node = 0; node < graph.n_nodes(); node++) {
-    place[node] = place[found.first[node]];  // those before it are final
+    place[node] = place[found.first[node]];  // those of earlier nodes are final
     if (found.first[node] != node) continue;
     for (int32_t e = graph.edge_ptr[node]; e < graph.edge_ptr[node + 1]; e++, at++) {
       result.edge_src[at] = place[graph.edge_src[e]];

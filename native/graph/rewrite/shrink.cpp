@@ -6,10 +6,10 @@ namespace {
 enum Fate : uint8_t { DROPPED, KEPT, DISSOLVED };
 constexpr int32_t NO_READER = -1, SEVERAL = -2;
 
-// Finds the edge of a port, among those of a node; -1 if the port has none or several.
+// Finds the only edge of a port of a node; -1 if the port has none or several.
 int32_t only_edge(const Graph& graph, int32_t node, int32_t port) {
   int32_t e = graph.edge_ptr[node], end = graph.edge_ptr[node + 1], stop = end;
-  while (e < stop) {  // ports do not decrease
+  while (e < stop) {  // a node's edges are sorted by port
     int32_t middle = e + (stop - e) / 2;
     if (graph.edge_in[middle] < port)
       e = middle + 1;
@@ -19,7 +19,7 @@ int32_t only_edge(const Graph& graph, int32_t node, int32_t port) {
   return e == end || graph.edge_in[e] != port || (e + 1 < end && graph.edge_in[e + 1] == port) ? -1 : e;
 }
 
-// Marks nodes that reach no output as dropped, and the others as kept; returns how many are dropped.
+// Marks nodes that reach no output as dropped, and the others as kept; returns the number of dropped ones.
 int64_t drop_dead(const Graph& graph, Vec<uint8_t>& fate) {
   for (ptrdiff_t node = 0; node < fate.size(); node++) fate[node] = DROPPED;
   for (int32_t node : graph.out_node) fate[node] = KEPT;
@@ -32,7 +32,7 @@ int64_t drop_dead(const Graph& graph, Vec<uint8_t>& fate) {
   return n_dropped;
 }
 
-// Finds the only reader of each node, if it has one and is not returned; dropped nodes do not count.
+// Finds the only reader of each node that is read once and not returned; dropped readers do not count.
 bool only_readers(const Graph& graph, const Vec<uint8_t>& fate, Vec<int32_t>& reader) {
   if (!reader.assign(fate.size(), NO_READER)) return false;
   for (ptrdiff_t node = 0; node < fate.size(); node++)
@@ -73,7 +73,7 @@ bool dissolve_sums(const Graph& graph, Span<const int32_t> sum_type, Vec<uint8_t
   return true;
 }
 
-// Writes types and edges, readers first, so that a reader sets the places of the terms of the sums that it absorbs.
+// Writes types and edges, readers first, so that a reader sets where the terms of the sums that it absorbs go.
 void write_nodes(const Graph& graph, Span<const int32_t> sum_type, const Vec<uint8_t>& fate,
                  const Vec<int32_t>& n_terms, const Vec<int32_t>& number, bool sums, Vec<int32_t>& place,
                  NewGraph& result) {
@@ -108,7 +108,7 @@ void write_nodes(const Graph& graph, Span<const int32_t> sum_type, const Vec<uin
 bool cut(Draft& draft, Span<const int32_t> sum_type, const Vec<uint8_t>& fate, const Vec<int32_t>& n_terms, bool sums) {
   Draft next;
   NewGraph result;
-  Vec<int32_t> number, place;  // of nodes, and of the edges of nodes
+  Vec<int32_t> number, place;  // new numbers of nodes; where their edges go
   int64_t n_edges = 0;
   for (ptrdiff_t node = 0; node < fate.size(); node++) n_edges += fate[node] == KEPT ? n_terms[node] : 0;
   if (!number_nodes(

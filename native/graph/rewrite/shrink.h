@@ -6,15 +6,16 @@
 
 namespace autobatch {
 
-// Redirects readers of outputs that pass through a port with one edge; counts the edges and outputs that are
-// redirected. `ports` are those of a `Survey`.
+// Redirects readers of outputs that pass through a port with one edge; counts the redirected edges and outputs. `ports`
+// is that of a `Survey`.
 bool forward(Draft& draft, const Types& types, Span<const int32_t> ports, int64_t& n_forwarded);
 
 struct Shrunk {
-  int64_t dropped = 0, widened = 0, taking = 0, dissolved = 0;  // nodes dropped; sums widened, that absorb, dissolved
+  int64_t dropped = 0, widened = 0, taking = 0, dissolved = 0;  // nodes dropped; sums widened, absorbing, dissolved
 };
 
-// Drops the nodes that reach no output, if there are outputs; dissolves each sum that one sum alone reads.
+// If `dead`, drops the nodes that reach no output, unless there are no outputs. If `sums`, dissolves each sum that only
+// one other sum reads, and makes the other sums variadic.
 bool shrink(Draft& draft, const Types& types, bool dead, bool sums, Shrunk& shrunk);
 
 }  // namespace autobatch

@@ -9,7 +9,7 @@ enum Use : uint8_t { UNUSED, READ, ASKED_FOR };
 // Nodes of a type multiply matrices; are sums, or pass a value through; are sums of fixed arity.
 enum Kind : uint8_t { MULTIPLIES = 1, SUMS = 2, WIDENS = 4 };
 
-// Finds the port that each output passes through; a variadic sum of a single value passes that through.
+// Finds the port that each output passes through; a variadic sum passes a single value through.
 bool find_ports(const Types& types, Vec<int32_t>& ports) {
   if (!ports.resize(types.pass_port.size)) return false;
   copy_shifted(ports, 0, types.pass_port, 0);
@@ -18,7 +18,7 @@ bool find_ports(const Types& types, Vec<int32_t>& ports) {
   return true;
 }
 
-// Finds what nodes of each type are for a survey.
+// Finds the kinds of each type.
 bool find_kinds(const Types& types, const Vec<int32_t>& ports, Vec<uint8_t>& kinds) {
   if (!kinds.resize(types.n_types())) return false;
   for (ptrdiff_t t = 0; t < types.n_types(); t++) {
@@ -30,7 +30,7 @@ bool find_kinds(const Types& types, const Vec<int32_t>& ports, Vec<uint8_t>& kin
   return true;
 }
 
-// Whether a port has one edge, among those that a node reads.
+// Whether any port of a node has exactly one edge.
 bool has_single(const Graph& graph, ptrdiff_t node) {
   int32_t first = graph.edge_ptr[node], end = graph.edge_ptr[node + 1];
   for (int32_t e = first; e < end; e++)
