@@ -19,7 +19,7 @@ FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
 """See `autobatch.ir.flows`."""
 Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
 Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
-"""For both see `autobatch.graph.growth`."""
+"""For both see `autobatch.graph.growing`."""
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 
@@ -157,7 +157,7 @@ def emit_graph(
 def move_rows(
     values: IntArray, of: IntArray, round: int, held: IntArray, free: IntArray, n_free: IntArray, size: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Take back rows and give rows, see `autobatch.graph.kept_rows`.
+    """Take back rows and give rows, see `autobatch.graph.growing.KeptRows`.
 
     Args:
         held, free: [slots, rows] the value in each row, and the free rows, of which there are `n_free`.

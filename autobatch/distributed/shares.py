@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from autobatch.arguments import check_int
 from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError
-from autobatch.graph.graph import Graph
-from autobatch.graph.work import work_of
+from autobatch.graph.graph import Graph, work_of
 from autobatch.keywords import checked
 from autobatch.nn.minibatches import BucketBy, minibatches, sizes_of
 from autobatch.trace.owning import list_owned
@@ -59,7 +58,7 @@ def shares(
         size: instances in a mini-batch.
         rng: shuffles, as in `ab.minibatches`.
         cost: what predicts the time of an instance, in any unit: a function of it, or a number for each. By default
-            that of a recorded graph is the work of its nodes (`autobatch.graph.work`), and others cost the same.
+            that of a recorded graph is the work of its nodes (`autobatch.graph.graph.work_of`); others cost the same.
         bucket_by: as in `ab.minibatches`.
 
     Raises:

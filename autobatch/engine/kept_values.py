@@ -16,9 +16,7 @@ from autobatch.backends.base import Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.execution import Executor
-from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import KEPT, ROW, RUN, SLOT
-from autobatch.graph.kept_rows import KeptRows
+from autobatch.graph.growing import KEPT, ROW, RUN, SLOT, GrowingGraph, KeptRows
 from autobatch.jit.arrays import IntArray
 from autobatch.trace.kept import Kept
 

@@ -20,7 +20,7 @@ from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.planning import Planning
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
-from autobatch.graph.growth import NOWHERE
+from autobatch.graph.growing import NOWHERE
 from autobatch.jit.arrays import IntArray
 from autobatch.trace.phases import Phases, record_in_phases
 from autobatch.trace.record import MiniBatch, Recorder, note_instance

@@ -26,6 +26,7 @@ from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
 MAX_WORDS = 2**31 - 1  # positions are int32
 MAX_LINES = 60  # of a printed graph
+PER_NODE = 2e3  # multiply-adds that take as long as a node beside its products
 NO_FLOATS: FloatArray = np.empty(0)
 
 
@@ -225,6 +226,12 @@ def _inputs_text(graph: Graph, node: int) -> str:
 def _value_text(node: int, word: int) -> str:
     output, row = word & OUTPUT, word >> OUTPUT_BITS
     return f"{node}{f'.{output}' if output else ''}{f'[{row}]' if row else ''}"
+
+
+def work_of(graph: Graph) -> NDArray[np.float64]:
+    """The predicted work of each node, in multiply-adds: what the time of a batch is nearly proportional to."""
+    found: NDArray[np.float64] = PER_NODE + graph.types.arrays().product_work[graph.type_id].astype(np.float64)
+    return found
 
 
 def join_instances(graphs: Sequence[Graph]) -> tuple[tuple[Any, ...], LongArray | None]:

@@ -5,6 +5,9 @@ holds all that was recorded so far. `choose` finds the nodes that a round must r
 values depend on and that have not run; `emit` makes a graph of them. In that graph a *source* stands for each value
 that an earlier round has computed: a node that reads a row of a table of kept values. The graph of a round also says
 which of its values are kept: those that are wanted, that the program may still use, or that a node held back reads.
+
+`KeptRows` says which of the kept values is in which row of the tables of kept values, of which each slot has one. The
+loops are `native/graph/growing/`.
 """
 
 from __future__ import annotations
@@ -23,36 +26,73 @@ from autobatch._native import (
     count_values,
     drop_pending,
     emit_graph,
+    move_rows,
     set_in_use,
     sketch_pending,
     values_of,
 )
 from autobatch.graph.graph import Graph
-from autobatch.graph.growth import (
-    ATTR_PTR,
-    CHOSEN,
-    EDGE_PTR,
-    FLOAT_PTR,
-    IN_USE,
-    MADE_BY,
-    MARK,
-    N_OF_EDGES,
-    N_OF_NODES,
-    N_OF_VALUES,
-    NOWHERE,
-    OUTPUT_PTR,
-    OWNER,
-    PENDING,
-    READERS,
-    SOURCE,
-    STATE,
-    Nodes,
-    OutputSlots,
-    Results,
-)  # fmt: skip
-from autobatch.jit.arrays import IntArray, LongArray
+from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
 NONE = np.zeros(0, np.int32)
+PENDING, CHOSEN, DONE = 0, 1, 2  # the states of nodes
+NOWHERE = -1
+TYPE_ID, STATE, OWNER, EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR, N_OF_NODES = range(8)
+SOURCE, OUTPUT_WORD, PORT, N_OF_EDGES = range(4)
+MADE_BY, WORD, IN_USE, READERS, RUN, SLOT, ROW, KEPT, MARK, NUMBER, N_OF_VALUES = range(11)
+"""The rows of the table of values, which are the outputs of nodes, or the rows of outputs of any number of rows:
+
+- MADE_BY: the node; WORD: names the output and the row, as in graphs.
+- IN_USE: 1 while the program may use it; READERS: how many edges of pending nodes, and results, read it.
+- RUN, SLOT, ROW: the run that computed it, and the row of a slot of its results; NOWHERE if it is not kept.
+- KEPT: its row in the table of kept values of its shape, or NOWHERE.
+- MARK: the last round that wanted it, or minus the last one that it was a source of.
+- NUMBER: of the node that gives it in the graph of a round, or -1 minus that of its source.
+"""
+
+
+class Nodes(NamedTuple):
+    """The nodes of a growing graph; arrays have spare room at their ends.
+
+    Attributes:
+        table: [7, N+1] the rows that constants name: TYPE_ID, STATE, and OWNER, the instance; and where the edges,
+            attributes and outputs of a node begin: EDGE_PTR, ATTR_PTR, FLOAT_PTR and OUTPUT_PTR.
+        first_value: [outputs+1] the number of an output's value, or of that of its first row.
+        edges: [3, E] SOURCE, OUTPUT_WORD and PORT, as in graphs, of nodes of any phase.
+        attr, floats: the attributes, in node order.
+    """
+
+    table: IntArray
+    first_value: IntArray
+    edges: IntArray
+    attr: IntArray
+    floats: FloatArray
+
+
+class OutputSlots(NamedTuple):
+    """What is known of the outputs of all types, and of the slots in which they are kept.
+
+    Attributes:
+        slot: in which an output is kept; outputs are numbered as `TypeArrays.out_ptr` does.
+        rows: the variadic group of the type whose edges are the rows of an output; NOWHERE for a single value.
+        source: for each slot, the type of the nodes that read a row of its table, or NOWHERE.
+    """
+
+    slot: IntArray
+    rows: IntArray
+    source: IntArray
+
+
+class Results(NamedTuple):
+    """What a round gives.
+
+    Attributes:
+        values, slots: what is returned, and in which slot; ptr: where the results of each instance begin.
+    """
+
+    values: IntArray
+    slots: IntArray
+    ptr: IntArray
 
 
 class Chosen(NamedTuple):
@@ -79,7 +119,7 @@ class GrowingGraph:
         keys: of the instances.
         n_nodes, n_values: how many there are.
         round: the number of the round that was chosen last.
-        nodes, values: all of them; `autobatch.graph.growth` names the rows of the table of values.
+        nodes, values: all of them; `MADE_BY` and so on name the rows of the table of values.
     """
 
     def __init__(self, n_instances: int, keys: LongArray | None = None) -> None:
@@ -240,6 +280,69 @@ class GrowingGraph:
         self._pending = np.arange(self.n_nodes, dtype=np.int32)
         chosen = self.choose(needed, output_slots.slot, NOWHERE, types)
         return self.emit(chosen, output_slots.source, types, results, structures)
+
+
+class Moved(NamedTuple):
+    """Values that get rows, by slot.
+
+    Attributes:
+        found: their rows in the results of the run that computed them; rows: in the tables.
+        ptr: where those of each slot begin.
+    """
+
+    found: IntArray
+    rows: IntArray
+    ptr: IntArray
+
+
+class KeptRows:
+    """The rows of the tables of kept values.
+
+    `move` is called between the choice of a round and its run: it takes back the rows of values that nothing can read
+    any more, and gives rows to values of the last run that may still be read.
+
+    Args:
+        graph: that they are values of.
+
+    Attributes:
+        size: for each slot, the rows that its table needs.
+    """
+
+    def __init__(self, graph: GrowingGraph) -> None:
+        self._graph, self.size = graph, np.zeros(0, np.int32)
+        self._held, self._free = np.zeros((2, 0, 0), np.int32)  # by slot: the value in each row; the free rows
+        self._n_free = np.zeros(0, np.int32)
+
+    @property
+    def in_use(self) -> IntArray:
+        """For each slot, the rows of its table that were taken at the last move."""
+        found: IntArray = self._held.shape[1] - self._n_free
+        return found
+
+    def move(self, values: IntArray) -> Moved:
+        """Give rows to those of these values that the round which was just chosen reads, or a later one may read."""
+        graph = self._graph
+        self._make_room(int(graph.values[SLOT, values].max(initial=NOWHERE)) + 1, values.size)
+        return Moved(*move_rows(graph.values, values, graph.round, self._held, self._free, self._n_free, self.size))
+
+    def renumber(self, of_value: IntArray) -> None:
+        """Values have other numbers now; those that have none are in no row."""
+        self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
+
+    def _make_room(self, n_slots: int, n: int) -> None:
+        """Make room for this many slots, and for n more rows in each."""
+        old_slots, old_rows = self._held.shape
+        if n_slots <= old_slots and n <= int(self._n_free.min(initial=n)):
+            return
+        slots, rows = max(n_slots, old_slots), max(2 * old_rows, old_rows + n)
+        held, free = np.full((slots, rows), NOWHERE, np.int32), np.zeros((slots, rows), np.int32)
+        n_free, size = np.zeros((2, slots), np.int32)
+        held[:old_slots, :old_rows], size[:old_slots] = self._held, self.size
+        for slot in range(slots):
+            before = self._free[slot, : self._n_free[slot]] if slot < old_slots else np.arange(old_rows)[::-1]
+            rows_free = np.concatenate((np.arange(old_rows, rows)[::-1], before))  # taken from the end
+            free[slot, : rows_free.size], n_free[slot] = rows_free, rows_free.size
+        self._held, self._free, self._n_free, self.size = held, free, n_free, size
 
 
 def _zeros(*rows: int) -> IntArray:

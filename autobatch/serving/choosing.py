@@ -13,8 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.graph import Graph
-from autobatch.graph.work import work_of
+from autobatch.graph.graph import Graph, work_of
 from autobatch.jit.arrays import IntArray
 from autobatch.schedule.schedule import Policy, Schedule
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.engine.kept_values import KeptValues
-from autobatch.graph.growth import KEPT, ROW, RUN, SLOT
+from autobatch.graph.growing import KEPT, ROW, RUN, SLOT
 from autobatch.jit.arrays import IntArray
 
 

@@ -22,9 +22,8 @@ from autobatch.api import Batched
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
-from autobatch.graph.graph import Graph
+from autobatch.graph.graph import PER_NODE, Graph, work_of
 from autobatch.graph.growing import NONE
-from autobatch.graph.work import PER_NODE, work_of
 from autobatch.jit.arrays import IntArray
 from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting

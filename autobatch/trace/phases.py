@@ -17,8 +17,7 @@ import numpy as np
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import NOWHERE, SLOT, OutputSlots, Results
+from autobatch.graph.growing import NOWHERE, SLOT, GrowingGraph, OutputSlots, Results
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
 from autobatch.jit.arrays import IntArray, LongArray

@@ -20,12 +20,23 @@ from autobatch._native import (
     sketch_pending,
     values_of,
 )
-from autobatch.graph import growth
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.graph.growing import Chosen, GrowingGraph
-from autobatch.graph.growth import NOWHERE, Nodes, OutputSlots, Results
-from autobatch.graph.kept_rows import KeptRows
+from autobatch.graph.growing import KEPT as KEPT_ROW
+from autobatch.graph.growing import (
+    MADE_BY,
+    MARK,
+    NOWHERE,
+    ROW,
+    RUN,
+    SLOT,
+    Chosen,
+    GrowingGraph,
+    KeptRows,
+    Nodes,
+    OutputSlots,
+    Results,
+)  # fmt: skip
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
 from autobatch.jit.arrays import IntArray
 from helpers.programs.graphs import CELL, TOYS, ToyType, ToyTypes
@@ -103,14 +114,14 @@ class Tables:
     def settle(self, chosen: Chosen) -> None:
         """Copy what may be read from the last run; then each source of the chosen round is in the row that it names."""
         values = self.growing.values
-        placed = {(int(values[growth.SLOT, v]), int(values[growth.ROW, v])): v for v in self.last.tolist()}
+        placed = {(int(values[SLOT, v]), int(values[ROW, v])): v for v in self.last.tolist()}
         found, rows, ptr = self.kept.move(self.last)
         for slot in range(len(ptr) - 1):
             for k in range(ptr[slot], ptr[slot + 1]):
                 assert 0 <= rows[k] < self.kept.size[slot]
                 self.values[slot, int(rows[k])] = placed[slot, int(found[k])]
         for v in chosen.sources.tolist():
-            assert self.values[int(values[growth.SLOT, v]), int(values[growth.KEPT, v])] == v
+            assert self.values[int(values[SLOT, v]), int(values[KEPT_ROW, v])] == v
         self.last = chosen.kept.values
 
     def flush(self) -> None:
@@ -155,8 +166,8 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
     nodes = [node for own in fresh for node in own]
     edges = [read for node in nodes for read in node.reads]
     attr, floats = ([x for node in nodes for x in getattr(node, name)] for name in ("ints", "floats"))
-    words = np.zeros(words_size.python(N_INSTANCES, len(nodes), len(edges), len(attr), 0), np.int32)
-    parts = write_header.python(words, N_INSTANCES, len(nodes), len(edges), len(attr), 0, len(floats))
+    words = np.zeros(words_size(N_INSTANCES, len(nodes), len(edges), len(attr), 0), np.int32)
+    parts = write_header(words, N_INSTANCES, len(nodes), len(edges), len(attr), 0, len(floats))
     parts.instance_ptr[1:] = np.cumsum([len(own) for own in fresh])
     parts.output_ptr[:] = 0
     parts.type_id[:] = [node.kind for node in nodes]
@@ -180,7 +191,7 @@ def draw_output_slots(rng: np.random.Generator) -> OutputSlots:
 def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
     """Each node and source is there once, reads what it should, and has its attributes; give what is returned."""
     check_graph(graph)
-    rows = growing.values[growth.KEPT]
+    rows = growing.values[KEPT_ROW]
     by_owner = [
         item
         for owner in range(N_INSTANCES)
@@ -247,7 +258,7 @@ def check_round(
     per_slot = [0] * N_SLOTS
     for v, slot in zip(expected, graph.out_slot.tolist(), strict=True):
         values = growing.values
-        assert (values[growth.RUN, v], values[growth.SLOT, v], values[growth.ROW, v]) == (run, slot, per_slot[slot])
+        assert (values[RUN, v], values[SLOT, v], values[ROW, v]) == (run, slot, per_slot[slot])
         per_slot[slot] += 1
     plain.kept.update(expected)
 
@@ -268,7 +279,7 @@ def compact(plain: Plain, growing: GrowingGraph, tables: Tables) -> None:
     readable |= {v for node in range(len(plain.nodes)) if node not in plain.done for v in plain.reads(node)}
     needed = {node for node in range(len(plain.nodes)) if node not in plain.done}
     needed |= {plain.values[v][0] for v in readable}
-    last = {plain.values[v][0] for v in np.flatnonzero(growing.values[growth.MARK] == -growing.round)}
+    last = {plain.values[v][0] for v in np.flatnonzero(growing.values[MARK] == -growing.round)}
     tables.flush()
     of_node, of_value = growing.compact()
     left = np.flatnonzero(of_node != NOWHERE).tolist()
@@ -318,7 +329,7 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, com
     for _ in range(rng.integers(1, N_ROUNDS)):
         growing.append(draw_phase(rng, plain), output_slots.rows)
         assert growing.n_nodes == len(plain.nodes)
-        assert growing.values[growth.MADE_BY, : growing.n_values].tolist() == [node for node, _ in plain.values]
+        assert growing.values[MADE_BY, : growing.n_values].tolist() == [node for node, _ in plain.values]
         use(rng, plain, growing)
         known = plain.usable()
         if not known:
@@ -426,8 +437,8 @@ def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
 
 
 def test_a_phase_without_nodes_is_appended_where_tables_end() -> None:
-    nothing = np.zeros(words_size.python(N_INSTANCES, 0, 0, 0, 0), np.int32)
-    write_header.python(nothing, N_INSTANCES, 0, 0, 0, 0, 0)
+    nothing = np.zeros(words_size(N_INSTANCES, 0, 0, 0, 0), np.int32)
+    write_header(nothing, N_INSTANCES, 0, 0, 0, 0, 0)
     for seed in range(20):
         rng = np.random.default_rng(seed)
         growing, output_slots = GrowingGraph(N_INSTANCES), draw_output_slots(rng)

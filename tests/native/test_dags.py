@@ -10,8 +10,8 @@ import pytest
 
 from autobatch import _native
 from autobatch._native import move_rows
-from autobatch.graph.dag import Dag, chains_ahead, depths, reverse, to_dag
-from autobatch.graph.growth import IN_USE, KEPT, MARK, N_OF_VALUES, NOWHERE, READERS, ROW, SLOT
+from autobatch.graph.dag import Dag, chains_ahead, reverse, to_dag
+from autobatch.graph.growing import IN_USE, KEPT, MARK, N_OF_VALUES, NOWHERE, READERS, ROW, SLOT
 from helpers.programs.graphs import random_batch, random_dag, random_toys
 
 MANY = [pytest.param(range(60), id="some"), pytest.param(range(60, 2000), id="many", marks=pytest.mark.slow)]
@@ -46,7 +46,6 @@ def test_depths_and_chains_are_those_of_the_longest_paths(seeds: range) -> None:
         for node, sources in enumerate(edges):
             deep[node] = max((deep[source] + 1 for source in sources), default=0)
         assert _native.find_depths(dag.edge_ptr, dag.edge_src).tolist() == deep
-        assert depths(dag.edge_ptr, dag.edge_src).tolist() == deep
         for node in reversed(range(n_nodes)):
             readers = [n for n, sources in enumerate(edges) if node in sources]
             ahead[node] = np.max([ahead[n] for n in readers], axis=0) if readers else 0

@@ -1,4 +1,4 @@
-// Rows in the tables of kept values, for `autobatch.graph.kept_rows`.
+// Rows in the tables of kept values, for `autobatch.graph.growing.KeptRows`.
 
 #include "graph/graph.h"
 #include "graph/growing/tables.h"

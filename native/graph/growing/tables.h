@@ -1,4 +1,4 @@
-// The tables of a growing graph, which `autobatch.graph.growth` describes. Python owns them, with spare room.
+// The tables of a growing graph, which `autobatch.graph.growing` describes. Python owns them, with spare room.
 //
 // Many calls change them, so they are never checked as a whole: each number used as a position is checked on use, and a
 // wrong one ends the loop.

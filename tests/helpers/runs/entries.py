@@ -28,9 +28,7 @@ from autobatch import _native
 from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import NOWHERE, OutputSlots, Results
-from autobatch.graph.kept_rows import KeptRows
+from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots, Results
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows

@@ -21,14 +21,13 @@ from unittest.mock import patch
 import numpy as np
 
 import autobatch as ab
-from autobatch._native import data_starts
+from autobatch._native import data_starts, find_depths
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
-from autobatch.graph.dag import chains_ahead, depths, reverse, reverse_edges, to_dag
+from autobatch.graph.dag import chains_ahead, reverse, reverse_edges, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.kept_rows import KeptRows
+from autobatch.graph.growing import GrowingGraph, KeptRows
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.flows import FlowArrays, join_flows, make_flows
@@ -82,7 +81,7 @@ def digests_of(graphs: Sequence[Graph], flows: FlowArrays) -> dict[str, str]:
         "ranges": digest(*[f"{i}: {error}" for i, error in find_out_of_range(_spoilt(merged)).items()]),
         "reverse": digest(*reverse(dag)),
         "readers": digest(*reverse_edges(dag.edge_ptr, dag.edge_src)),
-        "depths": digest(depths(dag.edge_ptr, dag.edge_src)),
+        "depths": digest(find_depths(dag.edge_ptr, dag.edge_src)),
         "chains": digest(chains_ahead(dag)),
         "marks": digest(*_marks_of(merged, flows)),
     }
