@@ -58,8 +58,8 @@ def make_graph(
     refuse_backward_edges([types.names[t] for t in ids], [row[:2] for row in rows])
     rows.sort(key=lambda row: (row[1], row[3]))
     table = np.array(rows, np.int32).reshape(-1, 4)
-    words = np.empty(words_size.python(1, n_nodes, len(rows), len(attr), len(wanted)), np.int32)
-    parts = write_header.python(words, 1, n_nodes, len(rows), len(attr), len(wanted), len(floats))
+    words = np.empty(words_size(1, n_nodes, len(rows), len(attr), len(wanted)), np.int32)
+    parts = write_header(words, 1, n_nodes, len(rows), len(attr), len(wanted), len(floats))
     parts.instance_ptr[1], parts.output_ptr[1] = n_nodes, len(wanted)
     parts.type_id[:] = ids
     parts.edge_ptr[:] = np.searchsorted(table[:, 1], np.arange(n_nodes + 1))

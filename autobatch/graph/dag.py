@@ -79,13 +79,3 @@ def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, Int
             reader[place[source]] = node
             place[source] += 1
     return reader_ptr[:-1], reader
-
-
-@compiled
-def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
-    """Count what `_native.find_depths` does, for compiled loops alone."""
-    depth = zeros(edge_ptr.size - 1, np.int32)
-    for node in range(depth.size):
-        for e in range(edge_ptr[node], edge_ptr[node + 1]):
-            depth[node] = max(depth[node], depth[edge_src[e]] + 1)
-    return depth

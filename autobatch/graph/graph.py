@@ -69,34 +69,11 @@ class NamedTypes:
         """Give what loops need to know of the types."""
         n = len(self.names)
         zeros, unset, none = np.zeros(n + 1, np.int32), np.full(n, -1, np.int32), np.empty(0, np.int32)
-        no = zeros[:n]
-        return TypeArrays(
-            int_width=no,
-            float_width=no,
-            data_ptr=zeros,
-            data_group=none,
-            data_ints=none,
-            data_floats=none,
-            out_ptr=np.arange(n + 1, dtype=np.int32),
-            pass_port=unset,
-            port_ptr=zeros,
-            port_plain=none,
-            port_group=none,
-            group_ptr=zeros,
-            part_ptr=zeros,
-            part_group=none,
-            part_times=none,
-            part_of=none,
-            part_cut=np.zeros((0, 4), np.int64),
-            sum_type=unset,
-            range_ptr=zeros,
-            range_data=none,
-            range_column=none,
-            range_size=none,
-            range_ignore=none,
-            random=no,
-            product_work=np.zeros(n, np.int64),
-        )
+        known: dict[str, Any] = {name: zeros for name in TypeArrays._fields if name.endswith("_ptr")}
+        known |= dict.fromkeys(("int_width", "float_width", "random"), zeros[:n])
+        known |= {"pass_port": unset, "sum_type": unset, "out_ptr": np.arange(n + 1, dtype=np.int32)}
+        known |= {"part_cut": np.zeros((0, 4), np.int64), "product_work": np.zeros(n, np.int64)}
+        return TypeArrays(**dict.fromkeys(TypeArrays._fields, none) | known)
 
     def describe_range(self, r: int) -> str:
         """Refuse: types without attributes limit none."""

@@ -81,7 +81,7 @@ def refuse_backward_edges(names: Sequence[str], edges: Sequence[tuple[int, int]]
 
 def _check_sizes(graph: Graph) -> None:
     b, n, e, a, o, f = graph.words[:HEADER].tolist()
-    size = words_size.python(b, n, e, a, o)
+    size = words_size(b, n, e, a, o)
     if min(b, n, e, a, o, f) < 0 or graph.words.size != size:
         raise _broken(f"the header {[b, n, e, a, o, f]} promises {size} words, but there are {graph.words.size}")
     if graph.floats.size != f:

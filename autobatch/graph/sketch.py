@@ -93,8 +93,8 @@ def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
             f"{list(types.names)}; give one for each."
         )
     n_nodes, n_edges = dag.type_id.size, dag.edge_src.size
-    words = np.zeros(words_size.python(1, n_nodes, n_edges, 0, 0), np.int32)
-    parts = write_header.python(words, 1, n_nodes, n_edges, 0, 0, 0)
+    words = np.zeros(words_size(1, n_nodes, n_edges, 0, 0), np.int32)
+    parts = write_header(words, 1, n_nodes, n_edges, 0, 0, 0)
     parts.instance_ptr[1] = n_nodes
     parts.type_id[:], parts.edge_ptr[:], parts.edge_src[:] = dag.type_id, dag.edge_ptr, dag.edge_src
     return Graph(words, np.empty(0), types, (None,))

@@ -47,7 +47,6 @@ class Sections(NamedTuple):
     out_slot: IntArray
 
 
-@compiled
 def words_size(n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outputs: int) -> int:
     """Count the words that a graph of these sizes takes, header included."""
     return HEADER + 2 * (n_instances + 1) + 2 * n_nodes + 1 + 3 * n_edges + n_attr + 3 * n_outputs
@@ -55,7 +54,7 @@ def words_size(n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outp
 
 def encoded_size(words: IntArray) -> int:
     """Read from its header how many words the graph that starts `words` takes."""
-    return words_size.python(*words[: HEADER - 1].tolist())
+    return words_size(*words[: HEADER - 1].tolist())
 
 
 @compiled
@@ -83,14 +82,13 @@ def sections(words: IntArray) -> Sections:
     )
 
 
-@compiled
 def write_header(
     words: IntArray, n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outputs: int, n_floats: int
 ) -> Sections:
     """Write the sizes and the leading zero pointers to `words`; return the views, otherwise still to be filled."""
     words[0], words[1], words[2] = n_instances, n_nodes, n_edges
     words[3], words[4], words[5] = n_attr, n_outputs, n_floats
-    views = sections(words)
+    views = sections.python(words)
     views.instance_ptr[0] = views.output_ptr[0] = views.edge_ptr[0] = 0
     return views
 

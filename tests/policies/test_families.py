@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from autobatch import policies
+from autobatch._native import find_depths
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, depths
+from autobatch.graph.dag import Dag
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.sketch import to_graph
 from autobatch.schedule.make import make_schedule
@@ -120,7 +121,7 @@ def test_trees_are_binary() -> None:
         is_read = min(n_heads, 1)
         assert set(read_by_heads(dag, 2)) == {is_read, is_read + 1}  # by its head, and all but roots by a node
         assert [set(np.diff(dag.edge_ptr)[dag.type_id == kind]) for kind in (0, 1)] == [{0}, {2}]
-        heights.append(int(depths(dag.edge_ptr, dag.edge_src).max()) - n_heads)
+        heights.append(int(find_depths(dag.edge_ptr, dag.edge_src).max()) - n_heads)
     assert np.quantile(heights, [0, 0.5, 1]).tolist() == [2, 6, 16]
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from autobatch.graph.dag import Dag, chains_ahead, depths, reverse, reverse_edges, to_dag
+from autobatch._native import find_depths
+from autobatch.graph.dag import Dag, chains_ahead, reverse, reverse_edges, to_dag
 from autobatch.schedule.chains import Chains, follow, is_critical, own_share, restart_chains, start_chains
 from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.schedule import Schedule, chain_lengths
@@ -62,7 +63,7 @@ class TestDag:
         expected: list[int] = []
         for node in range(graph.n_nodes):
             expected.append(max((expected[source] + 1 for source in graph.inputs_of(node)), default=0))
-        assert depths(graph.edge_ptr, graph.edge_src).tolist() == expected
+        assert find_depths(graph.edge_ptr, graph.edge_src).tolist() == expected
 
     @each("seed", SEEDS)
     def test_the_reverse_turns_every_edge_round(self, seed: int) -> None:

@@ -174,8 +174,8 @@ def put_together(pieces: Pieces) -> Case:
     ints = [x for node in nodes for x in node.ints]
     floats = np.array([x for node in nodes for x in node.floats], np.float64)
     sizes = len(instances), len(nodes), len(edges), len(ints), len(outputs)
-    words = np.empty(words_size.python(*sizes), np.int32)
-    parts = write_header.python(words, *sizes, floats.size)
+    words = np.empty(words_size(*sizes), np.int32)
+    parts = write_header(words, *sizes, floats.size)
     parts.instance_ptr[:] = first_nodes
     parts.output_ptr[:] = np.cumsum([0, *(len(instance.outputs) for instance in instances)])
     parts.type_id[:] = [node.type for node in nodes]

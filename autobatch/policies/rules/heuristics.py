@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import find_depths
-from autobatch.graph.dag import Dag, depths
+from autobatch.graph.dag import Dag
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
@@ -72,13 +72,12 @@ class Agenda(Directed):
 
     def plan(self, dag: Dag) -> Batches:
         """Simulate batch by batch. Cost: O(N + E + K * T) for K batches."""
-        return _agenda(dag)
+        return _agenda(dag, find_depths(dag.edge_ptr, dag.edge_src))
 
 
 @compiled
-def _agenda(dag: Dag) -> Batches:
+def _agenda(dag: Dag, depth: IntArray) -> Batches:
     sim = start(dag)
-    depth = depths(dag.edge_ptr, dag.edge_src)
     total_depth = np.zeros(dag.n_types, np.int64)
     for node in range(dag.type_id.size):
         total_depth[dag.type_id[node]] += depth[node]
