@@ -346,9 +346,9 @@ class Batched(Engine):
             PolicyError: there is no such bound.
             PlanError: an instance needs more than `max_bytes` alone.
         """
+        from autobatch.inspect.lines import Lines
         from autobatch.memplan.report.memory import report_memory
         from autobatch.policies.search.judging import judge
-        from autobatch.trace.lines import Lines
 
         lines = Lines()
         with lines.noted(self.recorder.calls):

@@ -19,8 +19,8 @@ from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_gro
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 if TYPE_CHECKING:
+    from autobatch.inspect.lines import LineReport
     from autobatch.memplan.report.memory import MemoryReport
-    from autobatch.trace.lines import LineReport
 
 SHOWN = 5  # rounds at either end, instances of a round, functions that record single ops
 
@@ -189,7 +189,7 @@ class Report:
 
     def _remarks(self) -> Iterator[str]:
         """What concerns single types, in lines."""
-        from autobatch.trace.lines import describe_lines
+        from autobatch.inspect.lines import describe_lines
 
         for group in self._groups():
             single = [t for t in group if t.why]

@@ -30,10 +30,9 @@ from autobatch.ops.randomness import DrawCount
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
-from autobatch.trace.decode import EACH
 from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import NOTHING, Entry, Known, invoke
-from autobatch.trace.forms import Form, FormReader, Item, code_of, make_form
+from autobatch.trace.forms import EACH, Form, FormReader, Item, code_of, make_form
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
@@ -41,7 +40,7 @@ from autobatch.trace.lifting import Lifting, never, to_values, treatment_of
 from autobatch.trace.traces import Family, Traces
 
 if TYPE_CHECKING:
-    from autobatch.trace.derived import Pattern
+    from autobatch.trace.tape import Pattern
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
@@ -323,7 +322,7 @@ class Calls:
 
     def derived(self, entry: Entry, pattern: Pattern) -> Entry:
         """The entry of the derivatives of the calls of an entry."""
-        from autobatch.trace.derived import derived_entry
+        from autobatch.trace.tape import derived_entry
 
         key = ("derivative", entry, Static(pattern))
         return self._entries.get(key) or self._add(key, derived_entry(entry, pattern))

@@ -28,9 +28,11 @@ from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact
 from autobatch.ir.program import DRAW, LEAVES, NODE, Attribute, CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.trace.awaiting import close
-from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Rows, Value
+
+VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4
+"""The codes with which a form tells the decoder of the log what its calls logged; see `native/record/decode.h`."""
 
 BOOL = "bool"
 INTS = ("int", "ints", "each")

@@ -42,16 +42,3 @@ class Kept(Parameter):
             grown[: len(array)] = array
         self._store = store
         self._keep(grown)
-
-
-class KeptTables:
-    """The tables of one recorded function, by the slot in which a round keeps such values."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, Kept] = {}
-
-    def table(self, slot: int, shapes: list[Shape]) -> Kept:
-        """The table of the values of a slot; slots have these shapes."""
-        if slot not in self._tables:
-            self._tables[slot] = Kept(shapes[slot])
-        return self._tables[slot]

@@ -248,7 +248,10 @@ class Phases:
 
     def table_of(self, slot: int) -> Kept:
         """The table of the values that are kept in a slot."""
-        return self._recorder.kept.table(slot, self._recorder.slots.shapes)
+        tables = self._recorder.kept
+        if slot not in tables:
+            tables[slot] = Kept(self._recorder.slots.shapes[slot])
+        return tables[slot]
 
     def sources_known(self, values: IntArray) -> None:
         """Make the types of the nodes that read these values from the tables of kept values."""

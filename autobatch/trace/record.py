@@ -27,10 +27,9 @@ from autobatch.params.parameter import Parameter
 from autobatch.system.turns import OF_TORCH, RenewedLock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
-from autobatch.trace.decode import STALE
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
-from autobatch.trace.kept import Kept, KeptTables
+from autobatch.trace.kept import Kept
 from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
 from autobatch.trace.results import Slot, SlotTable, read_result
@@ -40,6 +39,7 @@ ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """Iterable types that are one instance, or part of one, not a list of instances."""
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
+STALE = 1  # decoding failed because a value of another recording was used
 
 
 class MiniBatch(NamedTuple):
@@ -91,7 +91,7 @@ class Recorder:
         self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async, patch)
         self.types = self.calls.types
         self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
-        self.kept = KeptTables()
+        self.kept: dict[int, Kept] = {}  # the tables of kept values, by slot
         self._checked: tuple[Any, ...] = ()
         self._looked_at: dict[str, Parameter] | None = None
         self._parameters: dict[str, Parameter] = {}

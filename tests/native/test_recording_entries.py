@@ -20,7 +20,7 @@ import pytest
 
 import autobatch as ab
 from autobatch._native import Form, Function, Handle, Log, RowsHandle, Shortcut, Stage, array_key
-from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
+from autobatch.trace.forms import EACH, END, ROWS, VALUE, WORDS
 from helpers.runs.entries import sizes
 from helpers.runs.recordings import STAGE, Owner, value_class
 

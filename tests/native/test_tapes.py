@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autobatch._native import Handle, Layout, Log, Rule, Stage, Tape
-from autobatch.trace.decode import EACH, END, VALUE, WORDS
+from autobatch.trace.forms import EACH, END, VALUE, WORDS
 from helpers.runs.entries import sizes
 from helpers.runs.recordings import value_class
 

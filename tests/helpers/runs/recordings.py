@@ -38,7 +38,7 @@ from autobatch._native import (
     seal,
     seal_cells,
 )  # fmt: skip
-from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
+from autobatch.trace.forms import EACH, END, ROWS, VALUE, WORDS
 
 N_STEPS = 40  # of a program
 STAGE = Stage()
