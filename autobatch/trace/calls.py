@@ -31,7 +31,7 @@ from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.entries import NOTHING, Entry, Known, invoke
+from autobatch.trace.entries import Entry, Known, invoke
 from autobatch.trace.forms import EACH, Form, FormReader, Item, code_of, make_form
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
@@ -415,9 +415,12 @@ class Calls:
         return entry
 
     def _know(self, entry: Entry, known: Known) -> None:
-        """Set the forms of an entry, of which its function tries the first."""
+        """Set the forms of an entry; its function tries the first of them.
+
+        It begins with the newest, because the earliest, such as those of initial states, are often rare.
+        """
         entry.known = known
-        entry.function.forms = tuple(form.recorder for form in known.forms)
+        entry.function.forms = tuple(form.recorder for form in reversed([*known.values()][:MAX_FORMS]))
 
     # The slow path: the first call of each form, and calls with arguments that only Python can lift.
 
@@ -452,10 +455,10 @@ class Calls:
                 raise GraphError(f"in cell {entry.name!r}: {needs}") from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = texts
             return self._slow(entry, args)
-        if conditions not in entry.known.by_form:
+        if conditions not in entry.known:
             self._note_lengths(entry, keys, reader)
             self._add_form(entry, reader, family)
-        recorder = entry.known.by_form[conditions].recorder
+        recorder = entry.known[conditions].recorder
         assert recorder is not None
         made = Function.record(recorder, args)
         return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
@@ -502,11 +505,7 @@ class Calls:
         form = make_form(reader, self.log, family.node_type, family.lengths, outputs)
         self.forms.append(form)
         self.families.append(family)
-        known = entry.known
-        by_form = {**known.by_form, form.conditions: form}
-        # Newest first: the earliest forms, such as initial states, are often rare.
-        forms = (form, *known.forms) if len(known.forms) < MAX_FORMS else known.forms
-        self._know(entry, Known(forms, by_form))
+        self._know(entry, {**entry.known, form.conditions: form})
 
     def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
         """Add a form of a family that only derivatives record, with the items its calls log; return its number."""
@@ -554,10 +553,8 @@ class Calls:
                 del self._entries[key]
                 self.log.functions.pop(key, None)
                 entry.clear()
-            elif any(form.code[0] in retired for form in entry.known.forms) or entry.former:
-                forms = tuple(form for form in entry.known.forms if form.code[0] not in retired)
-                by_form = {c: form for c, form in entry.known.by_form.items() if form.code[0] not in retired}
-                self._know(entry, Known(forms, by_form))
+            elif any(form.code[0] in retired for form in entry.known.values()) or entry.former:
+                self._know(entry, {c: form for c, form in entry.known.items() if form.code[0] not in retired})
                 entry.former.clear()
         self.log.forget_cells()
         self.rules.clear()
@@ -570,7 +567,7 @@ class Calls:
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
         """Switch an entry to the forms of its present types, and keep the forms of its former types."""
         entry.former[before] = entry.known
-        self._know(entry, entry.former.pop(now, NOTHING))
+        self._know(entry, entry.former.pop(now, {}))
 
 
 def cell_at(owner: Any, path: str) -> Any:

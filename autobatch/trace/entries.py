@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,25 +13,13 @@ from autobatch.ir.arguments import Key, Static
 from autobatch.params.parameter import Parameter
 from autobatch.trace.forms import Form, Step
 
-
-class Known(NamedTuple):
-    """The forms in which a cell with certain types has been called.
-
-    Attributes:
-        forms: those that the entry's function tries one after another.
-        by_form: all that were met, by the steps that identify them.
-    """
-
-    forms: tuple[Form, ...]
-    by_form: Mapping[tuple[Step, ...], Form]
-
-
 OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args, **kwargs`
 PLAINLY = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 COLLECTING = {inspect.Parameter.VAR_POSITIONAL}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 AN_ARRAY, A_PARAMETER = np.zeros(1), Parameter(0.0)  # example arguments
 ARRAYS, PARTS, PARAMETERS = 1, 2, 4  # that become sources, as in `native/record/function.cpp`
-NOTHING = Known((), MappingProxyType({}))
+Known: TypeAlias = Mapping[tuple[Step, ...], Form]
+"""The forms in which a cell with certain types has been called, by the steps that identify them, in order."""
 
 
 @dataclass(eq=False)
@@ -68,7 +55,7 @@ class Entry:
     lifts: bool = True
     lists: bool = False
     ragged: tuple[str, ...] = ()
-    known: Known = NOTHING
+    known: Known = field(default_factory=dict)
     function: Any = None
     former: dict[Hashable, Known] = field(default_factory=dict)
     fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], set[str]] = field(default_factory=dict)
@@ -88,7 +75,7 @@ class Entry:
     def clear(self) -> None:
         """Drop all references; the entry is never called again."""
         self.identity, self.origin, self.plain, self.run = (), ("forgotten",), None, _forgotten
-        self.known, self.function.forms = NOTHING, ()
+        self.known, self.function.forms = {}, ()
         self.former.clear()
         self.fixed.clear()
 
