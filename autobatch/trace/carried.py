@@ -172,7 +172,7 @@ class Carrier:
             family = traces.family_of(entry, call.keys, tuple(lengths))
         traces.keep_products(family, call.kept)
         assert family.current is not None
-        if _plain(family.current.signature) != call.signature:
+        if repr(family.current.body.signature) != call.signature:
             raise GraphError(
                 f"a recorded graph comes from a process in which cell {call.name!r} takes or gives other things than "
                 f"here; record it with the same model."
@@ -245,13 +245,8 @@ def _describe(family: Family) -> CarriedCall:
             origin = "method", owner, path
     return CarriedCall(
         node_type.number, node_type.name, origin, family.keys, family.example, family.lengths,
-        family.kept, _plain(family.current.signature),
+        family.kept, repr(family.current.body.signature),
     )  # fmt: skip
-
-
-def _plain(signature: Any) -> str:
-    """The signature as text, which is the same in all processes."""
-    return repr(signature)
 
 
 def _dumps(x: Any, names: Mapping[int, str], cell: str) -> bytes:

@@ -93,7 +93,8 @@ def make_layout(number: int, form: Form, family: Family) -> Layout:
         code += [*_header(item), len(item.leaves), *chain(*([len(part), *part] for part in item.leaves))]
     code += [len(form.floats), *chain(*map(_header, form.floats))]
     code += [len(outputs), *chain(*outputs), len(arguments), *chain(*arguments)]
-    return Layout(number, family.n_lists, code, tuple(shapes), tuple(program.parameters), _count_rows(program))
+    n_lists = sum(key.n_lists for key in family.keys.values())
+    return Layout(number, n_lists, code, tuple(shapes), tuple(program.parameters), _count_rows(program))
 
 
 def make_rule(

@@ -65,26 +65,29 @@ class Body:
         """Equal for equal programs."""
         return _content(self.program), self.structure, self.lengths.walked
 
+    @cached_property
+    def signature(self) -> Hashable:
+        """Equal for programs that can serve the same graphs, and whose calls are recognized alike."""
+        program = self.program
+        given = []
+        for var in program.vars:
+            if isinstance(var.source, (Port, Attribute)):
+                given.append((var.source, var.shape, var.domain))
+        vars = program.vars
+        outputs = tuple((vars[o].shape, int_limit(vars, o), dtype_of(vars, o)) for o in program.outputs)
+        ranges = tuple(index_ranges(program))
+        return tuple(given), outputs, self.structure, program.ties, program.draws, ranges, self.lengths.walked
+
 
 class Trace(NamedTuple):
-    """One trace of a cell.
-
-    Attributes:
-        signature: equal for programs that can serve the same graphs.
-    """
+    """One trace of a cell."""
 
     node_type: NodeType
     body: Body
-    signature: Hashable
-
-    @property
-    def guards(self) -> tuple[Guard, ...]:
-        """One for each thing that the body read."""
-        return self.body.guards
 
     def holds(self) -> bool:
         """Whether all guards hold."""
-        return all(guard.holds() for guard in self.guards)
+        return all(guard.holds() for guard in self.body.guards)
 
 
 @dataclass(eq=False)
@@ -119,11 +122,6 @@ class Family:
     def number(self) -> int:
         """The type in force, or -1."""
         return -1 if self.current is None else self.current.node_type.number
-
-    @cached_property
-    def n_lists(self) -> int:
-        """The number of lists, and arrays of any number of rows, among the arguments."""
-        return sum(key.n_lists for key in self.keys.values())
 
     @property
     def node_type(self) -> NodeType:
@@ -235,10 +233,10 @@ class Traces:
             family.kept += new
             body = replace(current.body, program=keep_products(current.node_type.program, family.kept))
             node_type = replace(current.node_type, program=body.program, trace=next(self._serial))
-            family.traces, signature = [], _signature(body)
-            family.numbers[signature] = node_type.number
+            family.traces = []
+            family.numbers[body.signature] = node_type.number
             with self.types.growing.lock:
-                self._put(family, Trace(node_type, body, signature))
+                self._put(family, Trace(node_type, body))
         return {number: output for output, number in enumerate(family.kept, len(family.node_type.program.results))}
 
     @property
@@ -314,11 +312,11 @@ class Traces:
     def _guards(self) -> list[Guard]:
         """Return all active guards, including those of bodies that could not be traced again."""
         families = list(self._families.values())
-        return [guard for f in families for guard in (f.failed if f.current is None else f.current.guards)]
+        return [guard for f in families for guard in (f.failed if f.current is None else f.current.body.guards)]
 
     def _renew(self, family: Family, before: Trace | None) -> None:
         """Replace the current trace of a family; `before` is the previous one, None if all are forgotten."""
-        changed = differences(before.guards) if before is not None else []
+        changed = differences(before.body.guards) if before is not None else []
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
         body: Body | None = None
@@ -349,7 +347,7 @@ class Traces:
             family.failed = ()
             family.lengths.walked = trace.body.lengths.walked
             family.lengths.found |= trace.body.lengths.found
-            family.numbers[trace.signature] = trace.node_type.number
+            family.numbers[trace.body.signature] = trace.node_type.number
             others = (t for t in family.traces if t.body.content != trace.body.content)
             family.traces = [*others, trace][-MOST_TRACES:]
             self.types.put(trace.node_type)
@@ -358,7 +356,7 @@ class Traces:
         if why and before != self._numbers(entry):
             self._renew_entry(entry, before, self._numbers(entry))
         if old == -1 and trace is not None and self._guard_set is not None:
-            self._guard_set = self._guard_set.extended(trace.guards)
+            self._guard_set = self._guard_set.extended(trace.body.guards)
         else:
             self._guard_set = None
 
@@ -398,7 +396,7 @@ class Traces:
         tracer, body = self._trace_body(family, lengths, repeats=False)
         is_same = body.content == before.content
         if not is_same and any(body.program.vars[i].source.op.once for i in body.program.instructions):  # type: ignore
-            is_same = _signature(body) == _signature(before) and all(map(_is_of_arrays, changed))
+            is_same = body.signature == before.signature and all(map(_is_of_arrays, changed))
         if not is_same or not all(guard.holds() for guard in body.guards):
             raise GraphError(
                 f"cell {family.entry.name!r} changes what it reads: {_describe(changed)}; its body is traced once for "
@@ -451,16 +449,15 @@ class Traces:
 
     def _keep(self, family: Family, body: Body) -> Trace:
         """The trace of a family with this body; an equal one that is kept already gets the new guards."""
-        signature = _signature(body)
         for known in family.traces:
             if known.body.content == body.content:
                 return known._replace(body=body)
-        number = family.numbers.get(signature)
+        number = family.numbers.get(body.signature)
         node_type = self._make_type(family.entry, family.keys, body.program, body.structure)
         if number is not None:
             node_type = replace(node_type, number=number)
-        family.numbers[signature] = node_type.number
-        return Trace(replace(node_type, trace=next(self._serial)), body, signature)
+        family.numbers[body.signature] = node_type.number
+        return Trace(replace(node_type, trace=next(self._serial)), body)
 
     def _make_type(self, entry: Entry, keys: dict[str, Key], program: CellProgram, structure: Any) -> NodeType:
         called, sum_type = entry.identity[0].value, -1
@@ -511,7 +508,7 @@ def _describe(changed: Iterable[Difference]) -> str:
 
 def _reads(trace: Trace, gone: set[int]) -> bool:
     """Whether a program reads parameters, or its body read objects, with these `id`s."""
-    held = [x for guard in trace.guards for x in (guard.holder, *guard.seen)]
+    held = [x for guard in trace.body.guards for x in (guard.holder, *guard.seen)]
     return not gone.isdisjoint(map(id, [*(weight.parameter for weight in trace.node_type.program.weights), *held]))
 
 
@@ -526,7 +523,7 @@ def _reason(family: Family, before: Trace | None, error: Exception | None) -> st
     """Explain why a trace (None if forgotten) is not current: what differs, and the result of retracing the body."""
     if before is None:
         return f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
-    return f"{_describe(differences(before.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
+    return f"{_describe(differences(before.body.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
 
 
 def _outcome(error: Exception | None) -> str:
@@ -554,19 +551,6 @@ def _join(known: Body, other: Body) -> Body:
     guards = {guard.key: guard for guard in (*known.guards, *other.guards)}
     lengths = Lengths(known.lengths.walked, known.lengths.found | other.lengths.found)
     return replace(known, guards=tuple(guards.values()), lengths=lengths)
-
-
-def _signature(body: Body) -> Hashable:
-    """The parts of a program that the graphs of its type depend on, and how calls are recognized."""
-    program = body.program
-    given = []
-    for var in program.vars:
-        if isinstance(var.source, (Port, Attribute)):
-            given.append((var.source, var.shape, var.domain))
-    vars = program.vars
-    outputs = tuple((vars[o].shape, int_limit(vars, o), dtype_of(vars, o)) for o in program.outputs)
-    ranges = tuple(index_ranges(program))
-    return tuple(given), outputs, body.structure, program.ties, program.draws, ranges, body.lengths.walked
 
 
 def _content(program: CellProgram) -> Hashable:
