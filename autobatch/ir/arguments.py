@@ -7,7 +7,7 @@ exactly when the calls may share a node type.
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -123,6 +123,13 @@ def leaves(x: Any) -> Iterator[Any]:
             yield from leaves(part)
     else:
         yield x
+
+
+def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
+    """Apply a function to all that is in a structure and is none."""
+    if not is_structure(x):
+        return function(x)
+    return Key.of_structure(x, ()).build([map_leaves(function, part) for part in parts_of(x)])
 
 
 def put_together(structure: Any, outputs: Sequence[Any]) -> Any:

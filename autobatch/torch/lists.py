@@ -16,10 +16,11 @@ from typing import Any, cast
 import numpy as np
 
 from autobatch import ops
+from autobatch.ir.arguments import leaves
 from autobatch.ops.define import shape_of
 from autobatch.torch import aten
 from autobatch.torch.rows import FUNCTIONS_OF_RAGGED, OF_RAGGED, Rule, n_rows, refuse
-from autobatch.trace.elements import FIRST, MIXED, Element, NeedsLength, TracedList, values_in
+from autobatch.trace.elements import FIRST, MIXED, Element, NeedsLength, TracedList
 from autobatch.trace.ragged import Ragged
 
 
@@ -38,7 +39,7 @@ def apply_function(function: Rule, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def _choose(name: str, plain: Rule, of_ragged: Rule | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    values = [*values_in((list(args), kwargs))]
+    values = [*leaves((list(args), kwargs))]
     ragged = next((x for x in values if isinstance(x, Ragged)), None)
     if ragged is None:
         return plain(*args, **kwargs)

@@ -16,12 +16,13 @@ from inspect import signature
 from typing import Any, Never
 
 from autobatch import ops
+from autobatch.ir.arguments import leaves, map_leaves
 from autobatch.ir.builder import Traced
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Symbol
 from autobatch.ops.products import matmul as product
 from autobatch.torch import aten, functions
-from autobatch.trace.elements import NeedsLength, map_values, values_in
+from autobatch.trace.elements import NeedsLength
 from autobatch.trace.ragged import Ragged
 
 Rule = Callable[..., Any]
@@ -69,21 +70,21 @@ def n_rows(value: Any) -> int:
 
 def refuse(name: str, *values: Any) -> Never:
     """Ask for the length of the list whose rows a value has."""
-    ragged = next(x for x in values_in(values) if isinstance(x, Ragged))
+    ragged = next(x for x in leaves(values) if isinstance(x, Ragged))
     raise NeedsLength(ragged.var.domain, f"applies {name} to all of it")
 
 
 def _of_rows(x: Ragged, function: Rule) -> Any:
     """Ragged values, of what a function makes of each row."""
     result = function(x.row)
-    return result if result is NotImplemented else map_values(lambda y: Ragged(x.builder, y.index), result)
+    return result if result is NotImplemented else map_leaves(lambda y: Ragged(x.builder, y.index), result)
 
 
 def _spread(name: str, x: Ragged, others: Any) -> Any:
     """Other arguments of an op at each row; NeedsLength if there are ragged values among them."""
-    if any(isinstance(y, Ragged) for y in values_in(others)):
+    if any(isinstance(y, Ragged) for y in leaves(others)):
         refuse(name, x, others)
-    return map_values(lambda y: x.builder.at_edges(y, x) if isinstance(y, Traced) else y, others)
+    return map_leaves(lambda y: x.builder.at_edges(y, x) if isinstance(y, Traced) else y, others)
 
 
 def _along(name: str) -> Rule:
@@ -203,7 +204,7 @@ def _norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, bias:
 
 def _take(x: Any, index: Any) -> Any:
     """Leave indices that are no values to torch."""
-    return refuse("an index", x, index) if any(isinstance(y, Symbol) for y in values_in(index)) else NotImplemented
+    return refuse("an index", x, index) if any(isinstance(y, Symbol) for y in leaves(index)) else NotImplemented
 
 
 FUNCTIONS_OF_RAGGED: dict[Rule, Rule] = {

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import AutobatchError, GraphError
-from autobatch.ir.arguments import Fixed, exact
+from autobatch.ir.arguments import Fixed, exact, map_leaves
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.builder import Traced as TracedValue
 from autobatch.ir.program import Attribute, Instruction, Weight, dtype_of, int_limit
@@ -58,7 +58,7 @@ from autobatch.torch.outline import (
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, refuse, shape_in_torch
 from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
-from autobatch.trace.elements import Element, NeedsLength, TracedList, map_values
+from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.hooks import unheard
 from autobatch.trace.ragged import Ragged
 
@@ -150,7 +150,7 @@ class Tracing:
             return torch.tensor(x.numbers)
         if isinstance(x, TracedList):
             self.lists.append(x)
-            return [map_values(self.enter, element) for element in x]
+            return [map_leaves(self.enter, element) for element in x]
         if not isinstance(x, Operators):
             return x
         dtype = self._dtype_of(x)

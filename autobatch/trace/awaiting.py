@@ -17,7 +17,7 @@ from typing import Any
 
 from autobatch.arguments import refusal as wrong_argument
 from autobatch.errors import GraphError
-from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.arguments import is_structure, map_leaves, parts_of
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
 from autobatch.ops.taped import EagerTape, strip
@@ -57,7 +57,7 @@ class Asked(Request):
     def __await__(self) -> Generator[Any, Any, Any]:
         if self.values is GONE:
             raise GraphError("one call of ab.value was awaited twice; call it again to await the number again.")
-        return (yield self) if holds_value(self.values) else _stripped(self.take())
+        return (yield self) if holds_value(self.values) else map_leaves(strip, self.take())
 
     def take(self) -> Any:
         """Give the values away, so that nothing keeps them in use; a request is answered once."""
@@ -192,13 +192,6 @@ def holds_value(x: Any) -> bool:
         x.require_recording()
         return True
     return is_structure(x) and sum(map(holds_value, parts_of(x))) > 0
-
-
-def _stripped(x: Any) -> Any:
-    """Values that are differentiated in eager mode as arrays: what is awaited is a constant."""
-    if is_structure(x):
-        return Key.of_structure(x, ()).build([_stripped(part) for part in parts_of(x)])
-    return strip(x)
 
 
 def close(programs: Iterable[Any]) -> None:

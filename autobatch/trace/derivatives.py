@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.errors import GraphError, ShapeError
-from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
+from autobatch.ir.arguments import is_structure, leaves, map_leaves, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute, dtype_of
 from autobatch.keywords import checked
@@ -140,10 +140,7 @@ def _shape(x: Any) -> Any:
 
 def _replace(x: Any, values: Iterator[Any]) -> Any:
     """A structure with other values in the place of its own."""
-    if is_structure(x):
-        parts = [_replace(part, values) for part in parts_of(x)]
-        return Key.of_structure(x, ()).build(parts)
-    return next(values) if _leaves(x) else x
+    return map_leaves(lambda part: next(values) if _is_value(part) else part, x)
 
 
 class Differentiated:

@@ -15,6 +15,7 @@ import numpy as np
 
 from autobatch._native import Derivatives
 from autobatch.errors import GraphError
+from autobatch.ir.arguments import leaves, map_leaves
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
 from autobatch.ir.program import Instruction
@@ -27,7 +28,7 @@ from autobatch.ops.taped import EagerTape, Taped, cast, value_on
 from autobatch.ops.variadic import sum_n
 from autobatch.params.parameter import Parameter
 from autobatch.trace.calls import Calls
-from autobatch.trace.elements import Element, NeedsLength, TracedList, map_values, values_in
+from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.ragged import Ragged
@@ -280,7 +281,7 @@ class InCell:
         if isinstance(x, TracedList):
             if x.element is None:
                 raise NeedsLength(x.group, "differentiates by it")
-            self._variables.append(x.like(map_values(self._equal, x.element)))
+            self._variables.append(x.like(map_leaves(self._equal, x.element)))
             return self._variables[-1]
         self._variables.append(self._equal(_whole(x)))
         if isinstance(x, Parameter):
@@ -325,7 +326,7 @@ class InCell:
     def _like(self, x: Any, found: Iterator[Traced]) -> Any:
         """Derivatives as what they are of: a list of any length, or a value."""
         if isinstance(x, TracedList):
-            return x.like(map_values(lambda part: _row(next(found)), x.element))
+            return x.like(map_leaves(lambda part: _row(next(found)), x.element))
         return next(found)
 
     def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
@@ -341,7 +342,7 @@ def _row(x: Traced) -> Traced:
 
 def _parts(x: Any) -> list[Traced]:
     """The values of a list of any length, per edge, or the value itself."""
-    return list(values_in(x.element)) if isinstance(x, TracedList) else [x]
+    return list(leaves(x.element)) if isinstance(x, TracedList) else [x]
 
 
 def _whole(x: Any) -> Any:

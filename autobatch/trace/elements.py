@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from autobatch.errors import ShapeError
-from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.arguments import leaves, map_leaves
 from autobatch.ir.builder import Traced, TracedCondition
 from autobatch.ir.program import NODE, Constant, Weight, source_key
 from autobatch.ops.conditions import Condition, gives_condition
@@ -149,10 +149,6 @@ class ListBuilder(PairBuilder):
             self._places.append(Position(0, len(self._places) + 1))
         return self._places[:n]
 
-    def is_empty(self, group: int) -> bool:
-        """Whether a list argument is empty in the present call."""
-        return group in self.lists and bool(self.lengths) and not self.lengths[group]
-
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
         """Ask for the length of a list that is among the values; ShapeError if there is none."""
         rows = [v for v in values if isinstance(v, Ragged)]
@@ -164,7 +160,7 @@ class ListBuilder(PairBuilder):
 
     def place(self, tree: Any, at: Position) -> Any:
         """Values of edges as elements at a position."""
-        return map_values(lambda x: Element(self, x.index, at), tree)
+        return map_leaves(lambda x: Element(self, x.index, at), tree)
 
     @contextmanager
     def mapping(self, group: int) -> Iterator[Position]:
@@ -257,14 +253,14 @@ class ListBuilder(PairBuilder):
         values = list(values)
         if values and type(values[0]) is Element and self._is_whole(values):
             return self.list_of(values[0], values[0])
-        leaves = [list(values_in(value)) for value in values]
-        element = next((x for parts in leaves for x in parts if isinstance(x, Element)), None)
+        listed = [list(leaves(value)) for value in values]
+        element = next((x for parts in listed for x in parts if isinstance(x, Element)), None)
         if element is None:
             return values
         group = element.var.domain
         places = self.places(self.lengths[group])
-        found = [{x.at for x in parts if isinstance(x, Element)} for parts in leaves]
-        trees = [map_values(lambda x: self.wrap(x).index, value) for value in values]
+        found = [{x.at for x in parts if isinstance(x, Element)} for parts in listed]
+        trees = [map_leaves(lambda x: self.wrap(x).index, value) for value in values]
         if found != [{place} for place in places] or any(tree != trees[0] for tree in trees):
             raise NeedsLength(group, MIXED)
         return self.list_of(values[0], element)
@@ -284,7 +280,7 @@ class ListBuilder(PairBuilder):
                 raise NeedsLength(group, MIXED)
             return self.value(self.at_edges(self.wrap(x), element, also_shared=True).index)
 
-        return TracedList(self, self.name, group, map_values(at_edges, tree))
+        return TracedList(self, self.name, group, map_leaves(at_edges, tree))
 
     def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
         """Append an op of values that are no ragged ones; once a list is walked, equal instructions are one."""
@@ -330,7 +326,8 @@ class TracedList(VariadicPort):
 
         Without `shape`, an empty list has its own type, whose body sees the same empty list as in eager mode.
         """
-        if shape is None and self.builder.is_empty(self.group):
+        lists, lengths = self.builder.lists, self.builder.lengths
+        if shape is None and self.group in lists and lengths and not lengths[self.group]:
             raise NeedsLength(self.group, "makes one value of it without shape=, and it has no elements")
         if self.element is None and self._make is not None and shape is not None:
             self.element = self._make(shape)
@@ -349,7 +346,7 @@ class TracedList(VariadicPort):
         with self.builder.mapping(self.group) as at:
             elements = [self.builder.place(x.element, at) for x in lists]
             result = function(*elements)
-        return self.builder.list_of(result, next(values_in(elements[0])))
+        return self.builder.list_of(result, next(leaves(elements[0])))
 
     def like(self, element: Any) -> TracedList:
         """A list of as many elements, for which these values stand."""
@@ -396,19 +393,3 @@ def _placed(builder: ListBuilder, tree: Any, places: Sequence[Position]) -> list
     if type(tree) is tuple and tree:
         return [*zip(*[_placed(builder, part, places) for part in tree], strict=True)]
     return [builder.place(tree, at) for at in places]
-
-
-def map_values(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to the leaves of a structure."""
-    if not is_structure(tree):
-        return function(tree)
-    return Key.of_structure(tree, ()).build([map_values(function, part) for part in parts_of(tree)])
-
-
-def values_in(tree: Any) -> Iterator[Any]:
-    """The leaves of a structure, in order."""
-    if is_structure(tree):
-        for part in parts_of(tree):
-            yield from values_in(part)
-    else:
-        yield tree

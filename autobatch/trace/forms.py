@@ -73,13 +73,6 @@ class Element(NamedTuple):
     floats: list[tuple[int, int]]
 
 
-class EachData(NamedTuple):
-    """The data in the elements of a list, or in an array of any number of rows; see `Element`."""
-
-    ints: list[tuple[int, int]]
-    floats: list[tuple[int, int]]
-
-
 class NotAlike(Exception):
     """The elements of a list do not share a form of values and data."""
 
@@ -164,7 +157,7 @@ class FormReader:
         program: the steps.
         lists: the expressions of the variadic groups, `registers` where they are, and `lengths` their lengths; `rows`
             those that are not lists.
-        data_of: the data in list elements, by variadic group.
+        data_of: the elements of lists and the rows of arrays that hold data, by variadic group.
         of_one_length: what the elements of a list do that makes them separate arguments, by the list's expression.
     """
 
@@ -188,7 +181,7 @@ class FormReader:
         self.registers: list[int] = []
         self.rows: set[str] = set()
         self.lengths: list[int] = []
-        self.data_of: dict[int, EachData] = {}
+        self.data_of: dict[int, Element] = {}
         self.of_one_length: dict[str, str] = {}
         self.n_leaves = 0
 
@@ -254,7 +247,8 @@ class FormReader:
         self.program.test("class", register, Static(type(x)))
         leaf = first_leaf(len(self.lists))
         self.leaves.append(Leaf("each", text, register, leaf, leaves=(leaf,)))
-        self._add_rows(x, text, register)
+        self.rows.add(text)
+        self._add_list(x, text, register)
         return x.key
 
     def _data(self, kind: str, key: Key, text: str, register: int) -> Key:
@@ -274,8 +268,9 @@ class FormReader:
             return self._data(f"{key.kind}s", key, text, register)
         leaf = first_leaf(len(self.lists))
         self.leaves.append(Leaf("rows", text, register, leaf))
-        self.data_of[len(self.lists)] = EachData([(register, leaf)], [])
-        self._add_rows(x, text, register)
+        self.data_of[len(self.lists)] = Element(key, [], [(register, leaf)], [])
+        self.rows.add(text)
+        self._add_list(x, text, register)
         return Key("rows", None, (key,))
 
     def _static(self, name: str, x: Any, register: int) -> Key:
@@ -310,7 +305,7 @@ class FormReader:
         self.program.test("each", register, tuple(steps.steps), steps.n_registers)
         refs, leaves = zip(*part.refs, strict=True) if part.refs else ((), ())
         self.leaves.append(Leaf("each", text, register, first_leaf(group), refs, leaves))
-        self.data_of[group] = EachData(part.ints, part.floats)
+        self.data_of[group] = part
         self._add_list(x, text, register)
         return Key("each", None, (part.key,))
 
@@ -344,10 +339,6 @@ class FormReader:
         ints = [*chain.from_iterable(part.ints for part in parts)]
         floats = [*chain.from_iterable(part.floats for part in parts)]
         return Element(Key.of_structure(x, [part.key for part in parts]), refs, ints, floats)
-
-    def _add_rows(self, x: Any, text: str, register: int) -> None:
-        self.rows.add(text)
-        self._add_list(x, text, register)
 
     def _add_list(self, x: Any, text: str, register: int) -> None:
         self.lists.append(text)

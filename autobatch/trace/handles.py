@@ -25,8 +25,6 @@ from autobatch.ops.conditions import Logic
 from autobatch.ops.define import OPERANDS, REVERSED, Op, Shape, shortcut
 from autobatch.ops.operators import OPS, STAGE
 
-ROW_BIT = 40  # of a ref: from here on it numbers the row
-
 if "t" in getattr(sys, "abiflags", ""):
     raise ImportError(
         "autobatch needs a regular build of Python, and this one is free-threaded: the native core relies on the "
@@ -130,7 +128,7 @@ class Rows(Value, RowsHandle):
         if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
             if not -len(self) <= first < len(self):
                 raise ShapeError(f"row {first} of a value of {len(self)} rows does not exist.")
-            row = self._row_of(self.refs[int(first)])
+            row = self.recording.log.value(self.row, self.refs[int(first)], True)
             return row[tuple(others)] if others else row
         return super().__getitem__(index)
 
@@ -148,9 +146,6 @@ class Rows(Value, RowsHandle):
         if op is OPS["concat"] and static["axis"] % self.ndim == 0 and all(type(arg) is type(self) for arg in args):
             return self.of([ref for part in args for ref in part.refs])
         return super().apply(op, args, static)
-
-    def _row_of(self, ref: int) -> Value:
-        return self.recording.log.value(self.row, ref, True)
 
 
 class Outputs(NamedTuple):

@@ -29,7 +29,7 @@ from autobatch.ops.pairs import (
 )
 from autobatch.ops.reduction import axes_of, logsumexp
 from autobatch.ops.shaping import reshape
-from autobatch.trace.ragged import Ragged, RowBuilder, weigh
+from autobatch.trace.ragged import Ragged, RowBuilder, explicit, weigh
 
 ADVICE = "scores of pairs are x @ y.T or x[:, None] + y; see the page 'Any length' of the documentation for their ops"
 
@@ -156,9 +156,7 @@ class PairBuilder(RowBuilder):
         )
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`."""
-        if not any(isinstance(arg, Ragged) for arg in args):
-            return super().apply(op, args, static)
+        """Append `op` of `args`, of which some have rows."""
         values = [self.wrap(arg) for arg in args]
         if not (any(isinstance(v, (Pairs, Moved)) for v in values) or _begins_pairs(op, values, static)):
             return super().apply(op, args, static)
@@ -438,10 +436,7 @@ def _take(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[s
         row = builder.append(op, [row], {"index": others}) if index[2:] else row
         return Moved(builder, row.index)
     if isinstance(value, Pairs):
-        if any(part is Ellipsis for part in index):
-            at = next(k for k, part in enumerate(index) if part is Ellipsis)
-            missing = value.ndim - sum(part is not None and part is not Ellipsis for part in index)
-            index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+        index = explicit(index, value.ndim)
         if all(part == slice(None) for part in index[:2]) and len(index) > 1:
             row = builder.append(op, [value.row], {"index": index[2:]}) if index[2:] else value
             return _pairs(builder, row)

@@ -114,9 +114,7 @@ class RowBuilder(Builder):
         return value
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`; ShapeError if it cannot be applied along the rows of ragged values."""
-        if not any(isinstance(arg, Ragged) for arg in args):
-            return super().apply(op, args, static)
+        """Append `op` of `args`, of which some have rows; ShapeError if it cannot be applied along them."""
         is_elementwise = op.scalar is not None and not op.random
         rule: Rule = RULES.get(op.name, _apply_to_elements if is_elementwise else _refuse)
         result = rule(self, op, [self.wrap(arg) for arg in args], static)
@@ -309,14 +307,20 @@ def _reshape(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
     return Ragged(builder, reshape(value.row, shape[1:]).index)
 
 
+def explicit(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
+    """An index of a value of `ndim` axes with whole slices in the place of its ellipsis."""
+    at = next((k for k, part in enumerate(index) if part is Ellipsis), None)
+    if at is None:
+        return index
+    missing = ndim - sum(part is not None and part is not Ellipsis for part in index)
+    return (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+
+
 def _take(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
     """Append a slice: of each row, of the rows, or a single row."""
     (value,) = values
     index = static["index"] if isinstance(static["index"], tuple) else (static["index"],)
-    if any(part is Ellipsis for part in index):
-        at = next(k for k, part in enumerate(index) if part is Ellipsis)
-        missing = value.ndim - sum(part is not None and part is not Ellipsis for part in index)
-        index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+    index = explicit(index, value.ndim)
     first, others = index[0], index[1:]
     if isinstance(first, slice):
         rows: Any = value if first == slice(None) else builder.take([(value, as_cut(first))])

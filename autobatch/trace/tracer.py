@@ -92,19 +92,15 @@ class Tracer:
             case "static":
                 return key.detail.value
             case "each":
-                return self._list(key, name, self._new_group(name))
+                return self._list(key, name, self.builder.add_group(name))
             case "rows":
-                row = self.argument(key.children[0], name, self._new_group(name))
+                row = self.argument(key.children[0], name, self.builder.add_group(name))
                 return Ragged(self.builder, row.index)
         children = [
             self.argument(child, f"{name}.{label}", domain)
             for label, child in zip(key.labels, key.children, strict=True)
         ]
         return key.build(children)
-
-    def _new_group(self, name: str) -> int:
-        """The number of a variadic group, which is the argument of this name."""
-        return self.builder.add_group(name)
 
     def _list(self, key: Key, name: str, group: int) -> TracedList:
         self.builder.lists.add(group)
