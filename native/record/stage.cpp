@@ -39,8 +39,6 @@ PyTypeObject stage_type() {
 
 }  // namespace
 
-PyObject* current_stage() { return current; }
-
 Log* current_log() { return log; }
 
 PyTypeObject StageType = stage_type();

@@ -7,9 +7,6 @@
 
 namespace autobatch {
 
-// Returns what records or traces in this thread, borrowed; null in eager mode.
-PyObject* current_stage();
-
 // Returns the log of the recording in this thread, borrowed; null if there is none.
 Log* current_log();
 

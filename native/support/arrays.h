@@ -25,11 +25,6 @@ struct NumpyType<double> {
   static constexpr const char* name = "float64";
 };
 template <>
-struct NumpyType<uint8_t> {
-  static constexpr int number = NPY_UINT8;
-  static constexpr const char* name = "uint8";
-};
-template <>
 struct NumpyType<bool> {
   static constexpr int number = NPY_BOOL;
   static constexpr const char* name = "bool";
