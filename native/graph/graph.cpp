@@ -3,12 +3,6 @@
 namespace autobatch {
 namespace {
 
-using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyMethodDef fast(const char* name, Fast function) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
-}
-
 PyMethodDef functions[] = {
     {"merge_words", merge_words, METH_O, nullptr},
     {"crossing_node", crossing_node, METH_O, nullptr},

@@ -59,11 +59,9 @@ PyObject* of_parameter(PyObject* self, PyObject* const* args, Py_ssize_t n_args)
   return one_value(as_derivatives(self), as_derivatives(self)->of_parameter.find((int64_t)(intptr_t)args[0]), args[1]);
 }
 
-#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL
-
-PyMethodDef methods[] = {{"total", FAST(total), nullptr},
-                         {"total_or_zeros", FAST(total_or_zeros), nullptr},
-                         {"of_parameter", FAST(of_parameter), nullptr},
+PyMethodDef methods[] = {fast("total", total),
+                         fast("total_or_zeros", total_or_zeros),
+                         fast("of_parameter", of_parameter),
                          {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject derivatives_type() {

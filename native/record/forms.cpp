@@ -747,12 +747,6 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return made.release();
 }
 
-template <class T>
-void free_all(Vec<T*>& pointers) {
-  for (ptrdiff_t i = 0; i < pointers.size(); i++) discard(pointers[i]);
-  pointers.~Vec();
-}
-
 int traverse_program(const Program* program, visitproc visit, void* arg) {
   for (ptrdiff_t i = 0; program && i < program->steps.size(); i++) {
     const Step* step = program->steps[i];

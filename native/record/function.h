@@ -1,4 +1,4 @@
-// Functions that replace cells while programs are recorded: each tries the known forms of its cell.
+// Functions that record the calls of cells: each tries the known forms of its cell.
 
 #pragma once
 

@@ -128,12 +128,7 @@ PyGetSetDef attributes[] = {{"form", get_form, nullptr, "The number of the form.
 
 // Asks Python for the number of rows of a group; -1 with an error.
 int64_t ask_rows(PyObject* count, int32_t group, Span<const int64_t> lengths) {
-  Ref known(PyList_New(lengths.size)), number(PyLong_FromLong(group));
-  for (ptrdiff_t i = 0; known && i < lengths.size; i++) {
-    PyObject* n = PyLong_FromLongLong(lengths[i]);
-    if (!n) return -1;
-    PyList_SET_ITEM(known.get(), i, n);
-  }
+  Ref known = to_list(lengths), number(PyLong_FromLong(group));
   if (!known || !number) return -1;
   Ref found(PyObject_CallFunctionObjArgs(count, number.get(), known.get(), nullptr));
   return found ? PyLong_AsLongLong(found.get()) : -1;

@@ -239,14 +239,7 @@ bool copy_range(PyObject* const* args, Py_ssize_t n_args, const Vec<T>& numbers,
 
 PyObject* ints_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Vec<int64_t> ints;
-  if (!copy_range(args, n_args, as_log(self)->ints, ints)) return nullptr;
-  Ref found(PyList_New(ints.size()));
-  for (ptrdiff_t i = 0; found && i < ints.size(); i++) {
-    PyObject* x = PyLong_FromLongLong(ints[i]);
-    if (!x) return nullptr;
-    PyList_SET_ITEM(found.get(), i, x);
-  }
-  return found.release();
+  return copy_range(args, n_args, as_log(self)->ints, ints) ? to_list(ints).release() : nullptr;
 }
 
 PyObject* floats_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
@@ -546,26 +539,24 @@ PyGetSetDef attributes[] = {
     {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL
-
 PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
                          {"clear", clear, METH_NOARGS, nullptr},
-                         {"run", FAST(run), nullptr},
-                         {"ints", FAST(ints_of), nullptr},
-                         {"floats", FAST(floats_of), nullptr},
+                         fast("run", run),
+                         fast("ints", ints_of),
+                         fast("floats", floats_of),
                          {"add_form", add_form, METH_O, nullptr},
-                         {"add", FAST(add), nullptr},
-                         {"add_cell", FAST(add_cell), nullptr},
+                         fast("add", add),
+                         fast("add_cell", add_cell),
                          {"forget_cells", forget_cells, METH_NOARGS, nullptr},
                          {"form_of", form_of, METH_O, nullptr},
-                         {"value", FAST(value), nullptr},
-                         {"rows", FAST(rows), nullptr},
-                         {"stack", FAST(stack), nullptr},
-                         {"unstack", FAST(unstack), nullptr},
+                         fast("value", value),
+                         fast("rows", rows),
+                         fast("stack", stack),
+                         fast("unstack", unstack),
                          {"sweep", sweep, METH_NOARGS, nullptr},
                          {"uses_form", uses_form, METH_O, nullptr},
                          {"renumber", renumber, METH_O, nullptr},
-                         {"decode", FAST(decode), nullptr},
+                         fast("decode", decode),
                          {nullptr, nullptr, 0, nullptr}};
 
 PySequenceMethods as_sequence = [] {

@@ -86,16 +86,11 @@ int traverse_rule(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-void free_columns(Vec<Columns*>& all) {
-  for (ptrdiff_t i = 0; i < all.size(); i++) discard(all[i]);
-  all.~Vec();
-}
-
 void free_rule(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Rule* rule = as_rule(self);
-  free_columns(rule->ints);
-  free_columns(rule->floats);
+  free_all(rule->ints);
+  free_all(rule->floats);
   rule->kept.~Vec();
   rule->own.~Vec();
   rule->results.~Vec();

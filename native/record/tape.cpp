@@ -195,11 +195,12 @@ PyGetSetDef attributes[] = {{"calls", get_calls, nullptr, "The form and the numb
                             {"is_stale", get_is_stale, nullptr, "Whether the recording is over.", nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL
-
-PyMethodDef methods[] = {{"save", save, METH_NOARGS, nullptr},  {"close", close, METH_NOARGS, nullptr},
-                         {"refs_of", refs_of, METH_O, nullptr}, {"gradients", FAST(gradients), nullptr},
-                         {"tangents", FAST(tangents), nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"save", save, METH_NOARGS, nullptr},
+                         {"close", close, METH_NOARGS, nullptr},
+                         {"refs_of", refs_of, METH_O, nullptr},
+                         fast("gradients", gradients),
+                         fast("tangents", tangents),
+                         {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject tape_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};

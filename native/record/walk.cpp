@@ -28,16 +28,6 @@ uint64_t n_walks = 0;
 
 int64_t address(PyObject* object) { return (int64_t)(intptr_t)object; }
 
-Ref to_list(Span<const int64_t> ints) {
-  Ref list(PyList_New(ints.size));
-  for (ptrdiff_t i = 0; list && i < ints.size; i++) {
-    PyObject* x = PyLong_FromLongLong(ints[i]);
-    if (!x) return Ref();
-    PyList_SET_ITEM(list.get(), i, x);
-  }
-  return list;
-}
-
 class Walk {
  public:
   Walk(const Tape& tape, Kind kind, PyObject* parameters, PyObject* along, Derivatives& found)

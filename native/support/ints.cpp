@@ -2,6 +2,16 @@
 
 namespace autobatch {
 
+Ref to_list(Span<const int64_t> ints) {
+  Ref list(PyList_New(ints.size));
+  for (ptrdiff_t i = 0; list && i < ints.size; i++) {
+    PyObject* x = PyLong_FromLongLong(ints[i]);
+    if (!x) return Ref();
+    PyList_SET_ITEM(list.get(), i, x);
+  }
+  return list;
+}
+
 bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found) {
   if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "%s must be a list of ints", what), false;
   if (!found.reserve(PyList_GET_SIZE(list))) return PyErr_NoMemory(), false;

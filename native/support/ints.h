@@ -7,6 +7,10 @@
 
 namespace autobatch {
 
+// Makes a list of ints; empty with an error.
+Ref to_list(Span<const int64_t> ints);
+
+// Reads a list of ints into a vector; false with an error.
 bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found);
 
 // Reads the ints of a list one by one, each with a range of its own.

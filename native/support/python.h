@@ -56,6 +56,11 @@ class Ref {
 // Calls an object; a RecursionError if calls nest too deeply, which can happen without a Python frame in between.
 Ref call_object(PyObject* callable, PyObject* first, PyObject* second = nullptr);
 
+// Describes a method that takes its arguments as an array.
+inline PyMethodDef fast(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
+}
+
 // Returns whether a function was given n arguments; if not, sets a TypeError.
 inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
   if (given != n) PyErr_Format(PyExc_TypeError, "%s must be given %zd arguments, got %zd", function, n, given);

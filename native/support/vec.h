@@ -133,4 +133,11 @@ class Vec {
   ptrdiff_t size_ = 0, room_ = 0;
 };
 
+// Destroys a vector whose place is freed elsewhere, and discards what its pointers own.
+template <class T>
+void free_all(Vec<T*>& pointers) {
+  for (ptrdiff_t i = 0; i < pointers.size(); i++) discard(pointers[i]);
+  pointers.~Vec();
+}
+
 }  // namespace autobatch
