@@ -69,6 +69,8 @@ class _Now(threading.local):
 
     def leave(self) -> None:
         """Close the innermost one: it is done."""
+        if not self.open:  # it was opened before Numba's events were followed
+            return
         left, inside = self.open.pop()
         inside.close()
         if not self.open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -198,3 +199,25 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
         address = by_address(store_cube).address
     call_steps(np.array([(address, address_of(place), 5)], ADDRESSES), np.zeros(1, CALL), 0, 1)
     assert place[0] == 125
+
+
+WATCHED_LATE = """
+import numba
+from numba.extending import overload
+from autobatch.jit.compiling import start_watching
+
+def double(x):
+    return 2 * x
+
+@overload(double)
+def _(x):
+    start_watching(lambda compilation: None)
+    return lambda x: 2 * x
+
+print(numba.njit(lambda x: double(x))(3))
+"""
+
+
+def test_what_is_compiled_already_when_the_watch_begins_is_no_error() -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHED_LATE], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("6\n", 0), done.stderr
