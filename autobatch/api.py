@@ -363,8 +363,9 @@ class Batched(Engine):
         shown = report_memory(largest.plan, step.cells) if memory else None
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
         return make_report(
-            step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing, lines.report()
-        )
+            step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing,
+            lines.report(len(minibatch.instances)),
+        )  # fmt: skip
 
     @checked(instances=None)
     def profile(

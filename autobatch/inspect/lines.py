@@ -83,13 +83,20 @@ class Lines:
             for name in ("apply", "apply_function", "call_cell"):
                 del own[name]
 
-    def report(self) -> tuple[LineReport, ...]:
-        """Return the lines that record single ops, most nodes first."""
+    def report(self, n_instances: int) -> tuple[LineReport, ...]:
+        """Return the lines that record single ops, most nodes first.
+
+        Functions that record one op per instance, or less, are left out: a cell would be as many nodes.
+        """
         by_line: dict[Line, Counter[str]] = defaultdict(Counter)
+        by_function: Counter[tuple[str, str]] = Counter()
         for (line, op), n in self._counts.items():
             by_line[line][op] += n
+            by_function[line.function, line.file] += n
         found = [
-            LineReport(line, ops.total(), tuple(name for name, _ in ops.most_common())) for line, ops in by_line.items()
+            LineReport(line, ops.total(), tuple(name for name, _ in ops.most_common()))
+            for line, ops in by_line.items()
+            if by_function[line.function, line.file] > n_instances
         ]
         return tuple(sorted(found, key=lambda report: -report.nodes))
 

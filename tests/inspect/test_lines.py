@@ -29,6 +29,10 @@ def of_a_list(x: Any) -> Any:
     return ab.sum_n([halve(x) * float(k) for k in range(3)])
 
 
+def of_one_op(x: Any) -> Any:
+    return ab.sum_n([halve(x), halve(x)])
+
+
 async def of_rounds(x: Any) -> Any:
     y = halve(x) - 1.0
     return y if await ab.value(ab.max(y)) > 0.0 else -y
@@ -45,7 +49,7 @@ def lines_of(function: Callable[[Any], Any], n: int) -> dict[int, tuple[int, tup
 @pytest.mark.parametrize("n", [1, 4])
 def test_lines_that_record_single_ops_are_named_with_the_ops_and_counted(n: int) -> None:
     assert lines_of(of_ops, n) == {1: (n, ("add",)), 2: (3 * n, ("tanh", "mul", "sum"))}
-    assert lines_of(of_a_cell, n) == {}
+    assert lines_of(of_a_cell, n) == lines_of(of_one_op, n) == {}
     assert lines_of(of_a_list, n) == {1: (4 * n, ("mul", "sum_n"))}
 
 
