@@ -3,8 +3,8 @@
 A mini-batch passes these modules, in this order:
 
 - `record` runs the user's function over the instances and returns their graph.
-- `entries` replaces each cell of the module by a function of the native core for the time of recording.
-- `forms` defines the call forms that the function recognizes, and the ints that it logs.
+- `entries` holds the functions of the native core that record the calls of each cell.
+- `forms` defines the call forms that such a function recognizes, and the ints that it logs.
 - `handles` defines the values that the function returns in place of numbers.
 - `calls` handles all other calls: it reads them, traces the cell if the type is new, and adds the form to the function.
   `lifting` turns arrays and parameters among the arguments into values.

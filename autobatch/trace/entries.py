@@ -1,4 +1,4 @@
-"""Entries: the call forms that a recording knows of each cell, and the functions that replace cells while it runs."""
+"""Entries: the call forms that a recording knows of each cell, and the functions of the core that record its calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Known: TypeAlias = Mapping[tuple[Step, ...], Form]
 
 @dataclass(eq=False)
 class Entry:
-    """The replacement of one cell, op or function of ops while programs are recorded.
+    """What a recording knows of one cell, op or function of ops.
 
     Attributes:
         name: of the cell.

@@ -1,7 +1,7 @@
 """Recording: runs the user's function over instances, and records which cells it calls and which value feeds which.
 
-While a function is recorded, functions of the native core replace all cells (see `calls`). A call appends a few ints to
-one log and returns a handle. At the end the core decodes the log into a `Graph`.
+While a function is recorded, the native core takes all calls of cells (see `calls`): it appends a few ints to one log
+and returns a handle. At the end it decodes the log into a `Graph`.
 """
 
 from __future__ import annotations
