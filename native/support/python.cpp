@@ -1,12 +1,23 @@
 #include "support/python.h"
 
 namespace autobatch {
+namespace {
+
+// A level takes 2 KB of the stack. Python's own limit counts frames of Python, or allows 10,000 calls in C.
+constexpr int MOST_NESTED = 200;
+thread_local int n_nested = 0;
+
+}  // namespace
 
 Ref call_object(PyObject* callable, PyObject* first, PyObject* second) {
-  if (Py_EnterRecursiveCall(" while a call is recorded")) return Ref();
+  if (n_nested == MOST_NESTED) {
+    PyErr_SetString(PyExc_RecursionError, "calls are nested too deeply while one is recorded");
+    return Ref();
+  }
   PyObject* arguments[] = {first, second};
+  n_nested++;
   Ref found(PyObject_Vectorcall(callable, arguments, second ? 2 : 1, nullptr));
-  Py_LeaveRecursiveCall();
+  n_nested--;
   return found;
 }
 
