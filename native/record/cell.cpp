@@ -210,8 +210,9 @@ bool CellFunctions::add(PyObject* cell, PyObject* owner, PyObject* function) {
 }
 
 void CellFunctions::clear() {
+  Vec<Known> before = static_cast<Vec<Known>&&>(known_);  // freeing an owner may call code that adds functions
   place_of_ = IntMap();
-  while (known_.size()) drop(known_.pop());
+  while (before.size()) drop(before.pop());
 }
 
 int CellFunctions::traverse(visitproc visit, void* arg) const {

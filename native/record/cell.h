@@ -15,7 +15,9 @@ class CellFunctions {
   struct Known {
     PyObject *cell, *owner, *function;  // the owner is null unless the cell is a method
   };
-  ~CellFunctions() { clear(); }
+  ~CellFunctions() {
+    while (known_.size()) clear();
+  }
 
   // Returns the function of a cell, borrowed; null if it is not known.
   PyObject* find(PyObject* cell, PyObject* owner) const {

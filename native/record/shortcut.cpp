@@ -107,6 +107,7 @@ PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args,
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
   if (Log* log = current_log()) {
+    Ref held = Ref::borrowed(reinterpret_cast<PyObject*>(log));  // arguments may call code that ends the recording
     PyObject* made = record_known_form(shortcut, log, args, PyVectorcall_NARGS(nargsf), kwnames);
     if (made || PyErr_Occurred()) return made;
   }

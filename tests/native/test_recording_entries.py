@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch._native import Form, Function, Handle, Log, RowsHandle, Shortcut, Stage, array_key
+from autobatch._native import Cell, Form, Function, Handle, Log, RowsHandle, Shortcut, Stage, array_key
 from autobatch.trace.forms import EACH, END, ROWS, VALUE, WORDS
 from helpers.runs.entries import sizes
 from helpers.runs.recordings import STAGE, Owner, value_class
@@ -280,6 +280,28 @@ def test_a_source_is_replaced_while_it_records() -> None:
     function = Function(log, "f", ("x",), (), 1, ARGS, ARGS, b"\1")
     assert len(function(np.zeros(3))) == 1
     assert log.source.__name__ == "g"
+
+
+def test_owners_that_add_functions_when_they_are_freed_free_nothing_else() -> None:
+    log = start()
+    function = Function(log, "f", ("x",), (), 1, ARGS, ARGS, b"\0")
+    cells = [Cell.__new__(Cell) for _ in range(3)]
+
+    class Owner:
+        def __init__(self, cell: Any) -> None:
+            self.cell = cell
+
+        def __del__(self) -> None:
+            log.add_cell(self.cell, None, function)
+
+    before = sys.getrefcount(function)
+    for _ in range(3):
+        for cell in cells:
+            log.add_cell(cell, Owner(cell), function)
+        log.forget_cells()
+        assert sys.getrefcount(function) == before + len(cells)
+    log.forget_cells()
+    assert sys.getrefcount(function) == before
 
 
 # Recursion.
