@@ -117,7 +117,7 @@ def parts_of(structure: Any) -> Sequence[Any]:
 
 
 def leaves(x: Any) -> Iterator[Any]:
-    """All that is in a structure and is none, in order."""
+    """Yield the leaves of a structure, in order: the parts that are not themselves structures."""
     if is_structure(x):
         for part in parts_of(x):
             yield from leaves(part)
@@ -126,7 +126,7 @@ def leaves(x: Any) -> Iterator[Any]:
 
 
 def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
-    """Apply a function to all that is in a structure and is none."""
+    """Apply a function to each leaf of a structure, and return a structure of the same form."""
     if not is_structure(x):
         return function(x)
     return Key.of_structure(x, ()).build([map_leaves(function, part) for part in parts_of(x)])
