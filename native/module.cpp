@@ -6,13 +6,14 @@
 
 namespace autobatch {
 bool add_graph(PyObject* module);
+bool add_policies(PyObject* module);
 
 namespace {
 
 int execute(PyObject* module) {
   Ref numpy(PyImport_ImportModule("numpy"));  // fails with a clearer error than the next line
   if (!numpy || PyArray_ImportNumPyAPI() < 0) return -1;
-  return add_graph(module) && add_record(module) ? 0 : -1;
+  return add_graph(module) && add_record(module) && add_policies(module) ? 0 : -1;
 }
 
 PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(execute)}, {0, nullptr}};

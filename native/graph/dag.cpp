@@ -1,41 +1,12 @@
 // Loops over types and edges only, for `autobatch.graph.dag`.
 
+#include "graph/dag.h"
+
 #include "graph/graph.h"
 #include "graph/words.h"
 
 namespace autobatch {
 namespace {
-
-struct Dag {
-  Span<const int32_t> type_id, edge_ptr, edge_src;
-
-  int32_t n_nodes() const { return (int32_t)edge_ptr.size - 1; }
-};
-
-// Reads the edges of a DAG; an error if offsets or sources are out of range.
-bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
-  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src))
-    return false;
-  if (!dag.edge_ptr.size || dag.edge_ptr.size > INT32_MAX || !rises(dag.edge_ptr, dag.edge_src.size)) {
-    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array",
-                 dag.edge_src.size);
-    return false;
-  }
-  if (!within(dag.edge_src, 0, dag.n_nodes())) {
-    PyErr_Format(PyExc_ValueError, "edge_src must lie in 0..%d, got another node", dag.n_nodes() - 1);
-    return false;
-  }
-  return true;
-}
-
-bool read_dag(PyObject* const* arguments, Dag& dag) {
-  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag))
-    return false;
-  if (dag.type_id.size == dag.n_nodes()) return true;
-  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(),
-               dag.type_id.size);
-  return false;
-}
 
 // Writes the edges of the reverse, in which node n becomes `last` - n, with the sources of each node in order.
 void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_src, Span<int32_t> ends) {
@@ -56,10 +27,63 @@ void raise(int32_t* __restrict row, const int32_t* __restrict other, ptrdiff_t n
 
 }  // namespace
 
+bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
+  if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src))
+    return false;
+  if (!dag.edge_ptr.size || dag.edge_ptr.size > INT32_MAX || !rises(dag.edge_ptr, dag.edge_src.size)) {
+    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array",
+                 dag.edge_src.size);
+    return false;
+  }
+  if (!within(dag.edge_src, 0, dag.n_nodes())) {
+    PyErr_Format(PyExc_ValueError, "edge_src must lie in 0..%d, got another node", dag.n_nodes() - 1);
+    return false;
+  }
+  return true;
+}
+
+bool read_typed_edges(PyObject* const* arguments, Dag& dag) {
+  if (!read<int32_t>(arguments[0], "type_id", dag.type_id) || !read_edges(arguments[1], arguments[2], dag))
+    return false;
+  if (dag.type_id.size == dag.n_nodes()) return true;
+  PyErr_Format(PyExc_ValueError, "type_id must have an element for each of %d nodes, got %zd", dag.n_nodes(),
+               dag.type_id.size);
+  return false;
+}
+
+bool read_dag(PyObject* tuple, Dag& dag) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
+    PyErr_Format(PyExc_TypeError, "dag must be a Dag, got %.80s", Py_TYPE(tuple)->tp_name);
+    return false;
+  }
+  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  if (!read_typed_edges(parts, dag) || !read_int(parts[3], "n_types", dag.n_types)) return false;
+  if (dag.n_types >= 0 && within(dag.type_id, 0, dag.n_types)) return true;
+  PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", dag.n_types);
+  return false;
+}
+
+bool points_forward(const Dag& dag) {
+  bool is_backward = false;
+  for (int32_t node = 0; node < dag.n_nodes(); node++)
+    for (int32_t source : dag.sources(node)) is_backward |= source >= node;
+  return !is_backward;
+}
+
+bool OwnedDag::reverse(const Dag& dag) {
+  Vec<int32_t> ends;
+  ptrdiff_t n = dag.n_nodes();
+  n_types = dag.n_types;
+  if (!type_id.resize(n) || !edge_ptr.resize(n + 1) || !edge_src.resize(dag.n_edges()) || !ends.resize(n)) return false;
+  for (ptrdiff_t node = 0; node < n; node++) type_id[node] = dag.type_id[n - 1 - node];
+  write_reverse(dag, edge_ptr, edge_src, ends);
+  return true;
+}
+
 // reverse_dag(type_id, edge_ptr, edge_src): the same arrays for the DAG with all edges reversed.
 PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
-  if (!takes("reverse_dag", n, 3) || !read_dag(arguments, dag)) return nullptr;
+  if (!takes("reverse_dag", n, 3) || !read_typed_edges(arguments, dag)) return nullptr;
   Span<int32_t> type_id, edge_ptr, edge_src;
   Vec<int32_t> ends;
   Ref made_type_id = make_array<int32_t>(dag.type_id.size, type_id);
@@ -94,7 +118,7 @@ PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
 PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t n_types;
-  if (!takes("count_chains", n, 4) || !read_dag(arguments, dag) || !read_int(arguments[3], "n_types", n_types))
+  if (!takes("count_chains", n, 4) || !read_typed_edges(arguments, dag) || !read_int(arguments[3], "n_types", n_types))
     return nullptr;
   if (n_types < 0 || !within(dag.type_id, 0, n_types)) {
     PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", n_types);

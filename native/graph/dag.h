@@ -1,0 +1,40 @@
+// DAGs: the types and edges of a graph, which is all that decisions about batches depend on.
+
+#pragma once
+
+#include "support/arrays.h"
+
+namespace autobatch {
+
+struct Dag {
+  Span<const int32_t> type_id, edge_ptr, edge_src;  // node n reads edge_src[edge_ptr[n]:edge_ptr[n+1]]
+  int32_t n_types = 0;
+
+  int32_t n_nodes() const { return (int32_t)edge_ptr.size - 1; }
+  ptrdiff_t n_edges() const { return edge_src.size; }
+  Span<const int32_t> sources(int32_t node) const { return edge_src.part(edge_ptr[node], edge_ptr[node + 1]); }
+};
+
+// Reads the edges of a DAG; an error if offsets or sources are out of range.
+bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag);
+
+// Reads type_id, edge_ptr and edge_src, which it checks against each other.
+bool read_typed_edges(PyObject* const* arguments, Dag& dag);
+
+// Reads an `autobatch.graph.dag.Dag`; edges may point backward.
+bool read_dag(PyObject* tuple, Dag& dag);
+
+// Whether every edge points to a later node, which most loops rely on.
+bool points_forward(const Dag& dag);
+
+// A DAG that owns its arrays.
+struct OwnedDag {
+  Vec<int32_t> type_id, edge_ptr, edge_src;
+  int32_t n_types = 0;
+
+  Dag view() const { return {type_id, edge_ptr, edge_src, n_types}; }
+  // Becomes the DAG with all edges reversed, in which node n is N - 1 - n; false if memory runs out.
+  bool reverse(const Dag& dag);
+};
+
+}  // namespace autobatch

@@ -1,0 +1,158 @@
+// The functions of this folder that Python calls; `_native.pyi` describes them.
+
+#include "policies/rules.h"
+#include "policies/sequences.h"
+
+namespace autobatch {
+namespace {
+
+enum Direction : int { FORWARD = 1, BACKWARD = 2 };  // a set of them
+
+// Plans a DAG by a rule in one direction.
+bool plan_in(const Dag& dag, Rule rule, const Weights& weights, bool is_backward, Batches& batches) {
+  if (!is_backward) return plan_by_rule(dag, rule, weights, batches);
+  OwnedDag reverse;
+  if (!reverse.reverse(dag) || !plan_by_rule(reverse.view(), rule, weights, batches)) return false;
+  batches.mirror();
+  return true;
+}
+
+// Replaces a schedule by one that has no superfluous batch, if it has any.
+bool compact_batches(const Dag& dag, Batches& batches) {
+  Vec<int32_t> sequence, position;
+  Stops stops;
+  if (compact(dag, batches.batch_type, sequence) == Compacted::NO_MEMORY) return false;
+  if (sequence.size() == batches.batch_type.size()) return true;
+  if (!position.resize(dag.n_nodes()) || !stops.index(sequence, false, dag.n_types, dag.n_nodes())) return false;
+  fill_early(dag, stops, position);
+  return gather_batches(dag, sequence, position, batches) == -1;
+}
+
+// Plans in each direction, and keeps the schedule with the fewest batches, the first among equals.
+bool plan_best(const Dag& dag, Rule rule, const Weights& weights, int directions, bool compacts, Batches& best) {
+  bool is_first = true;
+  for (int direction = FORWARD; direction <= BACKWARD; direction++) {
+    if (!(directions & direction)) continue;
+    Batches batches;
+    if (!plan_in(dag, rule, weights, direction == BACKWARD, batches) || (compacts && !compact_batches(dag, batches)))
+      return false;
+    if (is_first || batches.batch_type.size() < best.batch_type.size()) {
+      best.batch_type = static_cast<Vec<int32_t>&&>(batches.batch_type);
+      best.batch_ptr = static_cast<Vec<int32_t>&&>(batches.batch_ptr);
+      best.order = static_cast<Vec<int32_t>&&>(batches.order);
+    }
+    is_first = false;
+  }
+  return true;
+}
+
+// Makes the arrays of a schedule.
+PyObject* to_python(const Batches& batches) {
+  Ref types = to_array<int32_t>(batches.batch_type), ptr = to_array<int32_t>(batches.batch_ptr),
+      order = to_array<int32_t>(batches.order);
+  if (!types || !ptr || !order) return nullptr;
+  return Py_BuildValue("NNN", types.release(), ptr.release(), order.release());
+}
+
+bool refuse_backward_edges(const Dag& dag) {
+  if (points_forward(dag)) return false;
+  PyErr_SetString(PyExc_ValueError, "dag must have edges that point forward, got others");
+  return true;
+}
+
+// plan_by_rule(dag, rule, directions, compacts, weights): the schedule of a DAG by a rule.
+PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  int32_t rule, directions, compacts;
+  Weights weights;
+  if (!takes("plan_by_rule", n, 5) || !read_dag(arguments[0], dag) || !read_int(arguments[1], "rule", rule) ||
+      !read_int(arguments[2], "directions", directions) || !read_int(arguments[3], "compacts", compacts))
+    return nullptr;
+  if (rule < 0 || rule > (int)Rule::SCORE || directions < 1 || directions > (FORWARD | BACKWARD))
+    return PyErr_SetString(PyExc_ValueError, "rule must lie in 0..4, and directions in 1..3, got others"), nullptr;
+  if (!PyTuple_Check(arguments[4]))
+    return PyErr_SetString(PyExc_TypeError, "weights must be a tuple of four floats"), nullptr;
+  if (!PyArg_ParseTuple(arguments[4], "dddd:weights", &weights.critical, &weights.ready, &weights.own,
+                        &weights.height) ||
+      refuse_backward_edges(dag))
+    return nullptr;
+  Batches batches;
+  bool is_made;
+  {
+    Unlocked unlocked;
+    is_made = plan_best(dag, (Rule)rule, weights, directions, compacts, batches);
+  }
+  return is_made ? to_python(batches) : PyErr_NoMemory();
+}
+
+// Reads a DAG, whose edges must point forward, and a sequence.
+bool read_sequence(PyObject* const* arguments, Dag& dag, Span<const int32_t>& sequence) {
+  return read_dag(arguments[0], dag) && read<int32_t>(arguments[1], "sequence", sequence) &&
+         !refuse_backward_edges(dag);
+}
+
+// embed(dag, sequence, is_late): the first, or the last, position at which each node can run; K, or -1, if it has none.
+PyObject* embed(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Span<const int32_t> sequence;
+  int32_t is_late;
+  Stops stops;
+  Span<int32_t> position;
+  if (!takes("embed", n, 3) || !read_sequence(arguments, dag, sequence) || !read_int(arguments[2], "is_late", is_late))
+    return nullptr;
+  Ref made = make_array<int32_t>(dag.n_nodes(), position);
+  if (!made) return nullptr;
+  if (!stops.index(sequence, is_late, dag.n_types, dag.n_nodes())) return PyErr_NoMemory();
+  Unlocked unlocked;
+  if (!is_late) {
+    fill_early(dag, stops, position);
+  } else {
+    fill_mirrored(dag, stops, position);
+    for (int32_t& place : position) place = (int32_t)sequence.size - 1 - place;
+  }
+  return made.release();
+}
+
+// compact_sequence(dag, sequence): the shortest result of dropping positions; None if the sequence runs not all nodes.
+PyObject* compact_sequence(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Span<const int32_t> sequence;
+  Vec<int32_t> shorter;
+  if (!takes("compact_sequence", n, 2) || !read_sequence(arguments, dag, sequence)) return nullptr;
+  Compacted found;
+  {
+    Unlocked unlocked;
+    found = compact(dag, sequence, shorter);
+  }
+  if (found == Compacted::NO_MEMORY) return PyErr_NoMemory();
+  if (found == Compacted::UNFINISHED) Py_RETURN_NONE;
+  return to_array<int32_t>(shorter).release();
+}
+
+// batches_at(dag, sequence, position): the schedule of nodes at these positions; a node that is at none of its type.
+PyObject* batches_at(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Span<const int32_t> sequence, position;
+  if (!takes("batches_at", n, 3) || !read_sequence(arguments, dag, sequence) ||
+      !read<int32_t>(arguments[2], "position", position))
+    return nullptr;
+  if (position.size != dag.n_nodes())
+    return PyErr_Format(PyExc_ValueError, "position must have an element for each of %d nodes, got %zd", dag.n_nodes(),
+                        position.size);
+  Batches batches;
+  int32_t misplaced = gather_batches(dag, sequence, position, batches);
+  if (misplaced == -2) return PyErr_NoMemory();
+  return misplaced >= 0 ? PyLong_FromLong(misplaced) : to_python(batches);
+}
+
+PyMethodDef functions[] = {fast("plan_by_rule", plan),
+                           fast("embed", embed),
+                           fast("compact_sequence", compact_sequence),
+                           fast("batches_at", batches_at),
+                           {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+bool add_policies(PyObject* module) { return PyModule_AddFunctions(module, functions) == 0; }
+
+}  // namespace autobatch
