@@ -1,5 +1,9 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
+#include "policies/course.h"
+#include "policies/entries.h"
+#include "policies/local_search.h"
+#include "policies/machine.h"
 #include "policies/rules.h"
 #include "policies/sequences.h"
 
@@ -54,12 +58,6 @@ PyObject* to_python(const Batches& batches) {
   return Py_BuildValue("NNN", types.release(), ptr.release(), order.release());
 }
 
-bool refuse_backward_edges(const Dag& dag) {
-  if (points_forward(dag)) return false;
-  PyErr_SetString(PyExc_ValueError, "dag must have edges that point forward, got others");
-  return true;
-}
-
 // plan_by_rule(dag, rule, directions, compacts, weights): the schedule of a DAG by a rule.
 PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
@@ -70,12 +68,7 @@ PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   if (rule < 0 || rule > (int)Rule::SCORE || directions < 1 || directions > (FORWARD | BACKWARD))
     return PyErr_SetString(PyExc_ValueError, "rule must lie in 0..4, and directions in 1..3, got others"), nullptr;
-  if (!PyTuple_Check(arguments[4]))
-    return PyErr_SetString(PyExc_TypeError, "weights must be a tuple of four floats"), nullptr;
-  if (!PyArg_ParseTuple(arguments[4], "dddd:weights", &weights.critical, &weights.ready, &weights.own,
-                        &weights.height) ||
-      refuse_backward_edges(dag))
-    return nullptr;
+  if (!read_weights(arguments[4], weights) || refuse_backward_edges(dag)) return nullptr;
   Batches batches;
   bool is_made;
   {
@@ -145,14 +138,75 @@ PyObject* batches_at(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return misplaced >= 0 ? PyLong_FromLong(misplaced) : to_python(batches);
 }
 
+// plan_by_machine(dag, table, machine, weights): a schedule, and how many batches the rule decided.
+PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  ValueTable table;
+  Machine machine;
+  Weights weights;
+  if (!takes("plan_by_machine", n, 4) || !read_dag(arguments[0], dag) || !read_value_table(arguments[1], table) ||
+      !read_machine(arguments[2], machine) || !read_weights(arguments[3], weights) || refuse_backward_edges(dag))
+    return nullptr;
+  if (dag.n_types < table.n_types())
+    return PyErr_SetString(PyExc_ValueError, "dag must have all types of the table, got fewer"), nullptr;
+  Batches batches;
+  int32_t n_unseen;
+  if (!plan_by_machine(dag, table, machine, weights, batches, n_unseen)) return PyErr_NoMemory();
+  Ref made(to_python(batches));
+  return made ? Py_BuildValue("Ni", made.release(), (int)n_unseen) : nullptr;
+}
+
+// local_search(dag, sequence, seed, n_steps, enough): a sequence that is not longer.
+PyObject* search_locally(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Span<const int32_t> sequence;
+  if (!takes("local_search", n, 5) || !read_sequence(arguments, dag, sequence)) return nullptr;
+  long long seed = PyLong_AsLongLong(arguments[2]), n_steps = PyLong_AsLongLong(arguments[3]);
+  double enough = PyFloat_AsDouble(arguments[4]);
+  if (PyErr_Occurred()) return nullptr;
+  if (seed < 1 || seed >= Draws::MODULUS)
+    return PyErr_Format(PyExc_ValueError, "seed must lie in 1..%lld, got %lld", (long long)Draws::MODULUS - 1, seed);
+  LocalSearch search;
+  bool is_done = search.start(dag, sequence, seed);
+  if (is_done) {
+    Unlocked unlocked;
+    is_done = search.run(n_steps, enough);
+  }
+  return is_done ? to_array<int32_t>(search.current).release() : PyErr_NoMemory();
+}
+
 PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("embed", embed),
                            fast("compact_sequence", compact_sequence),
                            fast("batches_at", batches_at),
+                           fast("plan_by_machine", plan_machine),
+                           fast("local_search", search_locally),
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
-bool add_policies(PyObject* module) { return PyModule_AddFunctions(module, functions) == 0; }
+bool refuse_backward_edges(const Dag& dag) {
+  if (points_forward(dag)) return false;
+  PyErr_SetString(PyExc_ValueError, "dag must have edges that point forward, got others");
+  return true;
+}
+
+bool read_weights(PyObject* tuple, Weights& weights) {
+  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "weights must be a tuple of four floats"), false;
+  return PyArg_ParseTuple(tuple, "dddd:weights", &weights.critical, &weights.ready, &weights.own, &weights.height);
+}
+
+bool read_machine(PyObject* tuple, Machine& machine) {
+  int encoding, mask;
+  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "machine must be MachineRules"), false;
+  if (!PyArg_ParseTuple(tuple, "ii:machine", &encoding, &mask)) return false;
+  machine = {(Encoding)encoding, mask != 0};
+  if (encoding >= 0 && encoding <= (int)Encoding::SORT) return true;
+  return PyErr_Format(PyExc_ValueError, "encoding must lie in 0..2, got %d", encoding), false;
+}
+
+bool add_policies(PyObject* module) {
+  return PyModule_AddFunctions(module, functions) == 0 && PyModule_AddType(module, &CourseType) == 0;
+}
 
 }  // namespace autobatch

@@ -43,28 +43,6 @@ class Instead {
   Vec<int32_t> next_;
 };
 
-// Decides from the left which positions to keep. `position` has late positions, and is overwritten.
-bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, Vec<int32_t>& kept) {
-  int32_t size = stops.size();
-  Vec<int32_t> ptr, order;
-  Instead instead;
-  if (!bucket(position, size, ptr, order) || !instead.start(size) || !kept.reserve(size)) return false;
-  for (int32_t k = 0; k < size; k++) {
-    bool is_needed = false;
-    for (int32_t i = ptr[k]; i < ptr[k + 1]; i++) {
-      int32_t node = order[i], ready = 0;
-      for (int32_t source : dag.sources(node)) ready = larger(ready, position[source] + 1);
-      position[node] = instead.find(stops.next(dag.type_id[node], ready));
-      is_needed |= position[node] == k;
-    }
-    if (is_needed)
-      kept.append(stops.sequence[k]);
-    else
-      instead.drop(k, stops.next_same(k));
-  }
-  return true;
-}
-
 // Does the same from the right: `turned` are the stops of the turned sequence, `early` has early positions. Positions
 // count from the end; a node's is pushed to what it reads.
 bool keep_from_right(const Dag& dag, const Stops& turned, Span<const int32_t> early, Vec<int32_t>& kept) {
@@ -95,6 +73,28 @@ bool keep_from_right(const Dag& dag, const Stops& turned, Span<const int32_t> ea
 }
 
 }  // namespace
+
+bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, Vec<int32_t>& kept) {
+  int32_t size = stops.size();
+  Vec<int32_t> ptr, order;
+  Instead instead;
+  kept.resize(0);
+  if (!bucket(position, size, ptr, order) || !instead.start(size) || !kept.reserve(size)) return false;
+  for (int32_t k = 0; k < size; k++) {
+    bool is_needed = false;
+    for (int32_t i = ptr[k]; i < ptr[k + 1]; i++) {
+      int32_t node = order[i], ready = 0;
+      for (int32_t source : dag.sources(node)) ready = larger(ready, position[source] + 1);
+      position[node] = instead.find(stops.next(dag.type_id[node], ready));
+      is_needed |= position[node] == k;
+    }
+    if (is_needed)
+      kept.append(stops.sequence[k]);
+    else
+      instead.drop(k, stops.next_same(k));
+  }
+  return true;
+}
 
 bool Stops::index(Span<const int32_t> given, bool is_turned, int32_t n_types, int32_t n_nodes) {
   if (!sequence.copy(given)) return false;
@@ -159,7 +159,6 @@ Compacted compact(const Dag& dag, Span<const int32_t> sequence, Vec<int32_t>& sh
   if (!fill_early(dag, forward, early)) return Compacted::UNFINISHED;
   fill_mirrored(dag, turned, late);
   for (int32_t& position : Span<int32_t>(late)) position = last - position;
-  shorter.resize(0);
   if (!keep_from_left(dag, forward, late, shorter) || !keep_from_right(dag, turned, early, right))
     return Compacted::NO_MEMORY;
   return shorter.size() <= right.size() || shorter.copy(right) ? Compacted::DONE : Compacted::NO_MEMORY;

@@ -35,6 +35,10 @@ bool fill_early(const Dag& dag, const Stops& stops, Span<int32_t> position);
 // Does the same for the reversed DAG, with the stops of the turned sequence; positions count from the end.
 bool fill_mirrored(const Dag& dag, const Stops& turned, Span<int32_t> position);
 
+// Decides from the left which positions to keep, and lists their types. `position` has late positions, and is
+// overwritten.
+bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, Vec<int32_t>& kept);
+
 enum class Compacted { NO_MEMORY, UNFINISHED, DONE };
 
 // Drops positions until none can be dropped, from the left and from the right, and returns the shorter result, the left

@@ -15,6 +15,11 @@ struct NumpyType<int32_t> {
   static constexpr const char* name = "int32";
 };
 template <>
+struct NumpyType<int16_t> {
+  static constexpr int number = NPY_INT16;
+  static constexpr const char* name = "int16";
+};
+template <>
 struct NumpyType<int64_t> {
   static constexpr int number = NPY_INT64;
   static constexpr const char* name = "int64";

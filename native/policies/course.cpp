@@ -1,0 +1,103 @@
+#include "policies/course.h"
+
+#include "policies/entries.h"
+#include "policies/learning.h"
+
+namespace autobatch {
+namespace {
+
+struct CourseObject {
+  PyObject_HEAD
+  PyObject* dag;  // keeps its arrays
+  Course* course;
+  bool is_running;
+};
+
+CourseObject* as_course(PyObject* self) { return reinterpret_cast<CourseObject*>(self); }
+
+PyObject* make_course(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"dag", nullptr};
+  PyObject* given;
+  Dag dag;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Course", const_cast<char**>(names), &given) ||
+      !read_dag(given, dag) || refuse_backward_edges(dag))
+    return nullptr;
+  Ref made(type->tp_alloc(type, 0));
+  if (!made) return nullptr;
+  CourseObject* self = as_course(made.get());
+  self->dag = Py_NewRef(given);
+  self->course = make<Course>();
+  return self->course && self->course->start(dag) ? made.release() : PyErr_NoMemory();
+}
+
+void free_course(PyObject* self) {
+  discard(as_course(self)->course);
+  Py_XDECREF(as_course(self)->dag);
+  Py_TYPE(self)->tp_free(self);
+}
+
+// Reads a `LearningRules`.
+bool read_rules(PyObject* tuple, LearningRules& rules) {
+  int n_steps, reward, bootstraps, is_optimistic;
+  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "rules must be LearningRules"), false;
+  if (!PyArg_ParseTuple(tuple, "ddiiii:rules", &rules.learning_rate, &rules.discount, &n_steps, &reward, &bootstraps,
+                        &is_optimistic))
+    return false;
+  if (n_steps < 1 || reward < 0 || reward > (int)Reward::CRITICAL)
+    return PyErr_SetString(PyExc_ValueError, "rules must have steps and a known reward, got others"), false;
+  rules.n_steps = n_steps;
+  rules.reward = (Reward)reward;
+  rules.bootstraps = bootstraps;
+  rules.is_optimistic = is_optimistic;
+  return true;
+}
+
+// run(table, machine, rules, epsilon, capsule, plan): plays an episode, and learns from it. The capsule is that of a
+// NumPy bit generator, which no other thread may use meanwhile.
+PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
+  CourseObject* self = as_course(object);
+  ValueTable table;
+  Machine machine;
+  LearningRules rules;
+  Span<const int32_t> plan;
+  if (!takes("run", n, 6) || !read_value_table(arguments[0], table) || !read_machine(arguments[1], machine) ||
+      !read_rules(arguments[2], rules) || !read<int32_t>(arguments[5], "plan", plan))
+    return nullptr;
+  double epsilon = PyFloat_AsDouble(arguments[3]);
+  if (epsilon == -1 && PyErr_Occurred()) return nullptr;
+  void* random = PyCapsule_GetPointer(arguments[4], "BitGenerator");
+  if (!random) return nullptr;
+  if (table.n_types() != self->course->n_types() || table.room() - table.n_states[0] < self->course->n_nodes())
+    return PyErr_SetString(PyExc_ValueError, "table must have the types of the DAG, and room for a state per node"),
+           nullptr;
+  if (self->is_running) return PyErr_SetString(PyExc_RuntimeError, "a course must not run in two threads"), nullptr;
+  self->is_running = true;
+  bool is_done;
+  {
+    Unlocked unlocked;
+    is_done = self->course->run(table, machine, rules, epsilon, static_cast<bitgen_t*>(random), plan);
+  }
+  self->is_running = false;
+  if (!is_done) return PyErr_SetString(PyExc_ValueError, "plan must name a ready type at each step"), nullptr;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {fast("run", run), {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject course_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.Course";
+  type.tp_basicsize = sizeof(CourseObject);
+  type.tp_flags = Py_TPFLAGS_DEFAULT;
+  type.tp_doc = "A mini-batch to learn on.";
+  type.tp_dealloc = free_course;
+  type.tp_methods = methods;
+  type.tp_new = make_course;
+  return type;
+}
+
+}  // namespace
+
+PyTypeObject CourseType = course_type();
+
+}  // namespace autobatch

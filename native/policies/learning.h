@@ -1,0 +1,53 @@
+// Q-learning: plays episodes, which schedule a mini-batch from its first batch to its last, and learns from them.
+//
+// N batches after a choice, the value of that type in that state moves towards the sum of the N rewards since.
+
+#pragma once
+
+#include <numpy/random/bitgen.h>
+
+#include "policies/machine.h"
+
+namespace autobatch {
+
+enum class Reward : int { PUBLISHED = 0, CRITICAL = 1 };
+
+// How to learn; `autobatch.policies.fsm.qlearning.QLearning` describes the settings.
+struct LearningRules {
+  double learning_rate, discount;
+  int32_t n_steps;
+  Reward reward;
+  bool bootstraps, is_optimistic;
+};
+
+// What happened: the state before each batch, the type that ran, and the reward.
+struct Episode {
+  Vec<int32_t> visited, chosen;
+  Vec<double> rewards;
+};
+
+// The reward of a batch. Only PUBLISHED reads the ready nodes and those at the frontier of the restricted DAG.
+double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_critical);
+
+// A mini-batch to learn on.
+class Course {
+ public:
+  // Sets up the simulation; false if memory runs out.
+  bool start(const Dag& dag);
+  // Schedules the mini-batch once, by `plan` unless that is empty, and learns from it. The table must have the types of
+  // the DAG, and room for a state per batch. False if the plan names a type that is not ready.
+  bool run(ValueTable& table, const Machine& machine, const LearningRules& rules, double epsilon, bitgen_t* random,
+           Span<const int32_t> plan);
+  int32_t n_nodes() const { return sim_.dag.n_nodes(); }
+  int32_t n_types() const { return sim_.dag.n_types; }
+
+ private:
+  Simulator sim_;
+  Chains chains_;
+  Restricted restricted_;
+  Episode episode_;
+  Vec<int16_t> state_;
+  Vec<uint8_t> allowed_;
+};
+
+}  // namespace autobatch
