@@ -2,10 +2,12 @@
 
 #include "policies/course.h"
 #include "policies/entries.h"
+#include "policies/layers.h"
 #include "policies/local_search.h"
 #include "policies/machine.h"
 #include "policies/rules.h"
 #include "policies/sequences.h"
+#include "policies/suffixes.h"
 
 namespace autobatch {
 namespace {
@@ -175,12 +177,96 @@ PyObject* search_locally(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return is_done ? to_array<int32_t>(search.current).release() : PyErr_NoMemory();
 }
 
+// find_suffixes(dag, kept, compares): the arrays of `Suffixes`, and the suffix of each node.
+PyObject* find_suffixes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Span<const uint8_t> kept;
+  int32_t compares;
+  if (!takes("find_suffixes", n, 3) || !read_dag(arguments[0], dag) || !read_flags(arguments[1], "kept", kept) ||
+      !read_int(arguments[2], "compares", compares) || refuse_backward_edges(dag))
+    return nullptr;
+  if (kept.size != dag.n_types)
+    return PyErr_Format(PyExc_ValueError, "kept must have an element for each of %d types, got %zd", dag.n_types,
+                        kept.size);
+  SuffixFinder finder;
+  bool is_done;
+  {
+    Unlocked unlocked;
+    is_done = finder.find(dag, kept, compares);
+  }
+  if (!is_done) return PyErr_NoMemory();
+  Suffixes found = finder.suffixes();
+  Table<uint64_t> rows;
+  Ref within = make_table<uint64_t>(compares ? found.size() : 0, found.n_words, rows);
+  if (!within) return nullptr;
+  if (found.within.size) memcpy(rows.data, found.within.data, (size_t)found.within.size * sizeof(uint64_t));
+  Ref type_id = to_array<int32_t>(found.type_id), after_ptr = to_array<int32_t>(found.after_ptr),
+      after = to_array<int32_t>(found.after), first = to_array<int32_t>(found.first),
+      suffix = to_array<int32_t>(finder.suffix);
+  if (!type_id || !after_ptr || !after || !first || !suffix) return nullptr;
+  return Py_BuildValue("(NNNNNi)N", type_id.release(), after_ptr.release(), after.release(), first.release(),
+                       within.release(), (int)dag.n_types, suffix.release());
+}
+
+// Whether numbers rise, and are of suffixes below `end`.
+bool are_suffixes(Span<const int32_t> numbers, int32_t end) {
+  for (ptrdiff_t i = 0; i + 1 < numbers.size; i++)
+    if (numbers[i] >= numbers[i + 1]) return false;
+  return within(numbers, 0, end);
+}
+
+// Reads a `Suffixes`, and checks that it is one that was compared.
+bool read_suffixes(PyObject* tuple, Suffixes& found) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
+    return PyErr_SetString(PyExc_TypeError, "suffixes must be a Suffixes"), false;
+  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  Table<uint64_t> rows;
+  if (!read<int32_t>(parts[0], "type_id", found.type_id) || !read<int32_t>(parts[1], "after_ptr", found.after_ptr) ||
+      !read<int32_t>(parts[2], "after", found.after) || !read<int32_t>(parts[3], "first", found.first) ||
+      !read_table<uint64_t>(parts[4], "within", rows) || !read_int(parts[5], "n_types", found.n_types))
+    return false;
+  found.within = {rows.data, rows.rows * rows.columns};
+  found.n_words = rows.columns;
+  bool fits = found.n_types >= 0 && within(found.type_id, 0, found.n_types) &&
+              found.after_ptr.size == found.type_id.size + 1 && rises(found.after_ptr, found.after.size) &&
+              rows.rows == found.size() && rows.columns * 64 >= found.size() && are_suffixes(found.first, found.size());
+  for (int32_t n = 0; fits && n < found.size(); n++) fits = are_suffixes(found.followers(n), n);
+  if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must be numbered after their followers, and compared");
+  return fits;
+}
+
+// search_layers(suffixes, cost, limit, width, max_states): (sequence, cost, unseen, n_states, gave_up).
+PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Suffixes suffixes;
+  Span<const double> cost;
+  if (!takes("search_layers", n, 5) || !read_suffixes(arguments[0], suffixes) ||
+      !read<double>(arguments[1], "cost", cost))
+    return nullptr;
+  double limit = PyFloat_AsDouble(arguments[2]);
+  long long width = PyLong_AsLongLong(arguments[3]), max_states = PyLong_AsLongLong(arguments[4]);
+  if (PyErr_Occurred()) return nullptr;
+  if (cost.size != suffixes.n_types)
+    return PyErr_Format(PyExc_ValueError, "cost must have an element for each of %d types, got %zd", suffixes.n_types,
+                        cost.size);
+  Outcome outcome;
+  bool is_done;
+  {
+    Unlocked unlocked;
+    is_done = search_layers(suffixes, cost, limit, width, max_states, outcome);
+  }
+  if (!is_done) return PyErr_NoMemory();
+  return Py_BuildValue("NddLO", to_array<int32_t>(outcome.sequence).release(), outcome.cost, outcome.unseen,
+                       (long long)outcome.n_states, outcome.gave_up ? Py_True : Py_False);
+}
+
 PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("embed", embed),
                            fast("compact_sequence", compact_sequence),
                            fast("batches_at", batches_at),
                            fast("plan_by_machine", plan_machine),
                            fast("local_search", search_locally),
+                           fast("find_suffixes", find_suffixes),
+                           fast("search_layers", search),
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

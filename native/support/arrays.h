@@ -25,6 +25,11 @@ struct NumpyType<int64_t> {
   static constexpr const char* name = "int64";
 };
 template <>
+struct NumpyType<uint64_t> {
+  static constexpr int number = NPY_UINT64;
+  static constexpr const char* name = "uint64";
+};
+template <>
 struct NumpyType<double> {
   static constexpr int number = NPY_FLOAT64;
   static constexpr const char* name = "float64";
