@@ -1,0 +1,27 @@
+// A small network that scores each ready type from a few features; `autobatch.policies.rules.network` describes both.
+
+#pragma once
+
+#include "schedule/chains.h"
+#include "schedule/restricted.h"
+#include "support/arrays.h"
+
+namespace autobatch {
+
+constexpr int32_t N_TYPE_FEATURES = 10, N_OVERALL_FEATURES = 5;
+
+// Weights for H hidden units.
+struct Network {
+  Span<const double> w1, b1, w2, v2, u2, b2, w3;  // [H, F], [H], [H, H], [H, H], [H, G], [H], [H]
+
+  ptrdiff_t n_hidden() const { return w3.size; }
+};
+
+// Writes the features of the types of a single DAG in the midst of its simulation, and of the whole.
+void describe_types(const Simulator& sim, const Chains& chains, const Restricted& restricted, float* rows,
+                    float* overall);
+
+// Schedules a DAG by a network, the lowest type among equals; false if memory runs out.
+bool plan_by_network(const Dag& dag, const Network& network, Batches& batches);
+
+}  // namespace autobatch
