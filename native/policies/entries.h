@@ -1,4 +1,4 @@
-// Reading what Python gives the functions of this folder.
+// Reading what Python gives the functions of this folder, and making what they give.
 
 #pragma once
 
@@ -12,5 +12,8 @@ bool refuse_backward_edges(const Dag& dag);
 // Reads a `MachineRules`, and a `Weights`.
 bool read_machine(PyObject* tuple, Machine& machine);
 bool read_weights(PyObject* tuple, Weights& weights);
+
+// Makes the arrays of a schedule: (batch_type, batch_ptr, order).
+PyObject* to_python(const Batches& batches);
 
 }  // namespace autobatch

@@ -8,6 +8,7 @@
 #include "policies/network.h"
 #include "policies/rules.h"
 #include "policies/sequences.h"
+#include "policies/simulation.h"
 #include "policies/suffixes.h"
 
 namespace autobatch {
@@ -51,14 +52,6 @@ bool plan_best(const Dag& dag, Rule rule, const Weights& weights, int directions
     is_first = false;
   }
   return true;
-}
-
-// Makes the arrays of a schedule.
-PyObject* to_python(const Batches& batches) {
-  Ref types = to_array<int32_t>(batches.batch_type), ptr = to_array<int32_t>(batches.batch_ptr),
-      order = to_array<int32_t>(batches.order);
-  if (!types || !ptr || !order) return nullptr;
-  return Py_BuildValue("NNN", types.release(), ptr.release(), order.release());
 }
 
 // plan_by_rule(dag, rule, directions, compacts, weights): the schedule of a DAG by a rule.
@@ -240,8 +233,8 @@ bool are_suffixes(Span<const int32_t> numbers, int32_t end) {
   return within(numbers, 0, end);
 }
 
-// Reads a `Suffixes`, and checks that it is one that was compared.
-bool read_suffixes(PyObject* tuple, Suffixes& found) {
+// Reads a `Suffixes`, which must have been compared if `is_compared`.
+bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
     return PyErr_SetString(PyExc_TypeError, "suffixes must be a Suffixes"), false;
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
@@ -254,9 +247,10 @@ bool read_suffixes(PyObject* tuple, Suffixes& found) {
   found.n_words = rows.columns;
   bool fits = found.n_types >= 0 && within(found.type_id, 0, found.n_types) &&
               found.after_ptr.size == found.type_id.size + 1 && rises(found.after_ptr, found.after.size) &&
-              rows.rows == found.size() && rows.columns * 64 >= found.size() && are_suffixes(found.first, found.size());
+              are_suffixes(found.first, found.size());
+  if (is_compared) fits = fits && rows.rows == found.size() && rows.columns * 64 >= found.size();
   for (int32_t n = 0; fits && n < found.size(); n++) fits = are_suffixes(found.followers(n), n);
-  if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must be numbered after their followers, and compared");
+  if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must come after their followers, and be compared");
   return fits;
 }
 
@@ -264,7 +258,7 @@ bool read_suffixes(PyObject* tuple, Suffixes& found) {
 PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Suffixes suffixes;
   Span<const double> cost;
-  if (!takes("search_layers", n, 5) || !read_suffixes(arguments[0], suffixes) ||
+  if (!takes("search_layers", n, 5) || !read_suffixes(arguments[0], true, suffixes) ||
       !read<double>(arguments[1], "cost", cost))
     return nullptr;
   double limit = PyFloat_AsDouble(arguments[2]);
@@ -284,6 +278,63 @@ PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
                        (long long)outcome.n_states, outcome.gave_up ? Py_True : Py_False);
 }
 
+// suffixes_to_dag(suffixes): the DAG of those that can be reached, and the node of each, or -1.
+PyObject* suffixes_to_dag(PyObject*, PyObject* tuple) {
+  Suffixes suffixes;
+  if (!read_suffixes(tuple, false, suffixes)) return nullptr;
+  OwnedDag dag;
+  Vec<int32_t> place;
+  if (!to_dag(suffixes, dag, place)) return PyErr_NoMemory();
+  Ref type_id = to_array<int32_t>(dag.type_id), edge_ptr = to_array<int32_t>(dag.edge_ptr),
+      edge_src = to_array<int32_t>(dag.edge_src), places = to_array<int32_t>(place);
+  if (!type_id || !edge_ptr || !edge_src || !places) return nullptr;
+  return Py_BuildValue("(NNNi)N", type_id.release(), edge_ptr.release(), edge_src.release(), (int)dag.n_types,
+                       places.release());
+}
+
+// visit_states(dag, sequence, n_known, machine, width): the state before each step of a sequence: int16[K, width].
+PyObject* visit_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Span<const int32_t> sequence;
+  int32_t n_known, width;
+  Machine machine;
+  Table<int16_t> states;
+  Simulator sim;
+  Chains chains;
+  if (!takes("visit_states", n, 5) || !read_sequence(arguments, dag, sequence) ||
+      !read_int(arguments[2], "n_known", n_known) || !read_machine(arguments[3], machine) ||
+      !read_int(arguments[4], "width", width))
+    return nullptr;
+  if (n_known < 0 || n_known > dag.n_types || (width != n_known && width != 2 * n_known))
+    return PyErr_SetString(PyExc_ValueError, "width must be that of states of the known types, got another"), nullptr;
+  Ref made = make_table<int16_t>(sequence.size, width, states);
+  if (!made) return nullptr;
+  if (!sim.start(dag) || !chains.start(sim)) return PyErr_NoMemory();
+  for (ptrdiff_t k = 0; k < sequence.size; k++) {
+    if (sequence[k] < 0 || sequence[k] >= dag.n_types || !sim.is_ready(sequence[k]))
+      return PyErr_Format(PyExc_ValueError, "sequence must name ready types, got %d at %zd", sequence[k], k);
+    encode(sim, chains, n_known, machine.encoding, states[k], width);
+    sim.step(sequence[k]);
+    chains.follow(sim, sequence[k]);
+  }
+  return made.release();
+}
+
+// add_states(table, states): the numbers of states, of which new ones are added; there must be room for all.
+PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  ValueTable table;
+  Table<int16_t> states;
+  Span<int32_t> numbers;
+  if (!takes("add_states", n, 2) || !read_value_table(arguments[0], table) ||
+      !read_table<int16_t>(arguments[1], "states", states))
+    return nullptr;
+  if (states.columns != table.width() || table.room() - table.n_states[0] < states.rows)
+    return PyErr_SetString(PyExc_ValueError, "table must have room for the states, and be for such ones"), nullptr;
+  Ref made = make_array<int32_t>(states.rows, numbers);
+  for (ptrdiff_t i = 0; made && i < states.rows; i++) numbers[i] = table.add(states[i]);
+  return made.release();
+}
+
 PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("embed", embed),
                            fast("compact_sequence", compact_sequence),
@@ -293,9 +344,19 @@ PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("local_search", search_locally),
                            fast("find_suffixes", find_suffixes),
                            fast("search_layers", search),
+                           {"suffixes_to_dag", suffixes_to_dag, METH_O, nullptr},
+                           fast("visit_states", visit_states),
+                           fast("add_states", add_states),
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
+
+PyObject* to_python(const Batches& batches) {
+  Ref types = to_array<int32_t>(batches.batch_type), ptr = to_array<int32_t>(batches.batch_ptr),
+      order = to_array<int32_t>(batches.order);
+  if (!types || !ptr || !order) return nullptr;
+  return Py_BuildValue("NNN", types.release(), ptr.release(), order.release());
+}
 
 bool refuse_backward_edges(const Dag& dag) {
   if (points_forward(dag)) return false;
@@ -318,7 +379,8 @@ bool read_machine(PyObject* tuple, Machine& machine) {
 }
 
 bool add_policies(PyObject* module) {
-  return PyModule_AddFunctions(module, functions) == 0 && PyModule_AddType(module, &CourseType) == 0;
+  return PyModule_AddFunctions(module, functions) == 0 && PyModule_AddType(module, &CourseType) == 0 &&
+         PyModule_AddType(module, &SimulationType) == 0;
 }
 
 }  // namespace autobatch

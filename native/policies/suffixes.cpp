@@ -180,4 +180,32 @@ void SuffixFinder::compare(int32_t start, int32_t end) {
   }
 }
 
+bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place) {
+  int32_t n_nodes = 0;
+  ptrdiff_t n_edges = 0;
+  if (!place.assign(suffixes.size(), -1)) return false;
+  for (int32_t n : suffixes.first) place[n] = 0;
+  for (int32_t n = suffixes.size() - 1; n >= 0; n--) {
+    if (place[n] < 0) continue;
+    place[n] = n_nodes++;
+    n_edges += suffixes.followers(n).size;
+    for (int32_t follower : suffixes.followers(n)) place[follower] = 0;
+  }
+  dag.n_types = suffixes.n_types;
+  if (!dag.type_id.resize(n_nodes) || !dag.edge_ptr.assign(n_nodes + 1, 0) || !dag.edge_src.resize(n_edges))
+    return false;
+  for (int32_t n = suffixes.size() - 1; n >= 0; n--) {
+    if (place[n] < 0) continue;
+    dag.type_id[place[n]] = suffixes.type_id[n];
+    for (int32_t follower : suffixes.followers(n)) dag.edge_ptr[place[follower] + 1]++;
+  }
+  for (int32_t node = 0; node < n_nodes; node++) dag.edge_ptr[node + 1] += dag.edge_ptr[node];
+  Vec<int32_t> end;
+  if (!end.copy(Span<const int32_t>(dag.edge_ptr).part(0, n_nodes))) return false;
+  for (int32_t n = suffixes.size() - 1; n >= 0; n--)  // in the order of nodes, so that sources rise
+    for (int32_t follower : place[n] >= 0 ? suffixes.followers(n) : Span<const int32_t>())
+      dag.edge_src[end[place[follower]]++] = place[n];
+  return true;
+}
+
 }  // namespace autobatch

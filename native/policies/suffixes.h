@@ -69,6 +69,9 @@ class SuffixFinder {
   Vec<int32_t> here_;                          // suffixes met in this visit
 };
 
+// Makes the DAG of the suffixes that can be reached, and finds the node of each, or -1; false if memory runs out.
+bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place);
+
 // Sorts in place: Shell's sort.
 void sort(Span<int32_t> numbers);
 

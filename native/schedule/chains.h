@@ -27,6 +27,9 @@ class Chains {
   // The share of the ready nodes at U = M that are of the type; 0 if there are none.
   double own_share(int32_t type) const { return most[type] > 0 ? (double)n_own_most[type] / n_most[type] : 0.0; }
 
+  Span<const int32_t> ahead() const { return ahead_; }    // [N, T] U
+  Span<const int32_t> height() const { return height_; }  // [N] the sum of U over the types
+
   Vec<int32_t> most;          // [G*T] M
   Vec<int32_t> n_most;        // [G*T] ready nodes with U = M
   Vec<int32_t> n_own_most;    // [G*T] those of them that are of type a
@@ -38,8 +41,7 @@ class Chains {
   void take_in(const Simulator& sim, int32_t first);
 
   int32_t n_types_ = 0;
-  Vec<int32_t> ahead_;      // [N, T] U
-  Vec<int32_t> height_;     // [N] the sum of U over the types
+  Vec<int32_t> ahead_, height_;
   Vec<int32_t> longest_;    // [G*T, T] the largest U of a type's ready nodes, for each type; -1 where none is ready
   Vec<int32_t> n_longest_;  // [G*T, T] how many of them have it
   Vec<int32_t> seen_;       // [G*T] the simulator's tail up to which ready nodes are counted

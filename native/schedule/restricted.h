@@ -21,12 +21,15 @@ class Restricted {
   // Updates the frontiers after a batch of a type ran.
   void unblock(const Simulator& sim, int32_t type, Span<const int32_t> batch);
 
+  // [N, T] edges into the node that have an unrun type-a node at or before their source.
+  Span<const int32_t> blocked() const { return blocked_; }
+
   Vec<int32_t> frontier;  // [G*T] the size of the frontier of G_a
 
  private:
   int32_t n_types_ = 0;
-  Vec<int32_t> blocked_;  // [N, T] edges into the node that have an unrun type-a node at or before their source
-  Vec<int32_t> stack_;    // [N] nodes that are being unblocked
+  Vec<int32_t> blocked_;
+  Vec<int32_t> stack_;  // [N] nodes that are being unblocked
 };
 
 }  // namespace autobatch

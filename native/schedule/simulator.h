@@ -42,6 +42,9 @@ class Simulator {
     return Span<const int32_t>(reader_).part(reader_ptr_[node], reader_ptr_[node + 1]);
   }
 
+  Span<const int32_t> reader_ptr() const { return reader_ptr_; }
+  Span<const int32_t> all_readers() const { return reader_; }
+
   Dag dag;
   Vec<int32_t> queue;       // [N] per type a segment: nodes that ran, then ready ones, then room for the rest
   Vec<int32_t> segment;     // [G*T+1] type t has queue[segment[t]:segment[t+1]]

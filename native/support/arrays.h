@@ -30,6 +30,11 @@ struct NumpyType<uint64_t> {
   static constexpr const char* name = "uint64";
 };
 template <>
+struct NumpyType<float> {
+  static constexpr int number = NPY_FLOAT32;
+  static constexpr const char* name = "float32";
+};
+template <>
 struct NumpyType<double> {
   static constexpr int number = NPY_FLOAT64;
   static constexpr const char* name = "float64";

@@ -1,0 +1,164 @@
+#include "policies/simulation.h"
+
+#include "policies/entries.h"
+#include "policies/learning.h"
+#include "policies/network.h"
+
+namespace autobatch {
+namespace {
+
+struct State {
+  Simulator sim;
+  Chains chains;
+  Restricted restricted;
+};
+
+struct Simulation {
+  PyObject_HEAD
+  PyObject* dag;  // keeps its arrays
+  State* state;
+};
+
+State& state_of(PyObject* self) { return *reinterpret_cast<Simulation*>(self)->state; }
+
+PyObject* make_simulation(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"dag", "node_ptr", nullptr};
+  PyObject *given, *ranges = Py_None;
+  Dag dag;
+  Span<const int32_t> node_ptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:Simulation", const_cast<char**>(names), &given, &ranges) ||
+      !read_dag(given, dag) || refuse_backward_edges(dag) ||
+      (ranges != Py_None && !read<int32_t>(ranges, "node_ptr", node_ptr)))
+    return nullptr;
+  if (ranges != Py_None) {
+    ptrdiff_t n_dags = node_ptr.size - 1;
+    bool fits = n_dags > 0 && rises(node_ptr, dag.n_nodes()) && dag.n_types % n_dags == 0;
+    for (ptrdiff_t g = 0; fits && g < n_dags; g++) {
+      int32_t n_types = dag.n_types / (int32_t)n_dags, first = (int32_t)g * n_types;
+      fits = within(dag.type_id.part(node_ptr[g], node_ptr[g + 1]), first, first + n_types) &&
+             within(dag.edge_src.part(dag.edge_ptr[node_ptr[g]], dag.edge_ptr[node_ptr[g + 1]]), node_ptr[g],
+                    node_ptr[g + 1]);
+    }
+    if (!fits) return PyErr_SetString(PyExc_ValueError, "node_ptr must be the ranges of stacked dags"), nullptr;
+  }
+  Ref made(type->tp_alloc(type, 0));
+  if (!made) return nullptr;
+  Simulation* self = reinterpret_cast<Simulation*>(made.get());
+  self->dag = Py_NewRef(given);
+  self->state = make<State>();
+  if (!self->state || !self->state->sim.start(dag, node_ptr) || !self->state->chains.start(self->state->sim) ||
+      !self->state->restricted.start(self->state->sim))
+    return PyErr_NoMemory();
+  return made.release();
+}
+
+void free_simulation(PyObject* self) {
+  discard(reinterpret_cast<Simulation*>(self)->state);
+  Py_XDECREF(reinterpret_cast<Simulation*>(self)->dag);
+  Py_TYPE(self)->tp_free(self);
+}
+
+// ready(): the ready nodes of each type.
+PyObject* ready(PyObject* self, PyObject*) {
+  const Simulator& sim = state_of(self).sim;
+  Span<int32_t> counts;
+  Ref made = make_array<int32_t>(sim.dag.n_types, counts);
+  for (int32_t type = 0; made && type < sim.dag.n_types; type++) counts[type] = sim.n_ready(type);
+  return made.release();
+}
+
+// unrun(): the nodes of each type that have not run.
+PyObject* unrun(PyObject* self, PyObject*) {
+  const Simulator& sim = state_of(self).sim;
+  Span<int32_t> counts;
+  Ref made = make_array<int32_t>(sim.dag.n_types, counts);
+  for (int32_t type = 0; made && type < sim.dag.n_types; type++) counts[type] = sim.n_unrun(type);
+  return made.release();
+}
+
+// Reads a type of which a node is ready.
+bool read_ready(const Simulator& sim, PyObject* object, int32_t& type) {
+  if (!read_int(object, "type", type)) return false;
+  if (type >= 0 && type < sim.dag.n_types && sim.is_ready(type)) return true;
+  return PyErr_Format(PyExc_ValueError, "type must have a ready node, got %d", type), false;
+}
+
+// step(type): runs all ready nodes of a type as one batch.
+PyObject* step(PyObject* self, PyObject* object) {
+  State& state = state_of(self);
+  int32_t type;
+  if (!read_ready(state.sim, object, type)) return nullptr;
+  state.restricted.unblock(state.sim, type, state.sim.step(type));
+  state.chains.follow(state.sim, type);
+  Py_RETURN_NONE;
+}
+
+// reward(kind, type): that of running a type now.
+PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
+  const State& state = state_of(self);
+  int32_t kind, type;
+  if (!takes("reward", n, 2) || !read_int(arguments[0], "kind", kind) || !read_ready(state.sim, arguments[1], type))
+    return nullptr;
+  return PyFloat_FromDouble(reward_of((Reward)kind, state.sim.n_ready(type), state.restricted.frontier[type],
+                                      state.chains.is_critical(type)));
+}
+
+// batches(): the schedule of a single DAG so far.
+PyObject* batches(PyObject* self, PyObject*) {
+  Batches found;
+  return state_of(self).sim.finish(found) ? to_python(found) : PyErr_NoMemory();
+}
+
+// features(): those of the types of a single DAG, and of the whole, for a network.
+PyObject* features(PyObject* self, PyObject*) {
+  const State& state = state_of(self);
+  Table<float> rows;
+  Span<float> overall;
+  Ref of_types = make_table<float>(state.sim.dag.n_types, N_TYPE_FEATURES, rows),
+      of_all = make_array<float>(N_OVERALL_FEATURES, overall);
+  if (!of_types || !of_all) return nullptr;
+  describe_types(state.sim, state.chains, state.restricted, rows.data, overall.data);
+  return Py_BuildValue("NN", of_types.release(), of_all.release());
+}
+
+// tables(): reader_ptr, reader, ahead, height, segment, blocked and frontier.
+PyObject* tables(PyObject* self, PyObject*) {
+  const State& state = state_of(self);
+  Span<const int32_t> parts[] = {state.sim.reader_ptr(),   state.sim.all_readers(), state.chains.ahead(),
+                                 state.chains.height(),    state.sim.segment,       state.restricted.blocked(),
+                                 state.restricted.frontier};
+  Ref found(PyTuple_New(7));
+  for (int i = 0; found && i < 7; i++) {
+    PyObject* part = to_array<int32_t>(parts[i]).release();
+    if (!part) return nullptr;
+    PyTuple_SET_ITEM(found.get(), i, part);
+  }
+  return found.release();
+}
+
+PyMethodDef methods[] = {{"ready", ready, METH_NOARGS, nullptr},
+                         {"unrun", unrun, METH_NOARGS, nullptr},
+                         {"step", step, METH_O, nullptr},
+                         fast("reward", reward),
+                         {"batches", batches, METH_NOARGS, nullptr},
+                         {"features", features, METH_NOARGS, nullptr},
+                         {"tables", tables, METH_NOARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject simulation_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.Simulation";
+  type.tp_basicsize = sizeof(Simulation);
+  type.tp_flags = Py_TPFLAGS_DEFAULT;
+  type.tp_doc = "The state of a DAG, or of stacked ones, of which some nodes have run.";
+  type.tp_dealloc = free_simulation;
+  type.tp_methods = methods;
+  type.tp_new = make_simulation;
+  return type;
+}
+
+}  // namespace
+
+PyTypeObject SimulationType = simulation_type();
+
+}  // namespace autobatch
