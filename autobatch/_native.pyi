@@ -14,12 +14,19 @@ IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 TypeArrays: TypeAlias = tuple[NDArray[Any], ...]
+Pair: TypeAlias = tuple[int, int]
+Rules: TypeAlias = tuple[float, float, int, int, int, int]
 """See `autobatch.ir.type_arrays`."""
 FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
 """See `autobatch.ir.flows`."""
 Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
 Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """For both see `autobatch.graph.growing`."""
+DagArrays: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
+"""See `autobatch.graph.dag.Dag`."""
+Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]
+"""A schedule: batch_type, batch_ptr and order."""
+Arrays: TypeAlias = tuple[NDArray[Any], ...]
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 
@@ -504,3 +511,105 @@ class Tape:
             values, terms: see `gradients`.
             parameters: that have tangents; along: these, values or parameters.
         """
+
+# native/policies/: see `autobatch.policies`; edges of a DAG must point forward, or a ValueError is raised.
+
+def plan_by_rule(
+    dag: DagArrays, rule: int, directions: int, compacts: bool, weights: tuple[float, float, float, float]
+) -> Batches:
+    """Schedule a DAG by a rule: batch_type, batch_ptr and order.
+
+    Args:
+        rule: 0 depth, 1 agenda, 2 sufficient, 3 critical, 4 score.
+        directions: 1 forward, 2 backward, 3 both, of which the schedule with fewer batches is kept.
+        compacts: whether superfluous batches are deleted.
+        weights: of the terms of a score.
+
+    Raises:
+        ValueError: an edge points backward.
+    """
+
+def plan_by_machine(
+    dag: DagArrays, table: Arrays, machine: Pair, weights: tuple[float, float, float, float]
+) -> tuple[Batches, int]:
+    """Schedule a DAG by a state machine; also count the batches that the rule of scores decided."""
+
+def plan_by_network(dag: DagArrays, weights: Arrays) -> Batches:
+    """Schedule a DAG by a network."""
+
+def embed(dag: DagArrays, sequence: IntArray, is_late: bool) -> IntArray:
+    """Find the first position at which each node can run, K if there is none; or the last, -1 if there is none."""
+
+def compact_sequence(dag: DagArrays, sequence: IntArray) -> IntArray | None:
+    """Drop positions until none can be dropped; None if the sequence does not run all nodes."""
+
+def batches_at(dag: DagArrays, sequence: IntArray, position: IntArray) -> Batches | int:
+    """Make the schedule of nodes at these positions; return a node that is at none of its type, if there is one."""
+
+def local_search(dag: DagArrays, sequence: IntArray, seed: int, n_steps: int, enough: float) -> IntArray:
+    """Search for a shorter sequence around one that finishes a DAG."""
+
+def find_suffixes(
+    dag: DagArrays, kept: NDArray[np.bool_], compares: bool
+) -> tuple[tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int], IntArray]:
+    """Find the parts of `Suffixes`, and the suffix of each node."""
+
+def suffixes_to_dag(suffixes: tuple[Any, ...]) -> tuple[tuple[IntArray, IntArray, IntArray, int], IntArray]:
+    """Make the DAG of the suffixes that can be reached; also find the node of each, or -1."""
+
+def search_layers(
+    suffixes: tuple[Any, ...], cost: NDArray[np.float64], limit: float, width: int, max_states: int
+) -> tuple[IntArray, float, float, int, bool]:
+    """Search for the cheapest sequence; see `autobatch.policies.search.layered`."""
+
+def visit_states(dag: DagArrays, sequence: IntArray, n_known: int, machine: Pair, width: int) -> NDArray[np.int16]:
+    """Run a sequence of types, and give the state before each: int16[K, width]."""
+
+def add_states(table: Arrays, states: NDArray[np.int16]) -> IntArray:
+    """Find the numbers of states; add those that are new, for which the table must have room."""
+
+def learn_from_all(
+    table: Arrays,
+    rules: Rules,
+    n_batches: IntArray,
+    steps: IntArray,
+    fresh: NDArray[np.int16],
+) -> None:
+    """Learn from episodes that were played before, one after the other."""
+
+def longest_chains(dag: DagArrays) -> IntArray:
+    """Count, per type, the most nodes of that type on a path: int32[T]; ValueError if an edge points backward."""
+
+class Course:
+    """A mini-batch to learn on."""
+
+    def __init__(self, dag: DagArrays) -> None: ...
+    def run(
+        self,
+        table: Arrays,
+        machine: Pair,
+        rules: Rules,
+        epsilon: float,
+        capsule: Any,
+        plan: IntArray,
+    ) -> None:
+        """Play an episode, and learn from it; the capsule is that of a NumPy bit generator."""
+
+class Simulation:
+    """The state of a DAG, or of stacked ones, of which some nodes have run."""
+
+    def __init__(self, dag: DagArrays, node_ptr: IntArray | None = None) -> None: ...
+    def ready(self) -> IntArray:
+        """Count the ready nodes of each type."""
+    def unrun(self) -> IntArray:
+        """Count the nodes of each type that have not run."""
+    def step(self, type: int) -> None:
+        """Run all ready nodes of a type as one batch."""
+    def reward(self, kind: int, type: int) -> float:
+        """Return the reward of running a type now."""
+    def batches(self) -> Batches:
+        """Return the schedule so far: batch_type, batch_ptr and order."""
+    def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the features of the types, and of the whole; see `autobatch.policies.rules.network`."""
+    def tables(self) -> tuple[IntArray, ...]:
+        """Return reader_ptr, reader, ahead, height, segment, blocked and frontier, flat."""

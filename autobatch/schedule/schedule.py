@@ -1,7 +1,7 @@
 """Schedules: which nodes run together, and in what order; policies, which make schedules; and a lower bound.
 
 A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule. Most
-policies choose a type, and all its ready nodes then run (`autobatch.schedule.simulator`). Built-in policies do so in
+policies choose a type, and all its ready nodes then run (`native/schedule/simulator.h`). Built-in policies do so in
 compiled loops (`autobatch.policies`); a user's own policy subclasses `FrontierPolicy`, which calls Python for every
 batch.
 """
@@ -17,15 +17,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from autobatch._native import Simulation, longest_chains
 from autobatch.arguments import show
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
 from autobatch.keywords import checked
-from autobatch.schedule.simulator import Simulator, finish, start, step
 
 MAX_BATCHES_PRINTED = 40
 MAX_NODES_PRINTED = 12
@@ -230,30 +229,11 @@ def chain_lengths(graph: Graph) -> IntArray:
 
     Cost: O(T * (N + E)) time, O(N) ints; only types that have nodes are swept.
     """
-    lengths, in_order = _chain_lengths(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
-    if not in_order:
-        check_order(graph)
-    return lengths
-
-
-@compiled
-def _chain_lengths(type_ids: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> tuple[IntArray, bool]:
-    """Give the longest chain of each type, valid only if every edge points forward; and whether that is so."""
-    lengths = np.zeros(n_types, np.int32)
-    for node in range(type_ids.size):
-        lengths[type_ids[node]] = 1
-        for e in range(edge_ptr[node], edge_ptr[node + 1]):
-            if edge_src[e] >= node:
-                return lengths, False
-    longest = np.empty(type_ids.size, np.int32)
-    for type_id in np.flatnonzero(lengths):
-        for node in range(type_ids.size):
-            most = 0
-            for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                most = max(most, longest[edge_src[e]])
-            longest[node] = most + (type_ids[node] == type_id)
-            lengths[type_id] = max(lengths[type_id], longest[node])
-    return lengths, True
+    try:
+        return longest_chains(to_dag(graph))
+    except ValueError:
+        check_order(graph)  # names an edge that points backwards
+        raise
 
 
 @dataclass(frozen=True)
@@ -298,13 +278,17 @@ class FrontierPolicy(ABC):
             PolicyError: the choice is not a type, or is a type without ready nodes.
         """
         self.prepare(graph)
-        sim = start(to_dag(graph))
-        while (sim.head < sim.tail).any():
-            step(sim, self._choice(graph, sim))
-        return to_schedule(graph, finish(sim))
+        try:
+            sim, n_batches = Simulation(to_dag(graph)), 0
+        except ValueError:
+            check_order(graph)  # names an edge that points backwards
+            raise
+        while (ready := sim.ready()).any():
+            sim.step(self._choice(graph, Frontier(ready, sim.unrun()), n_batches))
+            n_batches += 1
+        return Schedule(*sim.batches())
 
-    def _choice(self, graph: Graph, sim: Simulator) -> int:
-        frontier = Frontier(sim.tail - sim.head, sim.segment[1:] - sim.head)
+    def _choice(self, graph: Graph, frontier: Frontier, n_batches: int) -> int:
         choice = self.choose(frontier)
         ready = {type_id: graph.types.names[type_id] for type_id in frontier.types}
         try:
@@ -313,19 +297,7 @@ class FrontierPolicy(ABC):
             type_id = -1
         if type_id not in ready:
             raise PolicyError(
-                f"policy {self.name!r} chose {choice!r} for batch {sim.n_batches[0]}, but the types with ready nodes "
+                f"policy {self.name!r} chose {choice!r} for batch {n_batches}, but the types with ready nodes "
                 f"are {ready}; choose() returns one of frontier.types."
             )
         return type_id
-
-
-def to_schedule(graph: Graph, batches: tuple[IntArray, IntArray, IntArray]) -> Schedule:
-    """Make a schedule from the result of `finish`.
-
-    Raises:
-        GraphError: nodes never became ready, so the graph has a cycle.
-    """
-    schedule = Schedule(*batches)
-    if schedule.n_nodes < graph.n_nodes:
-        check_order(graph)
-    return schedule

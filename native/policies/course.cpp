@@ -36,22 +36,6 @@ void free_course(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// Reads a `LearningRules`.
-bool read_rules(PyObject* tuple, LearningRules& rules) {
-  int n_steps, reward, bootstraps, is_optimistic;
-  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "rules must be LearningRules"), false;
-  if (!PyArg_ParseTuple(tuple, "ddiiii:rules", &rules.learning_rate, &rules.discount, &n_steps, &reward, &bootstraps,
-                        &is_optimistic))
-    return false;
-  if (n_steps < 1 || reward < 0 || reward > (int)Reward::CRITICAL)
-    return PyErr_SetString(PyExc_ValueError, "rules must have steps and a known reward, got others"), false;
-  rules.n_steps = n_steps;
-  rules.reward = (Reward)reward;
-  rules.bootstraps = bootstraps;
-  rules.is_optimistic = is_optimistic;
-  return true;
-}
-
 // run(table, machine, rules, epsilon, capsule, plan): plays an episode, and learns from it. The capsule is that of a
 // NumPy bit generator, which no other thread may use meanwhile.
 PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {

@@ -2,16 +2,17 @@
 
 #pragma once
 
-#include "policies/machine.h"
+#include "policies/learning.h"
 
 namespace autobatch {
 
 // Sets a ValueError if an edge points backward.
 bool refuse_backward_edges(const Dag& dag);
 
-// Reads a `MachineRules`, and a `Weights`.
+// Reads a `MachineRules`, a `Weights`, and a `LearningRules`.
 bool read_machine(PyObject* tuple, Machine& machine);
 bool read_weights(PyObject* tuple, Weights& weights);
+bool read_rules(PyObject* tuple, LearningRules& rules);
 
 // Makes the arrays of a schedule: (batch_type, batch_ptr, order).
 PyObject* to_python(const Batches& batches);

@@ -29,6 +29,17 @@ struct Episode {
 // The reward of a batch. Only PUBLISHED reads the ready nodes and those at the frontier of the restricted DAG.
 double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_critical);
 
+// A step of an episode that was played on a device.
+struct Step {
+  int32_t state;  // its number, or -1 less its place among the fresh ones
+  int32_t type, n_ready;
+  int32_t against;  // the size of the type's frontier, or whether it was critical, as the reward needs
+};
+
+// Learns from an episode that was played before: as a course does by a plan, without bootstrapping.
+bool learn_from(Span<const Step> steps, Table<int16_t> fresh, ValueTable& table, const LearningRules& rules,
+                Episode& episode);
+
 // A mini-batch to learn on.
 class Course {
  public:

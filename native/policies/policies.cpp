@@ -335,6 +335,58 @@ PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
+// learn_from_all(table, rules, n_batches, steps, fresh): learns from episodes one after the other. Steps are int32[R,
+// n, 4], and the fresh states, for which the table must have room, int16[F, width].
+PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  ValueTable table;
+  LearningRules rules;
+  Span<const int32_t> n_batches;
+  Table<int16_t> fresh;
+  if (!takes("learn_from_all", n, 5) || !read_value_table(arguments[0], table) || !read_rules(arguments[1], rules) ||
+      !read<int32_t>(arguments[2], "n_batches", n_batches) ||
+      !check_array(arguments[3], "steps", NPY_INT32, "int32", 3) || !read_table<int16_t>(arguments[4], "fresh", fresh))
+    return nullptr;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(arguments[3]);
+  ptrdiff_t most = PyArray_DIM(array, 1);
+  const Step* steps = static_cast<const Step*>(PyArray_DATA(array));
+  bool fits = PyArray_DIM(array, 0) == n_batches.size && PyArray_DIM(array, 2) == 4 && within(n_batches, 0, most + 1) &&
+              fresh.columns == table.width() && table.room() - table.n_states[0] >= fresh.rows;
+  for (ptrdiff_t e = 0; fits && e < n_batches.size; e++)
+    for (ptrdiff_t t = 0; fits && t < n_batches[e]; t++) {
+      const Step& step = steps[e * most + t];
+      fits = step.state < table.n_states[0] && -1 - (int64_t)step.state < fresh.rows && step.type >= 0 &&
+             step.type < table.n_types();
+    }
+  if (!fits) return PyErr_SetString(PyExc_ValueError, "steps must be of states and types of the table"), nullptr;
+  Episode episode;
+  for (ptrdiff_t e = 0; e < n_batches.size; e++)
+    if (!learn_from({steps + e * most, n_batches[e]}, fresh, table, rules, episode)) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
+// longest_chains(dag): the most nodes of each type on a path.
+PyObject* longest_chains(PyObject*, PyObject* tuple) {
+  Dag dag;
+  Span<int32_t> lengths;
+  Vec<int32_t> longest;
+  if (!read_dag(tuple, dag) || refuse_backward_edges(dag)) return nullptr;
+  Ref made = make_array<int32_t>(dag.n_types, lengths);
+  if (!made) return nullptr;
+  if (!longest.resize(dag.n_nodes())) return PyErr_NoMemory();
+  Unlocked unlocked;
+  for (int32_t& length : lengths) length = 0;
+  for (int32_t type : dag.type_id) lengths[type] = 1;
+  for (int32_t type = 0; type < dag.n_types; type++) {
+    for (int32_t node = 0; lengths[type] && node < dag.n_nodes(); node++) {
+      int32_t most = 0;
+      for (int32_t source : dag.sources(node)) most = longest[source] > most ? longest[source] : most;
+      longest[node] = most + (dag.type_id[node] == type);
+      lengths[type] = longest[node] > lengths[type] ? longest[node] : lengths[type];
+    }
+  }
+  return made.release();
+}
+
 PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("embed", embed),
                            fast("compact_sequence", compact_sequence),
@@ -346,6 +398,8 @@ PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("search_layers", search),
                            {"suffixes_to_dag", suffixes_to_dag, METH_O, nullptr},
                            fast("visit_states", visit_states),
+                           fast("learn_from_all", learn_from_all),
+                           {"longest_chains", longest_chains, METH_O, nullptr},
                            fast("add_states", add_states),
                            {nullptr, nullptr, 0, nullptr}};
 
@@ -376,6 +430,21 @@ bool read_machine(PyObject* tuple, Machine& machine) {
   machine = {(Encoding)encoding, mask != 0};
   if (encoding >= 0 && encoding <= (int)Encoding::SORT) return true;
   return PyErr_Format(PyExc_ValueError, "encoding must lie in 0..2, got %d", encoding), false;
+}
+
+bool read_rules(PyObject* tuple, LearningRules& rules) {
+  int n_steps, reward, bootstraps, is_optimistic;
+  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "rules must be LearningRules"), false;
+  if (!PyArg_ParseTuple(tuple, "ddiiii:rules", &rules.learning_rate, &rules.discount, &n_steps, &reward, &bootstraps,
+                        &is_optimistic))
+    return false;
+  if (n_steps < 1 || reward < 0 || reward > (int)Reward::CRITICAL)
+    return PyErr_SetString(PyExc_ValueError, "rules must have steps and a known reward, got others"), false;
+  rules.n_steps = n_steps;
+  rules.reward = (Reward)reward;
+  rules.bootstraps = bootstraps;
+  rules.is_optimistic = is_optimistic;
+  return true;
 }
 
 bool add_policies(PyObject* module) {

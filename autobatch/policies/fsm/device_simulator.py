@@ -2,8 +2,8 @@
 
 `device_simulator.cuh` holds the kernel. It is given ints alone: for every state of a table, the types in the order in
 which the machine prefers them, so that the first of those that may run is the one to run. Its batches are those of
-`run_machine`, one by one. Random numbers depend on the seed, the episode, the step and the type, so that an episode is
-the same in any order of threads, and the same again when it is played again.
+`plan_by_machine`, one by one. Random numbers depend on the seed, the episode, the step and the type, so that an
+episode is the same in any order of threads, and the same again when it is played again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import Simulation
 from autobatch.devices.device import Device, Launch
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.machine import Machine, mask_weights
+from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.table import Table
-from autobatch.policies.rules.rules import LEARNED
-from autobatch.schedule.chains import start_chains
-from autobatch.schedule.restricted import start_all_restricted
-from autobatch.schedule.simulator import stack, start_all
+from autobatch.policies.rules.rules import LEARNED, Weights
+from autobatch.schedule.simulator import stack
 
 SOURCE = Path(__file__).with_suffix(".cuh")
 KERNEL, ABOUT = "play_all", "the simulator of schedules"
@@ -45,7 +44,7 @@ class Ranked(NamedTuple):
 
 
 def rank_tried(machine: Machine, table: Table) -> Ranked:
-    """Rank the types that were tried in a state by their values: what `run_machine` chooses by."""
+    """Rank the types that were tried in a state by their values: what `plan_by_machine` chooses by."""
     tried = table.updates[: table.n_states[0]] > 0
     return Ranked(machine, table, np.where(tried, _rank(table, tried), NONE).astype(np.int16))
 
@@ -118,10 +117,9 @@ class DeviceSimulator:
 
     def __init__(self, dags: Sequence[Dag], device: Device, frontiers: bool = False) -> None:
         joined, node_ptr = stack(dags)
-        sim = start_all(joined, node_ptr)
-        chains = start_chains(joined, sim)
+        reader_ptr, reader, ahead, height, segment, *frontiers_of = Simulation(joined, node_ptr).tables()
         self.device, self.n_dags, self.n_types = device, len(dags), dags[0].n_types
-        self._n_nodes, self._frontiers = int(np.diff(sim.node_ptr).max()), frontiers
+        self._n_nodes, self._frontiers = int(np.diff(node_ptr).max()), frontiers
         self._n_steps = self._n_fresh = 0  # for which episodes had room so far
         self._warp_bytes = 8 * -(-(2 * self.n_types * self.n_types + 11 * self.n_types + 1) // 2)  # see `Run`
         if self._warp_bytes > device.most_shared_bytes:
@@ -129,10 +127,9 @@ class DeviceSimulator:
                 f"simulating schedules on {device.name}: {self.n_types} types take {self._warp_bytes} bytes of shared "
                 f"memory and there are {device.most_shared_bytes}; simulate on the processor."
             )
-        type_ids = sim.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(sim.node_ptr))
-        columns = [type_ids, sim.reader_ptr, sim.reader, np.diff(joined.edge_ptr), chains.ahead[:, : self.n_types]]
-        columns += [chains.height, sim.segment, sim.node_ptr]
-        columns += start_all_restricted(joined, node_ptr)[:2] if frontiers else []  # blocked and frontier
+        type_ids = joined.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(node_ptr))
+        columns = [type_ids, reader_ptr, reader, np.diff(joined.edge_ptr), ahead, height, segment, node_ptr]
+        columns += frontiers_of if frontiers else []
         self._graphs = [self._put(column, np.int32) for column in columns]
         self._kernel = device.load(SOURCE.read_text(encoding="utf-8"), [KERNEL], ABOUT)[KERNEL]
 
@@ -208,7 +205,7 @@ class DeviceSimulator:
             row[:] = self.device.address(array) + np.cumsum([0, *(part.nbytes for part in parts[:-1])])
         for row, (machine, table, _) in zip(rows, machines, strict=True):
             row[3:7] = table.slots.size, ENCODINGS.index(machine.encoding), machine.critical, machine.mask
-            row[7:] = np.array(mask_weights.python(LEARNED, int(machine.mask))).view(np.int64)
+            row[7:] = np.array(_mask_weights(machine.mask)).view(np.int64)
         return [self._put(rows, np.int64), *there]
 
     def _make_scratch(self, n_warps: int) -> list[Any]:
@@ -242,3 +239,9 @@ class DeviceSimulator:
     def _get(self, array: Any, *shape: int) -> NDArray[Any]:
         """The first elements of an array of the device, in a shape."""
         return self.device.get(array[: prod(shape)]).reshape(shape)
+
+
+def _mask_weights(mask: bool) -> Weights:
+    """The weights of the rule; with a mask, ready critical types score highest, as in `native/policies/machine.cpp`."""
+    others = abs(LEARNED.ready) + abs(LEARNED.own) + abs(LEARNED.height)
+    return LEARNED._replace(critical=1.0 + 2.0 * others) if mask else LEARNED

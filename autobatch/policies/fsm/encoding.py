@@ -7,7 +7,7 @@ An encoding turns the frontier into a vector with an entry for each type; 0 says
     sort   the rank of the type by its ready nodes: 1 has the most
 
 Among types with equal numbers of nodes the lowest id comes first. With the critical set the vector has a second
-half: 1 for every ready type that is critical (`autobatch.schedule.chains`).
+half: 1 for every ready type that is critical (`native/schedule/chains.h`).
 Source: base, max and sort are ED-Batch's (arXiv:2302.03851, section 2.3).
 """
 
@@ -19,34 +19,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.loops import compiled
-from autobatch.schedule.chains import Chains, is_critical
-from autobatch.schedule.simulator import Simulator
-
 State: TypeAlias = NDArray[np.int16]
 Encoding: TypeAlias = Literal["base", "max", "sort"]
 ENCODINGS: tuple[Encoding, ...] = ("base", "max", "sort")
-BASE, MAX, SORT = range(3)
-
-
-@compiled
-def encode(sim: Simulator, chains: Chains, n_types: int, encoding: int, state: State) -> None:
-    """Write the state of the first T types of a single dag: int16[T], or int16[2T] with the critical set."""
-    largest, most = 0, 0
-    for a in range(n_types):
-        n_ready = sim.tail[a] - sim.head[a]
-        state[a] = n_ready > 0
-        if n_ready > most:
-            largest, most = a, n_ready
-        if encoding == SORT and n_ready > 0:
-            for b in range(n_types):
-                other = sim.tail[b] - sim.head[b]
-                state[a] += other > n_ready or (other == n_ready and b < a)
-    if encoding == MAX and most > 0:
-        state[largest] = 2
-    if state.size > n_types:
-        for a in range(n_types):
-            state[n_types + a] = state[a] > 0 and is_critical(chains, a)
 
 
 def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:

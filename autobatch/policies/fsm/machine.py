@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias,
 
 import numpy as np
 
+from autobatch._native import plan_by_machine
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
 from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
-from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, State, encode
-from autobatch.policies.fsm.table import Table, describe_table, find_state, make_table, rebuild_table, widen_table
+from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
+from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
-from autobatch.policies.rules.rules import LEARNED, Weights, highest_score, is_ready
-from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
+from autobatch.policies.rules.rules import LEARNED, Weights
 from autobatch.schedule.schedule import Schedule
-from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
 
 if TYPE_CHECKING:
@@ -66,12 +64,12 @@ class Machine:
         return f"sees {self.encoding}{critical}{mask}"
 
     def rules(self) -> MachineRules:
-        """Give these settings as ints, for compiled loops."""
+        """Give these settings as ints, for the core."""
         return MachineRules(ENCODINGS.index(self.encoding), int(self.mask))
 
 
 class MachineRules(NamedTuple):
-    """A `Machine` for compiled loops."""
+    """A `Machine` for the core."""
 
     encoding: int
     mask: int
@@ -250,9 +248,9 @@ class Fsm(Directed):
         for dag in dags:
             table, known = self.tables[way], self.types.names
             turned = dag if way == "forward" else reverse(dag)
-            sequence = run_machine(turned, table, self.machine.rules(), self.weights)[0][0]
+            sequence = plan_by_machine(turned, table, self.machine.rules(), self.weights)[0][0]
             names = [*known, *(NEW for _ in range(dag.n_types))]
-            states = list_states(turned, sequence, known, self.machine.encoding, table.states.shape[1])
+            states = list_states(turned, sequence, known, self.machine, table.states.shape[1])
             walk.add(states, [names[type_id] for type_id in sequence])
         walk.unseen = walk.visits.keys() - {choice.state for choice in self.choices(way)}
         return walk
@@ -316,7 +314,7 @@ class Fsm(Directed):
 
     def _plan(self, dag: Dag, way: Way, taught: Taught) -> Batches:
         machine, tables = taught
-        batches, unseen = run_machine(dag, tables[way], machine.rules(), self.weights)
+        batches, unseen = plan_by_machine(dag, tables[way], machine.rules(), self.weights)
         self.unseen += unseen
         self.decided += batches[0].size
         if self.learner is not None and unseen:
@@ -391,62 +389,3 @@ def _by_cell(types: TypeNames) -> dict[str, set[str]]:
     for name, outline in zip(types.names, types.outlines, strict=True):
         cells.setdefault(name.partition("#")[0], set()).add(outline)
     return cells
-
-
-@compiled
-def run_machine(dag: Dag, table: Table, rules: MachineRules, weights: Weights) -> tuple[Batches, int]:
-    """Schedule a dag by a machine; also count the batches that the rule decided."""
-    sim = start(dag)
-    chains = start_chains(dag, sim)
-    state = np.zeros(table.states.shape[1], np.int16)
-    allowed = np.zeros(dag.n_types, np.bool_)
-    ranking = mask_weights(weights, rules.mask)
-    unseen = 0
-    while True:
-        if not allow(sim, chains, rules.mask, allowed):
-            return finish(sim), unseen
-        type_id = _best_tried(sim, chains, table, rules.encoding, state, allowed)
-        if type_id < 0:
-            unseen += 1
-            type_id = highest_score(sim, chains, 0, dag.n_types, ranking)
-        follow(chains, sim, step(sim, type_id))
-
-
-@compiled
-def allow(sim: Simulator, chains: Chains, mask: int, allowed: Any) -> bool:
-    """Mark the types that may run: the ready types, or only the critical ones; False if none may."""
-    any_ready, any_critical = False, False
-    for a in range(allowed.size):
-        allowed[a] = is_ready(sim, a)
-        any_ready |= allowed[a]
-        any_critical |= allowed[a] and is_critical(chains, a)
-    if mask and any_critical:
-        for a in range(allowed.size):
-            allowed[a] = allowed[a] and is_critical(chains, a)
-    return any_ready
-
-
-@compiled
-def mask_weights(weights: Weights, mask: int) -> Weights:
-    """Give weights for the rule; with a mask, ready critical types score highest."""
-    others = abs(weights.ready) + abs(weights.own) + abs(weights.height)
-    critical = 1.0 + 2.0 * others if mask else weights.critical
-    return Weights(critical, weights.ready, weights.own, weights.height)
-
-
-@compiled
-def _best_tried(sim: Simulator, chains: Chains, table: Table, encoding: int, state: State, allowed: Any) -> int:
-    """Find the tried type of highest value in this state, the lowest id among equals; -1 if none."""
-    n_known = table.values.shape[1]
-    for a in range(n_known, allowed.size):
-        if is_ready(sim, a):
-            return -1
-    encode(sim, chains, n_known, encoding, state)
-    number = find_state(table, state)
-    best = -1
-    if number >= 0:
-        for a in range(n_known):
-            tried = allowed[a] and table.updates[number, a] > 0
-            if tried and (best < 0 or table.values[number, a] > table.values[number, best]):
-                best = a
-    return best

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autobatch._native import Course
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.fsm.episodes import run_episode, start_course
+from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Fsm, Machine
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, with_room
@@ -29,9 +30,8 @@ class Online:
 
     def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
         """Give the table, updated with the plan of these batches."""
-        course = start_course(dag)
         roomy = with_room(table, sequence.size)
-        run_episode(course, roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
+        run_episode(Course(dag), roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
         return roomy
 
 

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autobatch._native import Course, learn_from_all, plan_by_machine
 from autobatch.devices.device import Device
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import FloatArray, IntArray
-from autobatch.jit.loops import compiled
+from autobatch.jit.arrays import FloatArray
 from autobatch.policies.fsm.device_simulator import (
     CHANCES,
     DeviceSimulator,
@@ -24,17 +23,10 @@ from autobatch.policies.fsm.device_simulator import (
     rank_all,
     rank_tried,
 )
-from autobatch.policies.fsm.episodes import (
-    NO_PLAN,
-    LearningRules,
-    learn_from,
-    run_episode,
-    start_course,
-    start_episode,
-)
-from autobatch.policies.fsm.machine import Machine, run_machine
-from autobatch.policies.fsm.rewards import PUBLISHED, reward_of
-from autobatch.policies.fsm.table import Table, add_state, copy_table, with_room
+from autobatch.policies.fsm.episodes import LearningRules, run_episode
+from autobatch.policies.fsm.machine import Machine
+from autobatch.policies.fsm.rewards import PUBLISHED
+from autobatch.policies.fsm.table import Table, copy_table, with_room
 from autobatch.policies.rules.rules import LEARNED
 
 
@@ -96,16 +88,16 @@ class OnProcessor:
 
     def __init__(self, task: Task, seeds: Sequence[int]) -> None:
         self._task, self._rng, self._exploration = task, np.random.default_rng(seeds), task.exploration
-        self._courses = [start_course(dag) for dag in task.dags]
+        self._courses = [Course(dag) for dag in task.dags]
         self._n_played = 0
 
     def learn(self, table: Table, n_episodes: int) -> Table:
         """See `Practice`."""
         task = self._task
         for _ in range(n_episodes):
-            course = self._courses[self._n_played % len(self._courses)]
-            table = with_room(table, course.dag.type_id.size)
-            run_episode(course, table, task.machine.rules(), task.rules, self._exploration.epsilon, self._rng, NO_PLAN)
+            number = self._n_played % len(self._courses)
+            course, table = self._courses[number], with_room(table, task.dags[number].type_id.size)
+            run_episode(course, table, task.machine.rules(), task.rules, self._exploration.epsilon, self._rng)
             self._exploration = self._exploration.later()
             self._n_played += 1
         return table
@@ -113,7 +105,7 @@ class OnProcessor:
     def measure(self, table: Table) -> list[int]:
         """See `Practice`."""
         task = self._task
-        return [run_machine(dag, table, task.machine.rules(), LEARNED)[0][0].size for dag in task.measured]
+        return [plan_by_machine(dag, table, task.machine.rules(), LEARNED)[0][0].size for dag in task.measured]
 
 
 class OnDevice:
@@ -136,7 +128,7 @@ class OnDevice:
         ranked = rank_all(task.machine, table, bool(task.rules.optimism))
         played = self._lesson.play(ranked, Episodes(self._seed, self._n_played, chances))
         table = with_room(table, played.n_fresh)
-        _learn_from_all(table, task.rules, played.n_batches, played.steps, played.fresh)
+        learn_from_all(table, task.rules, played.n_batches, played.steps, played.fresh)
         self._n_played += n_episodes
         return copy_table(table)  # without the room for states that came again and again
 
@@ -146,22 +138,3 @@ class OnDevice:
             return []
         n_batches: list[int] = self._measured.run([rank_tried(self._task.machine, table)]).n_batches.tolist()
         return n_batches
-
-
-@compiled
-def _learn_from_all(
-    table: Table,
-    rules: LearningRules,
-    n_batches: IntArray,
-    steps: IntArray,
-    fresh: NDArray[np.int16],
-) -> None:
-    """Learn from one episode after the other; the table has room for the fresh states."""
-    episode = start_episode(steps.shape[1])
-    for e in range(n_batches.size):
-        for t in range(n_batches[e]):
-            number, type_id, n_ready, against = steps[e, t]
-            episode.visited[t] = number if number >= 0 else add_state(table, fresh[-1 - number])
-            episode.chosen[t] = type_id
-            episode.rewards[t] = reward_of(rules.reward, n_ready, against, against)
-        learn_from(episode, n_batches[e], table, rules)

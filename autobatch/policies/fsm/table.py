@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import add_states
 from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
 from autobatch.policies.fsm.encoding import Encoding, State
-
-FNV_OFFSET, FNV_PRIME = 2166136261, 16777619  # of the 32-bit FNV-1a hash
 
 
 class Table(NamedTuple):
@@ -54,10 +52,9 @@ def widen_table(table: Table, n_types: int, width: int) -> Table:
     """Give the table for more types, numbered after the present ones and ready in no state so far."""
     n_states, n_old = int(table.n_states[0]), table.values.shape[1]
     wide = make_table(n_types, width, len(table.states))
-    state = np.zeros((width // n_types, n_types), np.int16)
-    for i in range(n_states):
-        state[:, :n_old] = table.states[i].reshape(-1, n_old)
-        add_state(wide, state.ravel())
+    states = np.zeros((n_states, width // n_types, n_types), np.int16)
+    states[:, :, :n_old] = table.states[:n_states].reshape(n_states, -1, n_old)
+    add_states(wide, states.reshape(n_states, width))
     wide.values[:n_states, :n_old] = table.values[:n_states]
     wide.updates[:n_states, :n_old] = table.updates[:n_states]
     return wide
@@ -65,8 +62,7 @@ def widen_table(table: Table, n_types: int, width: int) -> Table:
 
 def _filled(table: Table, n_states: int, room: int) -> Table:
     copy = make_table(table.values.shape[1], table.states.shape[1], room)
-    for i in range(n_states):
-        add_state(copy, table.states[i])
+    add_states(copy, table.states[:n_states])
     copy.values[:n_states] = table.values[:n_states]
     copy.updates[:n_states] = table.updates[:n_states]
     return copy
@@ -74,43 +70,6 @@ def _filled(table: Table, n_states: int, room: int) -> Table:
 
 def _n_slots(room: int) -> int:
     return 1 << max(4, (2 * room).bit_length())
-
-
-@compiled
-def find_state(table: Table, state: State) -> int:
-    """Find the number of a state, or -1 if it was never met."""
-    return int(table.slots[_slot(table, state)])
-
-
-@compiled
-def add_state(table: Table, state: State) -> int:
-    """Find the number of a state; add it if it is new, for which the table must have room."""
-    slot = _slot(table, state)
-    if table.slots[slot] < 0:
-        number = table.n_states[0]
-        table.states[number] = state
-        table.values[number] = 0.0
-        table.updates[number] = 0
-        table.slots[slot] = number
-        table.n_states[0] += 1
-    return int(table.slots[slot])
-
-
-@compiled
-def _slot(table: Table, state: State) -> int:
-    """Find the slot of a state, or the free slot where it belongs."""
-    code = FNV_OFFSET
-    for entry in state:
-        code = ((code ^ entry) * FNV_PRIME) & 0xFFFFFFFF
-    slot = code & (table.slots.size - 1)
-    while table.slots[slot] >= 0:
-        same = True
-        for i in range(state.size):
-            same &= table.states[table.slots[slot], i] == state[i]
-        if same:
-            break
-        slot = (slot + 1) & (table.slots.size - 1)
-    return slot
 
 
 def describe_table(table: Table, encoding: Encoding, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -131,8 +90,10 @@ def rebuild_table(rows: Sequence[Mapping[str, Any]], encoding: Encoding, width: 
     """
     number = {name: a for a, name in enumerate(names)}
     table = make_table(len(names), width, max(1, len(rows)))
+    states = [_number_state(row, encoding, width, number) for row in rows]
+    numbers = add_states(table, np.array(states, np.int16).reshape(len(rows), width))
     for i, row in enumerate(rows):
-        if add_state(table, _number_state(row, encoding, width, number)) != i:
+        if numbers[i] != i:
             raise ValueError(f"state {i} comes twice")
         for name, (value, updates) in row["values"].items():
             table.values[i, number[name]], table.updates[i, number[name]] = value, updates

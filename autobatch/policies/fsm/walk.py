@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from autobatch._native import visit_states
 from autobatch.display.states import DrawnState, draw_states
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
-from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, State, describe_state, encode
+from autobatch.policies.fsm.encoding import Encoding, describe_state
 from autobatch.policies.fsm.table import Table
-from autobatch.schedule.chains import follow, start_chains
-from autobatch.schedule.simulator import start, step
+
+if TYPE_CHECKING:
+    from autobatch.policies.fsm.machine import Machine
 
 NEW = "not learned"
 MOST_DRAWN = 40  # states of a picture: the most visited
@@ -92,19 +93,7 @@ def list_choices(table: Table, names: Sequence[str], encoding: Encoding) -> list
     return choices
 
 
-def list_states(dag: Dag, sequence: IntArray, names: Sequence[str], encoding: Encoding, width: int) -> list[str]:
+def list_states(dag: Dag, sequence: IntArray, names: Sequence[str], machine: Machine, width: int) -> list[str]:
     """Run a sequence of types, and describe the state of `width` ints before each."""
-    rows = visit_states(dag, sequence, len(names), ENCODINGS.index(encoding), width)
-    return [describe_state(row.tolist(), names, encoding) or NEW for row in rows]
-
-
-@compiled
-def visit_states(dag: Dag, sequence: IntArray, n_known: int, encoding: int, width: int) -> State:
-    """Run a sequence of types, and give the state before each: int16[K, width]."""
-    sim = start(dag)
-    chains = start_chains(dag, sim)
-    states = np.zeros((sequence.size, width), np.int16)
-    for k in range(sequence.size):
-        encode(sim, chains, n_known, encoding, states[k])
-        follow(chains, sim, step(sim, sequence[k]))
-    return states
+    rows = visit_states(dag, sequence, len(names), machine.rules(), width)
+    return [describe_state(row.tolist(), names, machine.encoding) or NEW for row in rows]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from autobatch._native import Simulation
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.keywords import checked
 from autobatch.policies.rl.env import Batching
-from autobatch.schedule.schedule import Schedule, to_schedule
-from autobatch.schedule.simulator import finish, start
+from autobatch.schedule.schedule import Schedule
 
 
 class MaskedAgent(Protocol):
@@ -50,7 +50,7 @@ class Agent:
                 ready.
         """
         if not graph.n_nodes:
-            return to_schedule(graph, finish(start(to_dag(graph))))
+            return Schedule(*Simulation(to_dag(graph)).batches())
         env = Batching([to_dag(graph)], max_types=self._n_types)
         seen, _ = env.reset(seed=0)
         done = False
@@ -63,7 +63,7 @@ class Agent:
                     f"action_masks, such as MaskablePPO."
                 )
             seen, _, done, _, _ = env.step(action)
-        return to_schedule(graph, env.batches())
+        return Schedule(*env.batches())
 
 
 @checked()

@@ -12,17 +12,14 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import Simulation
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.jit.loops import compiled
 from autobatch.keywords import checked
-from autobatch.policies.fsm.rewards import REWARDS, Reward, reward_of
+from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.rules.directed import Batches
-from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, describe_types
+from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.release import pip_install
-from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
-from autobatch.schedule.restricted import Restricted, start_restricted, unblock
-from autobatch.schedule.simulator import Simulator, finish, start, step
 
 try:
     import gymnasium
@@ -93,9 +90,8 @@ class Batching(gymnasium.Env[Observation, Any]):
         self.observation_space = spaces.Dict(seen)  # type: ignore[assignment]
 
     def _begin(self, dag: Dag) -> None:
-        self._sim = start(dag)
-        self._chains, self._restricted = start_chains(dag, self._sim), start_restricted(dag)
-        self._n_wasted = 0
+        self._sim, self._n_nodes = Simulation(dag), dag.type_id.size
+        self._n_batches = self._n_wasted = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -111,49 +107,38 @@ class Batching(gymnasium.Env[Observation, Any]):
         Raises:
             PolicyError: the action is no int.
         """
-        chosen, n_types = np.asarray(action), self._sim.head.size
+        chosen, n_types = np.asarray(action), self._dags[0].n_types
         if chosen.size != 1 or chosen.dtype.kind not in "iu":
             raise PolicyError(
                 f"a move in an environment is an int from 0 to {n_types - 1}, and not {action!r}; give the number of a "
                 f"type."
             )
         type_id = int(chosen.item())
-        if 0 <= type_id < n_types and self._sim.head[type_id] < self._sim.tail[type_id]:
-            reward = _run(self._sim, self._chains, self._restricted, type_id, self._reward)
+        if 0 <= type_id < n_types and self.action_masks()[type_id]:
+            reward = self._sim.reward(self._reward, type_id)
+            self._sim.step(type_id)
+            self._n_batches += 1
         else:
             reward = WASTED
             self._n_wasted += 1
         terminated = not self.action_masks().any()
-        truncated = not terminated and self._n_wasted > self._sim.type_id.size
+        truncated = not terminated and self._n_wasted > self._n_nodes
         return self._observe(), reward, terminated, truncated, self._inform()
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Say which types are ready: bool[max_types], in the form that MaskablePPO needs."""
-        return self._sim.head < self._sim.tail
+        return self._sim.ready() > 0
 
     def batches(self) -> Batches:
         """The batches of this episode so far."""
-        return finish(self._sim)
+        return self._sim.batches()
 
     def _observe(self) -> Observation:
-        types = np.empty((self._sim.head.size, len(TYPE_FEATURES)), np.float32)
-        overall = np.empty(len(OVERALL_FEATURES), np.float32)
-        describe_types(self._sim, self._chains, self._restricted, types, overall)
+        types, overall = self._sim.features()
         return {"mask": self.action_masks().astype(np.int8), "overall": overall, "types": types}
 
     def _inform(self) -> dict[str, Any]:
-        return {"action_mask": self.action_masks().astype(np.int8), "n_batches": int(self._sim.n_batches[0])}
-
-
-@compiled
-def _run(sim: Simulator, chains: Chains, restricted: Restricted, type_id: int, reward: int) -> float:
-    """Run every ready node of a type; give the reward."""
-    n_ready = sim.tail[type_id] - sim.head[type_id]
-    gained = reward_of(reward, n_ready, restricted.frontier[type_id], is_critical(chains, type_id))
-    batch = step(sim, type_id)
-    follow(chains, sim, batch)
-    unblock(restricted, sim, batch)
-    return gained
+        return {"action_mask": self.action_masks().astype(np.int8), "n_batches": self._n_batches}
 
 
 def register(name: str) -> None:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from autobatch._native import plan_by_rule
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
-from autobatch.jit.loops import compiled
 from autobatch.keywords import checked
 from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence
@@ -29,6 +29,9 @@ from autobatch.schedule.schedule import BasePolicy, Schedule
 Direction: TypeAlias = Literal["forward", "backward", "both"]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]
 N_BATCHES = attrgetter("batch_type.size")
+
+
+WAYS_OF: dict[Direction, int] = {"forward": 1, "backward": 2, "both": 3}  # as in `native/policies/policies.cpp`
 
 
 class Directed(BasePolicy):
@@ -93,15 +96,16 @@ class Directed(BasePolicy):
         Raises:
             GraphError: the graph has a cycle.
         """
-        schedule = self.plan_best(to_dag(graph))
-        if schedule.n_nodes < graph.n_nodes:
-            check_order(graph)
-        return schedule
+        try:
+            return self.plan_best(to_dag(graph))
+        except ValueError:
+            check_order(graph)  # names an edge that points backwards
+            raise
 
     def plan_best(self, dag: Dag) -> Schedule:
         """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
         plans = [Schedule(*plan) for plan in self.plans(dag)]
-        if not self.compact or any(plan.n_nodes < dag.type_id.size for plan in plans):
+        if not self.compact:
             return min(plans, key=N_BATCHES)
         compacted = [compact_sequence(dag, plan.batch_type) for plan in plans]
         plan, shortest = min(zip(plans, compacted, strict=True), key=lambda pair: pair[1].size)
@@ -110,9 +114,37 @@ class Directed(BasePolicy):
         return to_schedule_at(dag, shortest, embed_early(dag, shortest))
 
 
-@compiled
+class Ruled(Directed):
+    """A policy that follows a rule of the native core.
+
+    Attributes:
+        number: of the rule, as in `native/policies/rules.h`.
+    """
+
+    number: ClassVar[int]
+
+    def plan(self, dag: Dag) -> Batches:
+        """Schedule a dag from its inputs."""
+        return self._plan(dag, "forward", compact=False)
+
+    def plan_backward(self, dag: Dag) -> Batches:
+        """Schedule a dag from its outputs."""
+        return self._plan(dag, "backward", compact=False)
+
+    def plan_best(self, dag: Dag) -> Schedule:
+        """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
+        return Schedule(*self._plan(dag, self.direction, self.compact))
+
+    def _weights(self) -> tuple[float, float, float, float]:
+        """The weights of the rule, if it has any."""
+        return 0.0, 0.0, 0.0, 0.0
+
+    def _plan(self, dag: Dag, direction: Direction, compact: bool) -> Batches:
+        return plan_by_rule(dag, self.number, WAYS_OF[direction], compact, self._weights())
+
+
 def mirror(batches: Batches) -> Batches:
     """Read a plan of the reversed dag from its end: the plan of the dag. Cost: O(N)."""
     batch_type, batch_ptr, order = batches
-    last = order.size
-    return batch_type[::-1].copy(), (last - batch_ptr[::-1]).astype(np.int32), (last - 1 - order[::-1]).astype(np.int32)
+    last = np.int32(order.size)
+    return batch_type[::-1].copy(), last - batch_ptr[::-1], last - np.int32(1) - order[::-1]

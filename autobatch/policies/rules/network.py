@@ -22,15 +22,12 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import plan_by_network
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
-from autobatch.jit.loops import compiled
 from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
-from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
-from autobatch.schedule.restricted import Restricted, start_restricted, unblock
-from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
 
 Rows: TypeAlias = NDArray[np.float32]
@@ -54,8 +51,6 @@ OVERALL_FEATURES = (
     "critical_types",  # critical types among the ready ones
     "inverse_types",  # 1 / types with unrun nodes
 )
-UNRUN, READY, CRITICAL, READY_SHARE, OWN_SHARE, HEIGHT, CHAIN, RATIO, OF_READY, OF_UNRUN = range(10)
-LEFT, ALL_READY, READY_TYPES, CRITICAL_TYPES, INVERSE_TYPES = range(5)
 
 
 class Network(NamedTuple):
@@ -129,122 +124,4 @@ class Deep(Directed):
 
     def plan(self, dag: Dag) -> Batches:
         """Simulate batch by batch. Cost: O(T * (N + E + K * H * (H + F))) for K batches."""
-        return _plan(dag, self.network)
-
-
-@compiled
-def _plan(dag: Dag, network: Network) -> Batches:
-    sim, restricted = start(dag), start_restricted(dag)
-    chains = start_chains(dag, sim)
-    head, tail = sim.head, sim.tail
-    rows = np.empty((dag.n_types, network.w1.shape[1]), np.float32)
-    overall = np.empty(network.u2.shape[1], np.float32)
-    scores = np.empty(dag.n_types)
-    while True:
-        describe_types(sim, chains, restricted, rows, overall)
-        score_types(network, rows, overall, scores)
-        best = -1
-        for a in range(dag.n_types):
-            if head[a] < tail[a] and (best < 0 or scores[a] > scores[best]):
-                best = a
-        if best < 0:
-            return finish(sim)
-        batch = step(sim, best)
-        follow(chains, sim, batch)
-        unblock(restricted, sim, batch)
-
-
-@compiled
-def describe_types(
-    sim: Simulator, chains: Chains, restricted: Restricted, rows: Rows, overall: NDArray[np.float32]
-) -> None:
-    """Write the features of a dag in the midst of its simulation.
-
-    Args:
-        sim, chains, restricted: of a single dag of T types.
-        rows: written, float32[T, features of a type].
-        overall: written, float32[features of the whole].
-
-    Cost: O(T).
-    """
-    head, tail, segment = sim.head, sim.tail, sim.segment
-    most, ready_height, frontier = chains.most, chains.ready_height, restricted.frontier
-    n_most, n_own_most = chains.n_most, chains.n_own_most
-    rows[:] = 0
-    overall[:] = 0
-    all_ready, all_unrun, all_chains, highest = 0, 0, 0, 0.0
-    for a in range(rows.shape[0]):
-        n_ready = tail[a] - head[a]
-        all_ready += n_ready
-        all_unrun += segment[a + 1] - head[a]
-        all_chains += most[a]
-        if n_ready:
-            highest = max(highest, ready_height[a] / n_ready)
-    if all_ready == 0:
-        return
-    n_unrun_types, n_ready_types, n_critical = 0, 0, 0
-    for a in range(rows.shape[0]):
-        n_ready, n_unrun = tail[a] - head[a], segment[a + 1] - head[a]
-        if n_unrun == 0:
-            continue
-        n_unrun_types += 1
-        rows[a, UNRUN] = 1
-        rows[a, CHAIN] = most[a] / all_chains
-        rows[a, OF_UNRUN] = n_unrun / all_unrun
-        if n_ready == 0:
-            continue
-        critical = is_critical(chains, a)
-        n_ready_types += 1
-        n_critical += critical
-        rows[a, READY] = 1
-        rows[a, CRITICAL] = critical
-        rows[a, READY_SHARE] = n_ready / n_unrun
-        rows[a, OWN_SHARE] = n_own_most[a] / n_most[a]
-        rows[a, HEIGHT] = ready_height[a] / (n_ready * highest)
-        rows[a, RATIO] = n_ready / frontier[a]
-        rows[a, OF_READY] = n_ready / all_ready
-    overall[LEFT] = all_unrun / sim.type_id.size
-    overall[ALL_READY] = all_ready / all_unrun
-    overall[READY_TYPES] = n_ready_types / n_unrun_types
-    overall[CRITICAL_TYPES] = n_critical / n_ready_types
-    overall[INVERSE_TYPES] = 1 / n_unrun_types
-
-
-@compiled
-def score_types(network: Network, rows: Rows, overall: NDArray[np.float32], scores: FloatArray) -> None:
-    """Write the score of every type that has unrun nodes.
-
-    Args:
-        network: of H hidden numbers.
-        rows, overall: what `describe_types` wrote of T types.
-        scores: float64[T].
-    """
-    w1, b1, w2, v2, u2, b2, w3 = network
-    n_types, n_hidden = rows.shape[0], w3.size
-    hidden = np.zeros((n_types, n_hidden))
-    mean = np.zeros(n_hidden)
-    n_unrun = 0
-    for a in range(n_types):
-        if rows[a, UNRUN] == 0:
-            continue
-        n_unrun += 1
-        for h in range(n_hidden):
-            total = b1[h]
-            for f in range(rows.shape[1]):
-                total += w1[h, f] * rows[a, f]
-            hidden[a, h] = max(total, 0.0)
-            mean[h] += hidden[a, h]
-    shared = b2.copy()
-    for h in range(n_hidden):
-        for f in range(overall.size):
-            shared[h] += u2[h, f] * overall[f]
-        for other in range(n_hidden):
-            shared[h] += v2[h, other] * mean[other] / max(n_unrun, 1)
-    for a in range(n_types):
-        scores[a] = 0.0
-        if rows[a, UNRUN] > 0:
-            for h in range(n_hidden):
-                total = shared[h]
-                for other in range(n_hidden):
-                    total += w2[h, other] * hidden[a, other]
-                scores[a] += w3[h] * max(total, 0.0)
+        return plan_by_network(dag, self.network)

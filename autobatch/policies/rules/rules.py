@@ -7,42 +7,35 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, final
 
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag
-from autobatch.jit.loops import compiled
 from autobatch.keywords import checked
-from autobatch.policies.rules.directed import Batches, Directed, Direction
-from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
-from autobatch.schedule.restricted import Restricted, start_restricted, unblock
-from autobatch.schedule.simulator import Simulator, finish, start, step
+from autobatch.policies.rules.directed import Direction, Ruled
 from autobatch.system.trust import trusted
 
 
 @final
 @trusted
-class Sufficient(Directed):
+class Sufficient(Ruled):
     """Run the type with the largest ratio |F_a| / |frontier(G_a)|; among equals, the lowest id.
 
-    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1
+    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`native/schedule/restricted.h`). At ratio 1
     waiting gains nothing: the choice is optimal.
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
         compact: delete superfluous batches.
 
+    Cost: O(T * (N + E + K)) for K batches.
     Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
     """
 
     rule: ClassVar[str] = "sufficient"
-
-    def plan(self, dag: Dag) -> Batches:
-        """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
-        return _sufficient(dag)
+    number: ClassVar[int] = 2
 
 
 @final
 @trusted
-class Critical(Directed):
-    """Run a critical type, which lowers the chain bound of the remaining nodes (`autobatch.schedule.chains`).
+class Critical(Ruled):
+    """Run a critical type, which lowers the chain bound of the remaining nodes (`native/schedule/chains.h`).
 
     If there are several or none, the ratio of `Sufficient` decides.
 
@@ -52,10 +45,7 @@ class Critical(Directed):
     """
 
     rule: ClassVar[str] = "critical"
-
-    def plan(self, dag: Dag) -> Batches:
-        """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
-        return _critical(dag)
+    number: ClassVar[int] = 3
 
 
 class Weights(NamedTuple):
@@ -77,13 +67,11 @@ class Weights(NamedTuple):
 
 LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
 """Weights learned by `autobatch policy learn families --algorithm es`, see `experiments/learning/evolution.py`."""
-ROUNDING = 1e-9
-"""Scores that differ by less count as equal, since the order of summation changes them as much."""
 
 
 @final
 @trusted
-class Score(Directed):
+class Score(Ruled):
     """Run the ready type with the highest score; among equals, the lowest id.
 
     The score of type a is the weighted sum of
@@ -103,15 +91,15 @@ class Score(Directed):
     """
 
     rule: ClassVar[str] = "score"
+    number: ClassVar[int] = 4
 
     @checked(direction=PolicyError)
     def __init__(self, direction: Direction = "forward", compact: bool = False, weights: Weights = LEARNED) -> None:
         super().__init__(direction, compact)
         self.weights = weights
 
-    def plan(self, dag: Dag) -> Batches:
-        """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
-        return _score(dag, self.weights)
+    def _weights(self) -> Weights:
+        return self.weights
 
     def _repr_html_(self) -> str:
         """The kind of policy, and its weights, for notebooks."""
@@ -127,82 +115,3 @@ class Score(Directed):
     def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Score:
         """Make the rule of a file's content."""
         return cls(direction, compact, Weights.read(content["weights"]))
-
-
-@compiled
-def _sufficient(dag: Dag) -> Batches:
-    sim, restricted = start(dag), start_restricted(dag)
-    while True:
-        best = -1
-        for a in range(dag.n_types):
-            if is_ready(sim, a) and (best < 0 or _is_less(sim, restricted, best, a)):
-                best = a
-        if best < 0:
-            return finish(sim)
-        unblock(restricted, sim, step(sim, best))
-
-
-@compiled
-def _critical(dag: Dag) -> Batches:
-    sim, restricted = start(dag), start_restricted(dag)
-    chains = start_chains(dag, sim)
-    while True:
-        best, found = -1, False
-        for a in range(dag.n_types):
-            if is_ready(sim, a):
-                critical = is_critical(chains, a)
-                if best < 0 or (critical and not found) or (critical == found and _is_less(sim, restricted, best, a)):
-                    best, found = a, critical
-        if best < 0:
-            return finish(sim)
-        batch = step(sim, best)
-        unblock(restricted, sim, batch)
-        follow(chains, sim, batch)
-
-
-@compiled
-def _score(dag: Dag, weights: Weights) -> Batches:
-    sim = start(dag)
-    chains = start_chains(dag, sim)
-    while True:
-        type_id = highest_score(sim, chains, 0, dag.n_types, weights)
-        if type_id < 0:
-            return finish(sim)
-        follow(chains, sim, step(sim, type_id))
-
-
-@compiled
-def highest_score(sim: Simulator, chains: Chains, first: int, end: int, weights: Weights) -> int:
-    """Find the ready type of highest score among types `first` to `end`; -1 if none is ready."""
-    head, tail, segment = sim.head, sim.tail, sim.segment
-    n_most, n_own_most, ready_height = chains.n_most, chains.n_own_most, chains.ready_height
-    highest = 0.0
-    for a in range(first, end):
-        if head[a] < tail[a]:
-            highest = max(highest, ready_height[a] / (tail[a] - head[a]))
-    best, best_score = -1, 0.0
-    for a in range(first, end):
-        if head[a] < tail[a]:
-            n_ready = tail[a] - head[a]
-            score = (
-                weights.critical * (n_own_most[a] == n_most[a])
-                + weights.ready * n_ready / (segment[a + 1] - head[a])
-                + weights.own * (n_own_most[a] / n_most[a])
-                + weights.height * ready_height[a] / (n_ready * highest)
-            )
-            if best < 0 or score > best_score + ROUNDING:
-                best, best_score = a, score
-    return best
-
-
-@compiled
-def is_ready(sim: Simulator, type_id: int) -> bool:
-    """Say whether a node of the type can run."""
-    return bool(sim.head[type_id] < sim.tail[type_id])
-
-
-@compiled
-def _is_less(sim: Simulator, restricted: Restricted, a: int, b: int) -> bool:
-    """Say whether the ratio of type a is less than that of type b."""
-    ready_a, ready_b = sim.tail[a] - sim.head[a], sim.tail[b] - sim.head[b]
-    return bool(ready_a * restricted.frontier[b] < ready_b * restricted.frontier[a])

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autobatch._native import suffixes_to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, reverse, reverse_edges
-from autobatch.jit.arrays import IntArray, blank, filled
-from autobatch.jit.loops import compiled
+from autobatch.graph.dag import Dag, reverse
+from autobatch.jit.arrays import IntArray
 from autobatch.policies.search.suffix import Suffixes, to_suffixes
 
 MAX_COMPARED = 16_384
@@ -80,15 +80,15 @@ def project(dag: Dag, types: Collection[int]) -> Dag:
     A sequence finishes it exactly when its entries of these types are those of a sequence that finishes `dag`.
     Raises as `find_suffixes`. Cost: as `reduce_graph`; apply it to a reduced graph.
     """
-    return reduce_graph(_to_dag(find_suffixes(dag, types))[0]).dag
+    return reduce_graph(Dag(*suffixes_to_dag(find_suffixes(dag, types))[0])).dag
 
 
 def _reduce(reduced: ReducedGraph, compare: bool) -> ReducedGraph:
     """Reduce a graph to its suffixes, and reverse the result."""
     suffixes, suffix = to_suffixes(reduced.dag, np.ones(reduced.dag.n_types, np.bool_), compare)
-    smaller, place = _to_dag(suffixes)
+    smaller, place = suffixes_to_dag(suffixes)
     mapped = np.append(place[suffix], np.int32(-1))  # so that a node without a representative stays without
-    return _turn_round(ReducedGraph(smaller, mapped[reduced.node]))
+    return _turn_round(ReducedGraph(Dag(*smaller), mapped[reduced.node]))
 
 
 def _turn_round(reduced: ReducedGraph) -> ReducedGraph:
@@ -98,30 +98,3 @@ def _turn_round(reduced: ReducedGraph) -> ReducedGraph:
 
 def _size(reduced: ReducedGraph) -> tuple[int, int]:
     return reduced.dag.type_id.size, reduced.dag.edge_src.size
-
-
-@compiled
-def _to_dag(suffixes: Suffixes) -> tuple[Dag, IntArray]:
-    """Make the dag of the suffixes that can be reached, and give each one's node, or -1."""
-    size = suffixes.type_id.size
-    place = filled(size, -1)
-    place[suffixes.first] = 0
-    n_nodes = 0
-    for n in range(size - 1, -1, -1):
-        if place[n] >= 0:
-            place[n] = n_nodes
-            n_nodes += 1
-            for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
-                place[suffixes.after[a]] = 0
-    type_id, reader_ptr = blank(n_nodes), filled(n_nodes + 1, 0)
-    reader = blank(suffixes.after.size)
-    for n in range(size - 1, -1, -1):
-        node = place[n]
-        if node >= 0:
-            type_id[node] = suffixes.type_id[n]
-            start, length = reader_ptr[node], suffixes.after_ptr[n + 1] - suffixes.after_ptr[n]
-            for i in range(length):
-                reader[start + i] = place[suffixes.after[suffixes.after_ptr[n] + i]]
-            reader_ptr[node + 1] = start + length
-    edge_ptr, edge_src = reverse_edges(reader_ptr, reader[: reader_ptr[n_nodes]])
-    return Dag(type_id, edge_ptr, edge_src, suffixes.n_types), place

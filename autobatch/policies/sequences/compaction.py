@@ -16,19 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from autobatch._native import compact_sequence
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray, blank, copied, count_up, filled, turned
-from autobatch.jit.loops import compiled
-from autobatch.policies.sequences.embedding import (
-    Stops,
-    bucket,
-    embed_late,
-    fill_early,
-    fill_mirrored,
-    index_stops,
-    next_stop,
-    refused_place,
-)
+from autobatch.jit.arrays import IntArray
+from autobatch.policies.sequences.embedding import embed_late, refused_place
 
 
 def compact(dag: Dag, sequence: IntArray) -> IntArray:
@@ -56,101 +47,8 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
     >>> compact(dag, np.array([0, 0, 1, 0, 1, 0], np.int32)).tolist()
     [0, 1, 0]
     """
-    shorter, finished = compact_both(dag, sequence)
-    if not finished:
+    shorter = compact_sequence(dag, sequence)
+    if shorter is None:
         late = embed_late(dag, sequence)
         raise refused_place(dag, sequence, int(np.argmin(late)), int(late.min()))
     return shorter
-
-
-@compiled
-def compact_both(dag: Dag, sequence: IntArray) -> tuple[IntArray, bool]:
-    """Compact like `compact`, for compiled callers; give the given sequence and False if it does not finish `dag`."""
-    n_nodes = dag.type_id.size
-    forward = index_stops(sequence, dag.n_types, n_nodes)
-    mirrored = index_stops(turned(sequence, sequence.size), dag.n_types, n_nodes)
-    early, late = blank(n_nodes), blank(n_nodes)
-    if not fill_early(dag, forward, early):
-        return sequence, False
-    fill_mirrored(dag, mirrored, late)
-    from_left, from_right = blank(sequence.size), blank(sequence.size)
-    left = keep_from_left(dag, forward, late, from_left)
-    right = keep_from_right(dag, mirrored, early, from_right)
-    return (copied(from_left, left) if left <= right else copied(from_right, right)), True
-
-
-@compiled
-def keep_from_left(dag: Dag, stops: Stops, mirrored_late: IntArray, kept: IntArray) -> int:
-    """Write the kept types of a sequence to `kept`, decided from the left, and return their number.
-
-    `mirrored_late` holds late positions, counted from the end, and is overwritten.
-    """
-    type_id, edge_ptr, edge_src, _ = dag
-    sequence = stops.sequence
-    for node in range(type_id.size):
-        mirrored_late[node] = sequence.size - 1 - mirrored_late[node]
-    ptr, order = bucket(mirrored_late, sequence.size)
-    position = mirrored_late
-    instead = count_up(sequence.size + 1)
-    count = 0
-    for k in range(sequence.size):
-        needed = False
-        for i in range(ptr[k], ptr[k + 1]):
-            node = order[i]
-            ready = 0
-            for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                ready = max(ready, position[edge_src[e]] + 1)
-            position[node] = _follow(instead, next_stop(stops, type_id[node], ready))
-            needed |= position[node] == k
-        if needed:
-            kept[count] = sequence[k]
-            count += 1
-        else:
-            instead[k] = _next_same(stops, k)
-    return count
-
-
-@compiled
-def keep_from_right(dag: Dag, stops: Stops, early: IntArray, kept: IntArray) -> int:
-    """Mirror `keep_from_left`: `stops` are of the reversed sequence, `early` holds early positions.
-
-    The result is in the order of the sequence. Positions count from the end; a node's is pushed to what it reads.
-    """
-    type_id, edge_ptr, edge_src, _ = dag
-    sequence = stops.sequence
-    ptr, order = bucket(early, sequence.size)
-    ready = filled(type_id.size, 0)
-    instead = count_up(sequence.size + 1)
-    count = 0
-    for k in range(sequence.size):
-        needed = False
-        for i in range(ptr[sequence.size - 1 - k], ptr[sequence.size - k]):
-            node = order[i]
-            place = _follow(instead, next_stop(stops, type_id[node], ready[node]))
-            needed |= place == k
-            for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                ready[edge_src[e]] = max(ready[edge_src[e]], place + 1)
-        if needed:
-            kept[count] = sequence[k]
-            count += 1
-        else:
-            instead[k] = _next_same(stops, k)
-    for k in range(count // 2):
-        kept[k], kept[count - 1 - k] = kept[count - 1 - k], kept[k]
-    return count
-
-
-@compiled
-def _follow(instead: IntArray, k: int) -> int:
-    """Find the first kept or undecided position of a type from `k` on, and compress the path to it."""
-    while instead[k] != k:
-        instead[k] = instead[instead[k]]
-        k = instead[k]
-    return k
-
-
-@compiled
-def _next_same(stops: Stops, k: int) -> int:
-    """Find the next position with the type of position k; K if there is none."""
-    type_id = stops.sequence[k]
-    return next_stop(stops, type_id, k + 1) if 0 <= type_id < stops.n_types else stops.sequence.size
