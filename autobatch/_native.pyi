@@ -14,8 +14,6 @@ IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 TypeArrays: TypeAlias = tuple[NDArray[Any], ...]
-Pair: TypeAlias = tuple[int, int]
-Rules: TypeAlias = tuple[float, float, int, int, int, int]
 """See `autobatch.ir.type_arrays`."""
 FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
 """See `autobatch.ir.flows`."""
@@ -27,6 +25,8 @@ DagArrays: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """A schedule: batch_type, batch_ptr and order."""
 Arrays: TypeAlias = tuple[NDArray[Any], ...]
+Pair: TypeAlias = tuple[int, int]
+Rules: TypeAlias = tuple[float, float, int, int, int, int]
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 

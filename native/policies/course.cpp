@@ -51,8 +51,9 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
   if (epsilon == -1 && PyErr_Occurred()) return nullptr;
   void* random = PyCapsule_GetPointer(arguments[4], "BitGenerator");
   if (!random) return nullptr;
-  if (table.n_types() != self->course->n_types() || table.room() - table.n_states[0] < self->course->n_nodes())
-    return PyErr_SetString(PyExc_ValueError, "table must have the types of the DAG, and room for a state per node"),
+  ptrdiff_t n_steps = plan.size ? plan.size : self->course->n_nodes();
+  if (table.n_types() != self->course->n_types() || table.room() - table.n_states[0] < n_steps)
+    return PyErr_SetString(PyExc_ValueError, "table must have the types of the DAG, and room for a state per batch"),
            nullptr;
   if (self->is_running) return PyErr_SetString(PyExc_RuntimeError, "a course must not run in two threads"), nullptr;
   self->is_running = true;

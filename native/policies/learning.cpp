@@ -71,6 +71,7 @@ bool Course::run(ValueTable& table, const Machine& machine, const LearningRules&
   restricted_.restart(sim_, 0);
   ptrdiff_t t = 0;
   while (allow(sim_, chains_, machine.has_mask, allowed_)) {
+    if (plan.size && t == plan.size) return false;
     encode(sim_, chains_, n_types(), machine.encoding, state_.data(), table.width());
     int32_t number = table.add(state_.data());
     if (t >= rules.n_steps) {
@@ -80,7 +81,7 @@ bool Course::run(ValueTable& table, const Machine& machine, const LearningRules&
     }
     int32_t type;
     if (plan.size)
-      type = t < plan.size ? plan[t] : -1;
+      type = plan[t];
     else if (random->next_double(random->state) < epsilon)
       type = any_of(allowed_, random);
     else
