@@ -537,6 +537,9 @@ def plan_by_machine(
 def plan_by_network(dag: DagArrays, weights: Arrays) -> Batches:
     """Schedule a DAG by a network."""
 
+def score_types(weights: Arrays, rows: NDArray[np.float32], overall: NDArray[np.float32]) -> FloatArray:
+    """Score types by their features; 0 for those without unrun nodes."""
+
 def embed(dag: DagArrays, sequence: IntArray, is_late: bool) -> IntArray:
     """Find the first position at which each node can run, K if there is none; or the last, -1 if there is none."""
 
@@ -594,6 +597,8 @@ class Course:
         plan: IntArray,
     ) -> None:
         """Play an episode, and learn from it; the capsule is that of a NumPy bit generator."""
+    def episode(self) -> tuple[IntArray, IntArray, FloatArray]:
+        """Return, of the last episode, the state before each batch, the type that ran, and the reward."""
 
 class Simulation:
     """The state of a DAG, or of stacked ones, of which some nodes have run."""
@@ -607,6 +612,8 @@ class Simulation:
         """Run all ready nodes of a type as one batch."""
     def reward(self, kind: int, type: int) -> float:
         """Return the reward of running a type now."""
+    def bound(self) -> int:
+        """Count the batches that the rest needs at least, by the chains ahead."""
     def batches(self) -> Batches:
         """Return the schedule so far: batch_type, batch_ptr and order."""
     def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from autobatch._native import count_chains, reverse_dag
 from autobatch.graph.graph import Graph, refuse_graph
-from autobatch.jit.arrays import IntArray, empty, indices, zeros
-from autobatch.jit.loops import compiled
+from autobatch.jit.arrays import IntArray
 from autobatch.keywords import refuse_arguments
 
 
@@ -61,21 +58,3 @@ def chains_ahead(dag: Dag) -> IntArray:
     if isinstance(dag, Graph):
         refuse_graph()
     return count_chains(dag.type_id, dag.edge_ptr, dag.edge_src, dag.n_types)
-
-
-@compiled
-def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray]:
-    """List the readers of each node, in node order: reader_ptr[N+1], reader[E]; for compiled loops alone."""
-    reader_ptr, reader = zeros(edge_ptr.size + 1, np.int32), empty(edge_src.size, np.int32)
-    count, place = indices(reader_ptr[2:]), indices(reader_ptr[1:])  # of the node after: its place is where this ends
-    for source in indices(edge_src):
-        count[source] += 1
-    for node in range(1, edge_ptr.size):
-        reader_ptr[node + 1] += reader_ptr[node]
-    start, end = indices(edge_ptr[:-1]), indices(edge_ptr[1:])
-    for node in range(edge_ptr.size - 1):
-        for e in range(start[node], end[node]):
-            source = indices(edge_src)[e]
-            reader[place[source]] = node
-            place[source] += 1
-    return reader_ptr[:-1], reader

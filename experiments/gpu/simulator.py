@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from autobatch._native import plan_by_machine
 from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.policies.evaluate import take_minibatches
 from autobatch.cli.workload import load_workload
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.policies.fsm.device_simulator import KIND, DeviceSimulator, Played, rank_tried
-from autobatch.policies.fsm.machine import Machine, run_machine
+from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.practice import OnDevice, OnProcessor, Task
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, copy_table, make_table
@@ -49,7 +50,7 @@ def time_setting(check: Check, result: Result, model: str, size: int, at_once: i
     result.failures.extend(compare(f"{model}, {size} instances", dags, table, simulator.run(machines, steps=True)))
     ways: dict[str, Any] = {
         "schedules, device": lambda: simulator.run(machines),
-        "schedules, one core": lambda: [run_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags],
+        "schedules, one core": lambda: [plan_by_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags],
         "episodes, device": lambda: there.learn(copy_table(table), at_once),
         "episodes, one core": lambda: here.learn(copy_table(table), len(dags)),
     }
@@ -72,7 +73,7 @@ def draw_dags(check: Check, model: str, size: int, n: int) -> list[Dag]:
 def compare(about: str, dags: Sequence[Dag], table: Table, played: Played) -> list[str]:
     """Say which schedules of the device are not those of the processor."""
     failures = []
-    wanted = [run_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags]
+    wanted = [plan_by_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags]
     for run, n_batches in enumerate(played.n_batches):
         (kinds, _, _), unseen = wanted[run % len(dags)]
         same = played.steps[run, :n_batches, KIND].tolist() == kinds.tolist()

@@ -14,33 +14,23 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from autobatch._native import Simulation, add_states, visit_states
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
-from autobatch.jit.loops import compiled
-from autobatch.policies.fsm.encoding import encode
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
-from autobatch.policies.fsm.table import Table, add_state, make_table, with_room
+from autobatch.policies.fsm.table import Table, make_table, with_room
 from autobatch.policies.rules.directed import Directed
-from autobatch.policies.rules.network import (
-    CRITICAL,
-    HEIGHT,
-    OVERALL_FEATURES,
-    OWN_SHARE,
-    READY_SHARE,
-    TYPE_FEATURES,
-    describe_types,
-)
-from autobatch.policies.rules.rules import Score, Weights, is_ready
-from autobatch.schedule.chains import follow, start_chains
-from autobatch.schedule.restricted import start_restricted, unblock
-from autobatch.schedule.simulator import start, step
+from autobatch.policies.rules.network import TYPE_FEATURES
+from autobatch.policies.rules.rules import Score, Weights
 
 P = TypeVar("P", Fsm, Score)
 
 RIDGE = 1e-5
 """Of the squared weights, against the mean log-likelihood: keeps them finite where choices can be told apart."""
 STEPS = 50
+SEEN = [TYPE_FEATURES.index(name) for name in ("critical", "ready_share", "own_share", "height")]
+"""The features of the terms of `Score`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +83,7 @@ def distill_fsm(
         for dag in dags if way == WAYS[0] else map(reverse, dags):
             sequence = policy.plan(dag)[0]
             table = with_room(table, sequence.size)
-            _vote(dag, sequence, table, machine.rules().encoding)
+            _vote(dag, sequence, table, machine)
         n_states = int(table.n_states[0])
         table.values[:n_states] = table.updates[:n_states] / table.updates[:n_states].sum(axis=1, keepdims=True)
         tables[way] = table
@@ -166,46 +156,21 @@ def _compare(policy: Directed, made: P, dags: Sequence[Dag]) -> Distilled[P]:
     return Distilled(made, before, after, len(dags))
 
 
-@compiled
-def _vote(dag: Dag, sequence: IntArray, table: Table, encoding: int) -> None:
+def _vote(dag: Dag, sequence: IntArray, table: Table, machine: Machine) -> None:
     """Count, by state, which types a sequence runs; the table has room for a state per batch."""
-    sim = start(dag)
-    chains = start_chains(dag, sim)
-    state = np.zeros(table.states.shape[1], np.int16)
-    for kind in sequence:
-        encode(sim, chains, table.values.shape[1], encoding, state)
-        table.updates[add_state(table, state), kind] += 1
-        follow(chains, sim, step(sim, kind))
+    states = visit_states(dag, sequence, table.values.shape[1], machine.rules(), table.states.shape[1])
+    np.add.at(table.updates, (add_states(table, states), sequence), 1)
 
 
-@compiled
 def _list_choices(dag: Dag, sequence: IntArray) -> tuple[FloatArray, LongArray, LongArray]:
     """List what `Score` sees of the ready types wherever there were several, where each choice ends, and its choice."""
-    sim, restricted = start(dag), start_restricted(dag)
-    chains = start_chains(dag, sim)
-    features = np.empty((dag.n_types, len(TYPE_FEATURES)), np.float32)
-    overall = np.empty(len(OVERALL_FEATURES), np.float32)
-    rows = np.empty((sequence.size * dag.n_types, 4))
-    ends, chosen = np.empty(sequence.size, np.int64), np.empty(sequence.size, np.int64)
-    n_rows, n_choices = 0, 0
+    sim, rows, ends, chosen, n_rows = Simulation(dag), [np.empty((0, len(SEEN)))], list[int](), list[int](), 0
     for kind in sequence:
-        describe_types(sim, chains, restricted, features, overall)
-        first = n_rows
-        for a in range(dag.n_types):
-            if is_ready(sim, a):
-                if a == kind:
-                    chosen[n_choices] = n_rows
-                rows[n_rows, 0] = features[a, CRITICAL]
-                rows[n_rows, 1] = features[a, READY_SHARE]
-                rows[n_rows, 2] = features[a, OWN_SHARE]
-                rows[n_rows, 3] = features[a, HEIGHT]
-                n_rows += 1
-        if n_rows - first > 1:
-            ends[n_choices] = n_rows
-            n_choices += 1
-        else:
-            n_rows = first
-        batch = step(sim, kind)
-        follow(chains, sim, batch)
-        unblock(restricted, sim, batch)
-    return rows[:n_rows], ends[:n_choices], chosen[:n_choices]
+        ready = np.flatnonzero(sim.ready())
+        if ready.size > 1:
+            rows.append(sim.features()[0][ready][:, SEEN].astype(np.float64))
+            chosen.append(n_rows + int(np.searchsorted(ready, kind)))
+            n_rows += ready.size
+            ends.append(n_rows)
+        sim.step(int(kind))
+    return np.concatenate(rows), np.array(ends, np.int64), np.array(chosen, np.int64)

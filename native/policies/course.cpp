@@ -67,7 +67,19 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef methods[] = {fast("run", run), {nullptr, nullptr, 0, nullptr}};
+// episode(): the state before each batch of the last episode, the type that ran, and the reward.
+PyObject* episode(PyObject* object, PyObject*) {
+  const Course& course = *as_course(object)->course;
+  const Episode& last = course.episode();
+  ptrdiff_t n = course.n_batches();
+  Ref visited = to_array<int32_t>(Span<const int32_t>(last.visited).part(0, n)),
+      chosen = to_array<int32_t>(Span<const int32_t>(last.chosen).part(0, n)),
+      rewards = to_array<double>(Span<const double>(last.rewards).part(0, n));
+  if (!visited || !chosen || !rewards) return nullptr;
+  return Py_BuildValue("NNN", visited.release(), chosen.release(), rewards.release());
+}
+
+PyMethodDef methods[] = {fast("run", run), {"episode", episode, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject course_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};

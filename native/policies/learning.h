@@ -49,6 +49,9 @@ class Course {
   // the DAG, and room for a state per batch. False if the plan names a type that is not ready.
   bool run(ValueTable& table, const Machine& machine, const LearningRules& rules, double epsilon, bitgen_t* random,
            Span<const int32_t> plan);
+  // The last episode, and how many batches it had.
+  const Episode& episode() const { return episode_; }
+  int32_t n_batches() const { return sim_.n_batches[0]; }
   int32_t n_nodes() const { return sim_.dag.n_nodes(); }
   int32_t n_types() const { return sim_.dag.n_types; }
 

@@ -104,6 +104,16 @@ void describe_types(const Simulator& sim, const Chains& chains, const Restricted
   overall[INVERSE_TYPES] = (float)(1.0 / n_unrun_types);
 }
 
+bool score_types(const Network& network, Table<float> rows, Span<const float> overall, Span<double> scores) {
+  Scorer scorer;
+  if (!scorer.start(network, (int32_t)rows.rows)) return false;
+  for (ptrdiff_t i = 0; i < scorer.rows.size(); i++) scorer.rows[i] = rows.data[i];
+  for (int32_t f = 0; f < N_OVERALL_FEATURES; f++) scorer.overall[f] = overall[f];
+  scorer.score();
+  for (ptrdiff_t a = 0; a < scores.size; a++) scores[a] = scorer.scores[a];
+  return true;
+}
+
 bool plan_by_network(const Dag& dag, const Network& network, Batches& batches) {
   Simulator sim;
   Chains chains;

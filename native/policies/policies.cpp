@@ -152,28 +152,51 @@ PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made ? Py_BuildValue("Ni", made.release(), (int)n_unseen) : nullptr;
 }
 
-// plan_by_network(dag, weights): the schedule of a DAG by a network.
-PyObject* plan_network(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
-  Dag dag;
-  Network network;
-  if (!takes("plan_by_network", n, 2) || !read_dag(arguments[0], dag) || refuse_backward_edges(dag)) return nullptr;
-  if (!PyTuple_Check(arguments[1]) || PyTuple_GET_SIZE(arguments[1]) != 7)
-    return PyErr_SetString(PyExc_TypeError, "weights must be a Network"), nullptr;
+// Reads a `Network`.
+bool read_network(PyObject* tuple, Network& network) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7)
+    return PyErr_SetString(PyExc_TypeError, "weights must be a Network"), false;
   Span<const double>* parts[] = {&network.w1, &network.b1, &network.w2, &network.v2,
                                  &network.u2, &network.b2, &network.w3};
   for (int i = 0; i < 7; i++) {
-    PyObject* part = PyTuple_GET_ITEM(arguments[1], i);
+    PyObject* part = PyTuple_GET_ITEM(tuple, i);
     int ndim = i == 0 || (i >= 2 && i <= 4) ? 2 : 1;
-    if (!check_array(part, "weights", NPY_FLOAT64, "float64", ndim)) return nullptr;
+    if (!check_array(part, "weights", NPY_FLOAT64, "float64", ndim)) return false;
     PyArrayObject* array = reinterpret_cast<PyArrayObject*>(part);
     *parts[i] = {static_cast<const double*>(PyArray_DATA(array)), PyArray_SIZE(array)};
   }
   ptrdiff_t h = network.n_hidden();
-  if (network.w1.size != h * N_TYPE_FEATURES || network.b1.size != h || network.w2.size != h * h ||
-      network.v2.size != h * h || network.u2.size != h * N_OVERALL_FEATURES || network.b2.size != h)
-    return PyErr_SetString(PyExc_ValueError, "weights must have shapes that fit each other, got others"), nullptr;
+  if (network.w1.size == h * N_TYPE_FEATURES && network.b1.size == h && network.w2.size == h * h &&
+      network.v2.size == h * h && network.u2.size == h * N_OVERALL_FEATURES && network.b2.size == h)
+    return true;
+  return PyErr_SetString(PyExc_ValueError, "weights must have shapes that fit each other, got others"), false;
+}
+
+// plan_by_network(dag, weights): the schedule of a DAG by a network.
+PyObject* plan_network(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Dag dag;
+  Network network;
+  if (!takes("plan_by_network", n, 2) || !read_dag(arguments[0], dag) || refuse_backward_edges(dag) ||
+      !read_network(arguments[1], network))
+    return nullptr;
   Batches batches;
   return plan_by_network(dag, network, batches) ? to_python(batches) : PyErr_NoMemory();
+}
+
+// score_types(weights, rows, overall): the scores of types with these features.
+PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Network network;
+  Table<float> rows;
+  Span<const float> overall;
+  Span<double> scores;
+  if (!takes("score_types", n, 3) || !read_network(arguments[0], network) ||
+      !read_table<float>(arguments[1], "rows", rows) || !read<float>(arguments[2], "overall", overall))
+    return nullptr;
+  if (rows.columns != N_TYPE_FEATURES || overall.size != N_OVERALL_FEATURES || rows.rows > INT32_MAX)
+    return PyErr_SetString(PyExc_ValueError, "rows and overall must have as many features as a network reads"), nullptr;
+  Ref made = make_array<double>(rows.rows, scores);
+  if (!made) return nullptr;
+  return score_types(network, rows, overall, scores) ? made.release() : PyErr_NoMemory();
 }
 
 // local_search(dag, sequence, seed, n_steps, enough): a sequence that is not longer.
@@ -393,6 +416,7 @@ PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("batches_at", batches_at),
                            fast("plan_by_machine", plan_machine),
                            fast("plan_by_network", plan_network),
+                           fast("score_types", score),
                            fast("local_search", search_locally),
                            fast("find_suffixes", find_suffixes),
                            fast("search_layers", search),

@@ -103,6 +103,13 @@ PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
                                       state.chains.is_critical(type)));
 }
 
+// bound(): how many batches the rest needs at least, by the chains ahead.
+PyObject* bound(PyObject* self, PyObject*) {
+  int64_t total = 0;
+  for (int32_t most : Span<const int32_t>(state_of(self).chains.most)) total += most;
+  return PyLong_FromLongLong(total);
+}
+
 // batches(): the schedule of a single DAG so far.
 PyObject* batches(PyObject* self, PyObject*) {
   Batches found;
@@ -140,6 +147,7 @@ PyMethodDef methods[] = {{"ready", ready, METH_NOARGS, nullptr},
                          {"unrun", unrun, METH_NOARGS, nullptr},
                          {"step", step, METH_O, nullptr},
                          fast("reward", reward),
+                         {"bound", bound, METH_NOARGS, nullptr},
                          {"batches", batches, METH_NOARGS, nullptr},
                          {"features", features, METH_NOARGS, nullptr},
                          {"tables", tables, METH_NOARGS, nullptr},

@@ -15,7 +15,7 @@ from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.policies import Agenda
-from autobatch.policies.sequences.compaction import compact, compact_both
+from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
@@ -95,8 +95,6 @@ def test_what_cannot_be_compacted_is_reported() -> None:
     sequence = np.array([0, 1, 1], np.int32)
     with pytest.raises(ScheduleError, match=r"node 0 \(type 0\) finds no place, so the sequence does not finish"):
         compact(dag, sequence)
-    same, finished = compact_both(dag, sequence)
-    assert (same.tolist(), finished) == ([0, 1, 1], False)
 
 
 def test_unknown_types_and_an_empty_graph_leave_nothing_superfluous() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autobatch import policies
+from autobatch._native import Simulation, score_types
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.graph.sketch import to_graph
@@ -21,16 +22,11 @@ from autobatch.policies.rules.network import (
     TYPE_FEATURES,
     Deep,
     Network,
-    describe_types,
-    score_types,
     to_network,
 )
 from autobatch.policies.rules.rules import Score, Weights
-from autobatch.schedule.chains import follow, start_chains
-from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from autobatch.schedule.simulator import start, step
 from helpers.programs.graphs import LETTERS, random_batch, random_dag
 from helpers.runs.ways import each
 from learning import deep
@@ -68,9 +64,7 @@ def random_network(rng: np.random.Generator, hidden: int = 5) -> Network:
 
 
 def scores_of(network: Network, rows: np.ndarray, overall: np.ndarray) -> np.ndarray:
-    scores = np.empty(len(rows))
-    score_types(network, rows, overall, scores)
-    return scores
+    return score_types(network, np.ascontiguousarray(rows), overall)
 
 
 def defined(dag: Dag, done: set[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -106,23 +100,19 @@ def defined(dag: Dag, done: set[int]) -> tuple[np.ndarray, np.ndarray]:
 @each("seed", range(10))
 def test_features_follow_their_definitions(seed: int) -> None:
     dag = to_dag(random_dag(seed))._replace(n_types=6)
-    sim, restricted = start(dag), start_restricted(dag)
-    chains = start_chains(dag, sim)
+    sim = Simulation(dag)
     rng, done = np.random.default_rng(seed), set[int]()
-    rows, overall = np.empty((6, len(TYPE_FEATURES)), np.float32), np.empty(len(OVERALL_FEATURES), np.float32)
+    rows, overall = sim.features()
     while len(done) < dag.type_id.size:
-        describe_types(sim, chains, restricted, rows, overall)
         expected, expected_overall = defined(dag._replace(n_types=4), done)
         np.testing.assert_allclose(rows[:4], expected, rtol=1e-6)
         np.testing.assert_allclose(overall, expected_overall, rtol=1e-6)
         assert not rows[4:].any(), "types that the dag lacks"
         assert rows.min() >= 0
         assert max(rows.max(), overall.max()) <= 1
-        batch = step(sim, int(rng.choice(np.flatnonzero(rows[:, 1]))))
-        follow(chains, sim, batch)
-        unblock(restricted, sim, batch)
-        done |= set(batch.tolist())
-    describe_types(sim, chains, restricted, rows, overall)
+        sim.step(int(rng.choice(np.flatnonzero(rows[:, 1]))))
+        done |= set(sim.batches()[2].tolist())
+        rows, overall = sim.features()
     assert not rows.any(), "nothing is left"
 
 

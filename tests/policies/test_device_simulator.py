@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch._native import Course, plan_by_machine
 from autobatch.compiler.cuda.resources import COMPILER, GPUS
 from autobatch.devices.device import Device
 from autobatch.errors import PolicyError
@@ -28,8 +29,8 @@ from autobatch.policies.fsm.device_simulator import (
     rank_tried,
 )
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.episodes import NO_PLAN, run_episode, start_course
-from autobatch.policies.fsm.machine import Machine, run_machine
+from autobatch.policies.fsm.episodes import run_episode
+from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, make_table, with_room
 from autobatch.policies.rules.rules import LEARNED
@@ -57,9 +58,9 @@ def learned(dags: Sequence[Dag], machine: Machine, seed: int = 0) -> Table:
     n_types = dags[0].n_types
     table, rng = make_table(n_types, machine.width(n_types)), np.random.default_rng(seed)
     for episode in range(6):
-        course = start_course(dags[episode % len(dags)])
-        table = with_room(table, course.dag.type_id.size)
-        run_episode(course, table, machine.rules(), QLearning().rules(), 0.3, rng, NO_PLAN)
+        dag = dags[episode % len(dags)]
+        table = with_room(table, dag.type_id.size)
+        run_episode(Course(dag), table, machine.rules(), QLearning().rules(), 0.3, rng)
     return table
 
 
@@ -72,7 +73,7 @@ def test_schedules_are_those_of_the_processor(device: Device, n_types: int) -> N
     n_unseen = 0
     for run, n_batches in enumerate(played.n_batches):
         machine, table, dag = MACHINES[run // 7], tables[run // 7], dags[run % 7]
-        (batch_type, batch_ptr, _), unseen = run_machine(dag, table, machine.rules(), LEARNED)
+        (batch_type, batch_ptr, _), unseen = plan_by_machine(dag, table, machine.rules(), LEARNED)
         assert (n_batches, played.n_unseen[run]) == (batch_type.size, unseen)
         _, kinds, n_ready, _ = played.steps[run, :n_batches].T
         assert kinds.tolist() == batch_type.tolist()
@@ -95,7 +96,7 @@ def test_wide_mini_batches_are_scheduled(device: Device) -> None:
     machine = Machine("sort", critical=True, mask=True)
     table = learned(dags, machine)
     played = DeviceSimulator(dags, device).run([rank_tried(machine, table)], steps=True)
-    wanted = [run_machine(dag, table, machine.rules(), LEARNED)[0] for dag in dags]
+    wanted = [plan_by_machine(dag, table, machine.rules(), LEARNED)[0] for dag in dags]
     assert played.n_batches.tolist() == [batch_type.size for batch_type, _, _ in wanted]
     assert played.steps[:, 0, 2].tolist() == [batch_ptr[1] for _, batch_ptr, _ in wanted]
     assert played.steps[0, 0, 2] == 60 * 12
@@ -158,11 +159,11 @@ def test_frontiers_are_those_of_the_processor(device: Device, n_types: int) -> N
     played = DeviceSimulator(dags, device, frontiers=True).play(ranked, episodes)
     for run, n_batches in enumerate(played.n_batches):
         _, kinds, n_ready, frontier = played.steps[run, :n_batches].T
-        course = start_course(dags[run % 3])
+        course = Course(dags[run % 3])
         rules, table = QLearning(reward="published").rules(), make_table(n_types, 2 * n_types, 200)
-        run_episode(course, table, UNMASKED.rules(), rules, 0.0, np.random.default_rng(0), kinds)
-        assert course.sim.n_batches[0] == n_batches
-        assert (n_ready / frontier - 1).tolist() == course.episode.rewards[:n_batches].tolist()
+        run_episode(course, table, UNMASKED.rules(), rules, 0.0, np.random.default_rng(0), kinds.copy())
+        *_, rewards = course.episode()
+        assert (n_ready / frontier - 1).tolist() == rewards.tolist()
 
 
 def resolved(played: Played) -> list[Any]:

@@ -11,14 +11,7 @@ from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.sequences.embedding import (
-    embed_early,
-    embed_late,
-    finishes,
-    index_stops,
-    next_stop,
-    to_schedule_at,
-)
+from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
 from helpers.counters.counting import count_lines, plain_loops
@@ -78,14 +71,15 @@ def test_late_is_early_on_the_reversed_graph(seed: int) -> None:
 
 @each("n_types", [1, 2, 7, 50])
 @each("n_nodes", [0, 10, 1000])
-def test_next_stops_with_a_full_and_with_a_sparse_index(n_types: int, n_nodes: int) -> None:
-    sequence = np.random.default_rng(n_types).integers(n_types, size=200).astype(np.int32)
-    stops = index_stops(sequence, n_types, n_nodes)
-    for position in range(sequence.size + 1):
-        for kind in range(n_types):
-            expected = next((k for k in range(position, sequence.size) if sequence[k] == kind), sequence.size)
-            assert next_stop(stops, kind, position) == expected
-    assert stops.first.size <= 2 * (n_nodes + sequence.size) + 2 * n_types
+def test_nodes_find_their_next_position_by_a_full_and_by_a_sparse_index(n_types: int, n_nodes: int) -> None:
+    rng = np.random.default_rng(n_types)
+    sequence = rng.integers(n_types, size=200).astype(np.int32)
+    types, at = rng.integers(n_types, size=n_nodes), -1
+    dag = Dag(types.astype(np.int32), np.maximum(np.arange(n_nodes + 1) - 1, 0).astype(np.int32),
+              np.arange(max(n_nodes - 1, 0), dtype=np.int32), n_types)  # fmt: skip
+    for kind, position in zip(types, embed_early(dag, sequence), strict=True):
+        at = next((k for k in range(at + 1, sequence.size) if sequence[k] == kind), sequence.size)
+        assert position == (at if at < sequence.size else -1)
 
 
 def test_an_entry_that_is_no_type_of_the_graph_runs_nothing() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autobatch import policies
+from autobatch._native import add_states, visit_states
 from autobatch.errors import PolicyError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import to_dag
@@ -16,8 +17,7 @@ from autobatch.policies.fsm.encoding import ENCODINGS, describe_state
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, place_types
 from autobatch.policies.fsm.online import keep_learning
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
-from autobatch.policies.fsm.table import add_state, find_state, make_table, widen_table
-from autobatch.policies.fsm.walk import visit_states
+from autobatch.policies.fsm.table import make_table, widen_table
 from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.make import make_schedule
@@ -36,7 +36,7 @@ def test_states_are_those_defined(machine: Machine, seed: int) -> None:
     for graph in (random_dag(seed), random_batch(seed), random_tree(seed)):
         dag = to_dag(graph)
         sequence = policies.get("sufficient").schedule(graph).batch_type
-        states = visit_states(dag, sequence, dag.n_types, machine.rules().encoding, machine.width(dag.n_types))
+        states = visit_states(dag, sequence, dag.n_types, machine.rules(), machine.width(dag.n_types))
         assert states.tolist() == states_by_hand(dag, sequence.tolist(), machine.encoding, machine.critical)
 
 
@@ -111,7 +111,7 @@ def test_with_a_rival_no_schedule_is_longer_than_that_of_either(direction: Direc
 
 
 def teach(policy: Fsm, state: list[int], values: dict[int, float]) -> None:
-    number = add_state(policy.tables["forward"], np.array(state, np.int16))
+    (number,) = add_states(policy.tables["forward"], np.array([state], np.int16))
     for kind, value in values.items():
         policy.tables["forward"].values[number, kind] = value
         policy.tables["forward"].updates[number, kind] = 1
@@ -201,7 +201,7 @@ def test_an_unknown_encoding_is_refused() -> None:
 def test_a_table_for_more_types_knows_what_it_knew() -> None:
     table = make_table(2, 4)
     for i, state in enumerate([[1, 2, 0, 1], [2, 1, 1, 0], [1, 0, 1, 0]]):
-        number = add_state(table, np.array(state, np.int16))
+        (number,) = add_states(table, np.array([state], np.int16))
         table.values[number], table.updates[number] = [-i, i / 2], [i, 7]
     wide = widen_table(table, 3, 6)
     assert rows_of(wide) == {
@@ -209,8 +209,7 @@ def test_a_table_for_more_types_knows_what_it_knew() -> None:
         (2, 1, 0, 1, 0, 0): ([-1, 0.5, 0], [1, 7, 0]),
         (1, 0, 0, 1, 0, 0): ([-2, 1, 0], [2, 7, 0]),
     }
-    assert find_state(wide, np.array([1, 0, 0, 1, 0, 0], np.int16)) == 2
-    assert find_state(wide, np.array([1, 0, 1, 1, 0, 0], np.int16)) == -1
+    assert add_states(wide, np.array([[1, 0, 0, 1, 0, 0], [1, 0, 1, 1, 0, 0]], np.int16)).tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("machine", [Machine("sort", True, True), Machine("sort", True), Machine("max")], ids=str)

@@ -9,7 +9,6 @@ from autobatch import policies
 from autobatch.errors import GraphError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.rules.heuristics import _is_less
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
@@ -124,13 +123,6 @@ def test_agenda_counts_nodes_that_wait() -> None:
     """
     graph = make_graph(LETTERS, [1, 0, 0, 1], [(1, 2), (2, 3)])
     assert sorted_batches(make_schedule(graph, policies.get("agenda"))) == [(0, [1]), (0, [2]), (1, [0, 3])]
-
-
-@each("a", [0, 1, 7, 2**40, 2**61 + 1])
-@each("c", [0, 1, 7, 2**40, 2**61])
-@each("b, d", [(1, 1), (3, 7), (2**31 - 1, 2**31 - 2), (2**31 - 1, 1)])
-def test_means_are_compared_exactly(a: int, b: int, c: int, d: int) -> None:
-    assert _is_less(a, b, c, d) == (Fraction(a, b) < Fraction(c, d))
 
 
 def test_a_cycle_is_refused() -> None:

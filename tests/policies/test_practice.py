@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch._native import Course
 from autobatch.errors import BackendError, PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
@@ -17,7 +18,7 @@ from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
 from autobatch.policies import PUBLISHED
 from autobatch.policies.fsm.device_simulator import CHANCES, DeviceSimulator, Episodes, rank_all
-from autobatch.policies.fsm.episodes import run_episode, start_course
+from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import WAYS, Machine
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Task
 from autobatch.policies.fsm.qlearning import QLearning
@@ -53,7 +54,7 @@ def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> T
     for run, n_batches in enumerate(played.n_batches):
         dag, plan = task.dags[(first + run) % len(task.dags)], played.steps[run, :n_batches, 1].copy()
         table = with_room(table, dag.type_id.size)
-        course, rng = start_course(dag), np.random.default_rng(0)
+        course, rng = Course(dag), np.random.default_rng(0)
         run_episode(course, table, task.machine.rules(), task.rules, 0.0, rng, plan)
     return table
 

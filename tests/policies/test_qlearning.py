@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch._native import Course, add_states
 from autobatch.errors import PolicyError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
@@ -15,11 +16,11 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.episodes import NO_PLAN, Course, run_episode, start_course
+from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import Progress, QLearning, learn_fsm
 from autobatch.policies.fsm.rewards import REWARDS, Reward
-from autobatch.policies.fsm.table import Table, copy_table, find_state, make_table, with_room
+from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import min_batches
@@ -33,10 +34,10 @@ Learnt = dict[tuple[int, ...], tuple[list[float], list[int]]]
 
 def play(graph: Graph, machine: Machine, settings: QLearning, epsilon: float, seed: int) -> tuple[Course, Table]:
     dag = to_dag(graph)
-    course = start_course(dag)
+    course = Course(dag)
     table = make_table(dag.n_types, machine.width(dag.n_types), dag.type_id.size)
     rng = np.random.default_rng(seed)
-    run_episode(course, table, machine.rules(), settings.rules(), epsilon, rng, NO_PLAN)
+    run_episode(course, table, machine.rules(), settings.rules(), epsilon, rng)
     return course, table
 
 
@@ -81,11 +82,11 @@ def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) 
     dag, machine = to_dag(graph), Machine(ENCODINGS[seed % 3], critical=seed % 2 == 0)
     settings = QLearning(reward=reward, n_steps=n_steps, learning_rate=0.3, discount=0.9)
     course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
-    n_batches = int(course.sim.n_batches[0])
-    sequence = course.episode.chosen[:n_batches].tolist()
+    _, chosen, gained = course.episode()
+    sequence = chosen.tolist()
     states = states_by_hand(dag, sequence, machine.encoding, machine.critical)
     rewards = rewards_by_hand(dag, sequence, reward)
-    np.testing.assert_allclose(course.episode.rewards[:n_batches], rewards, atol=1e-12)
+    np.testing.assert_allclose(gained, rewards, atol=1e-12)
     wanted, found = learn_by_hand(states, sequence, rewards, settings), rows_of(table)
     assert found.keys() == wanted.keys()
     for state, (values, updates) in wanted.items():
@@ -97,18 +98,18 @@ def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) 
 def test_the_critical_rewards_are_the_bound_less_the_batches(seed: int) -> None:
     graph = random_dag(seed, n_nodes=60)
     course, _ = play(graph, Machine(), QLearning(reward="critical"), epsilon=1.0, seed=seed)
-    n_batches = int(course.sim.n_batches[0])
-    assert course.episode.rewards[:n_batches].sum() == min_batches(graph) - n_batches
+    *_, rewards = course.episode()
+    assert rewards.sum() == min_batches(graph) - rewards.size
 
 
 @each("seed", range(5))
 def test_an_episode_by_a_plan_follows_it(seed: int) -> None:
     graph, machine, settings = random_dag(seed, n_nodes=40), Machine("sort", True), QLearning()
     course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
-    sequence = course.episode.chosen[: course.sim.n_batches[0]].copy()
+    _, sequence, _ = course.episode()
     again = make_table(4, 8, 40)
     run_episode(course, again, machine.rules(), settings.rules(), 1.0, np.random.default_rng(99), sequence)
-    assert course.sim.batch_type[: sequence.size].tolist() == sequence.tolist()
+    assert course.episode()[1].tolist() == sequence.tolist()
     assert rows_of(again) == rows_of(table)
 
 
@@ -215,7 +216,9 @@ def test_tables_grow() -> None:
     assert len(rows) == table.n_states[0] > 500
     for grown in (table, copy_table(table), with_room(table, 5000)):
         assert rows_of(grown) == rows
-        assert [find_state(grown, state) for state in grown.states[: len(rows)]] == list(range(len(rows)))
+        n_states = int(grown.n_states[0])
+        found = add_states(with_room(grown, n_states), grown.states[:n_states].copy())
+        assert found.tolist() == list(range(n_states))
     assert len(with_room(table, 5000).states) >= 5000 + len(rows)
 
 

@@ -13,12 +13,9 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import NamedTypes
 from autobatch.jit.arrays import FloatArray
-from autobatch.jit.in_python import run_in_python
-from autobatch.jit.loops import Compiled
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies.search import beam, bounds, exact, layered, local_search, reduction, suffix
 from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import chain_bound
 from autobatch.policies.search.exact import find_shortest
@@ -237,22 +234,9 @@ def test_what_the_bound_proves_optimal_is_not_searched(monkeypatch: pytest.Monke
         Search().sequence(searched[0])
 
 
-@each("seed", range(40))
-def test_loops_in_python_find_the_same(seed: int) -> None:
-    """Only the steps of local search, and what compares suffixes, are compiled."""
-    dag, policy = tiny_dag(seed) if seed else hard_dags(SMALL)[0], Search(steps=60, seed=seed)
-    np.testing.assert_array_equal(run_in_python(policy.sequence, dag), policy.sequence(dag))
-
-
 def hard_dags(folder: Path) -> list[Dag]:
     """Trees and lattices whose chain bound proves nothing."""
     trees = read_trees(folder / "sst" / "train.txt")[:64]
     lattices = read_lattices(folder / "lattice" / "train.txt")[:16]
     graphs = [make_two_type_tree_graph(trees, np.random.default_rng(0)), make_lattice_graph(lattices)]
     return [to_dag(graph) for graph in graphs]
-
-
-def test_only_loops_that_would_take_python_very_long_are_waited_for() -> None:
-    modules = (beam, bounds, exact, layered, local_search, reduction, suffix)
-    loops = {name: loop for module in modules for name, loop in vars(module).items() if isinstance(loop, Compiled)}
-    assert {name for name, loop in loops.items() if not loop.waits} == {"_compare", "_search"}

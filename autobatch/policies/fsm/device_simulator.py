@@ -188,7 +188,7 @@ class DeviceSimulator:
         args = device.address(job), self._warp_bytes, 0
         device.launch(self._kernel, Launch(grid, WARP * n_warps, self._warp_bytes * n_warps, args))
         n_found = int(device.get(found)[0])
-        n_batches, n_unseen = self._get(counts, n_runs, 2).T
+        n_batches, n_unseen = np.ascontiguousarray(self._get(counts, n_runs, 2).T)
         kept = self._get(fresh, min(n_fresh, n_found), width)
         return Played(n_batches, n_unseen, self._get(steps, n_runs, n_steps, 4), kept, n_found)
 

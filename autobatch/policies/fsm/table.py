@@ -50,10 +50,10 @@ def copy_table(table: Table) -> Table:
 
 def widen_table(table: Table, n_types: int, width: int) -> Table:
     """Give the table for more types, numbered after the present ones and ready in no state so far."""
-    n_states, n_old = int(table.n_states[0]), table.values.shape[1]
+    n_states, n_old, n_parts = int(table.n_states[0]), table.values.shape[1], width // n_types
     wide = make_table(n_types, width, len(table.states))
-    states = np.zeros((n_states, width // n_types, n_types), np.int16)
-    states[:, :, :n_old] = table.states[:n_states].reshape(n_states, -1, n_old)
+    states = np.zeros((n_states, n_parts, n_types), np.int16)
+    states[:, :, :n_old] = table.states[:n_states].reshape(n_states, n_parts, n_old)
     add_states(wide, states.reshape(n_states, width))
     wide.values[:n_states, :n_old] = table.values[:n_states]
     wide.updates[:n_states, :n_old] = table.updates[:n_states]

@@ -21,11 +21,11 @@ from unittest.mock import patch
 import numpy as np
 
 import autobatch as ab
-from autobatch._native import data_starts, find_depths
+from autobatch._native import Simulation, data_starts, find_depths
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
-from autobatch.graph.dag import chains_ahead, reverse, reverse_edges, to_dag
+from autobatch.graph.dag import chains_ahead, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph, KeptRows
 from autobatch.graph.marks import Marks
@@ -80,7 +80,7 @@ def digests_of(graphs: Sequence[Graph], flows: FlowArrays) -> dict[str, str]:
         "starts": digest(*data_starts(merged.type_id, merged.attr, arrays)),
         "ranges": digest(*[f"{i}: {error}" for i, error in find_out_of_range(_spoilt(merged)).items()]),
         "reverse": digest(*reverse(dag)),
-        "readers": digest(*reverse_edges(dag.edge_ptr, dag.edge_src)),
+        "readers": digest(*Simulation(dag).tables()[:2]),
         "depths": digest(find_depths(dag.edge_ptr, dag.edge_src)),
         "chains": digest(chains_ahead(dag)),
         "marks": digest(*_marks_of(merged, flows)),
