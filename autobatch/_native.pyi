@@ -620,3 +620,24 @@ class Simulation:
         """Return the features of the types, and of the whole; see `autobatch.policies.rules.network`."""
     def tables(self) -> tuple[IntArray, ...]:
         """Return reader_ptr, reader, ahead, height, segment, blocked and frontier, flat."""
+
+# native/plan/: see `autobatch.plan.plan`.
+
+def place_values(
+    words: IntArray,
+    floats: FloatArray,
+    batches: Batches,
+    types: TypeArrays,
+    tables: Arrays,
+    slot_width: LongArray,
+    saved_width: LongArray,
+    training: bool,
+) -> tuple[Any, ...]:
+    """Place the values of a scheduled graph: the parts of a `Plan` from `row` to `floats`.
+
+    Raises:
+        ValueError: the graph does not fit its types, or the schedule does not run each node once.
+    """
+
+def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
+    """Allocate areas of which each is live from step first[k] to step k; return their places, and the end of memory."""

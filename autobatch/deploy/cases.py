@@ -115,7 +115,7 @@ class Case(NamedTuple):
         still, which has the float type of the case.
         """
         words = self.words.copy()
-        parts = sections.python(words)
+        parts = sections(words)
         used = set(np.unique(parts.type_id).tolist())
         used |= {self.types[number].sum_type for number in used} - {-1}
         number = {old: new for new, old in enumerate(sorted(used))}
@@ -349,7 +349,7 @@ def _check_results(case: Case, graph: Graph) -> None:
 
 def _structures(words: IntArray, slots: Sequence[Slot], setting: Setting) -> tuple[Any, ...]:
     """What each instance returns, which has a loss first in training: all else is in a list."""
-    parts = sections.python(words)
+    parts = sections(words)
     bounds = parts.output_ptr.tolist()
     return tuple(
         _structure([slots[number] for number in parts.out_slot[start:stop].tolist()], setting)

@@ -9,20 +9,14 @@ so that merging graphs is one concatenation and one pass that adds offsets, and 
 attributes of a node are as many as its type has, then for each of its data of any length the number of its elements and
 their ints. The floats of such data follow the other float attributes of the node.
 Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as
-properties. The loops over words are `native/graph/`; those here are for compiled loops of later stages alone, unless
-their docstrings say otherwise.
+properties. The loops over words are `native/graph/`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from autobatch.ir.type_arrays import TypeArrays
-from autobatch.jit.arrays import IntArray, indices
-from autobatch.jit.loops import compiled
+from autobatch.jit.arrays import IntArray
 
 HEADER = 6
 OUTPUT_BITS = 8  # of a word that names an output of a node; the others number a row of it
@@ -57,7 +51,6 @@ def encoded_size(words: IntArray) -> int:
     return words_size(*words[: HEADER - 1].tolist())
 
 
-@compiled
 def sections(words: IntArray) -> Sections:
     """View one graph's `words` by parts; writing to a view writes to `words`."""
     b, n, e, a, o = int(words[0]), int(words[1]), int(words[2]), int(words[3]), int(words[4])
@@ -88,59 +81,9 @@ def write_header(
     """Write the sizes and the leading zero pointers to `words`; return the views, otherwise still to be filled."""
     words[0], words[1], words[2] = n_instances, n_nodes, n_edges
     words[3], words[4], words[5] = n_attr, n_outputs, n_floats
-    views = sections.python(words)
+    views = sections(words)
     views.instance_ptr[0] = views.output_ptr[0] = views.edge_ptr[0] = 0
     return views
-
-
-@compiled
-def data_starts(type_ids: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
-    """Find what `_native.data_starts` does, for compiled loops."""
-    ints, floats = np.zeros(type_ids.size + 1, np.int32), np.zeros(type_ids.size + 1, np.int32)
-    node_types, int_width, float_width = indices(type_ids), indices(types.int_width), indices(types.float_width)
-    data_ptr, a, f = types.data_ptr, np.int64(0), np.int64(0)
-    for node in range(node_types.size):
-        type_id = node_types[node]
-        a, f = a + np.int64(int_width[type_id]), f + np.int64(float_width[type_id])
-        for number in range(data_ptr[type_id], data_ptr[type_id + 1]):
-            length = np.int64(attr[a])
-            a, f = a + 1 + length * types.data_ints[number], f + length * types.data_floats[number]
-        ints[node + 1], floats[node + 1] = a, f
-    return ints, floats
-
-
-@compiled
-def count_groups(graph: Sections, node: int, at: int, types: TypeArrays, lengths: NDArray[np.int64]) -> None:
-    """Write to `lengths` the number of edges of each variadic group of a node, whose int attributes begin at `at`."""
-    type_id = graph.type_id[node]
-    for group in range(types.group_ptr[type_id + 1] - types.group_ptr[type_id]):
-        lengths[group] = 0
-    for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
-        group = types.port_group[types.port_ptr[type_id] + graph.edge_in[e]]
-        if group >= 0:
-            lengths[group] += 1
-    at += types.int_width[type_id]
-    for number in range(types.data_ptr[type_id], types.data_ptr[type_id + 1]):
-        n = np.int64(graph.attr[at])
-        lengths[types.data_group[number]] = n
-        at += 1 + n * types.data_ints[number]
-    for part in range(types.part_ptr[type_id], types.part_ptr[type_id + 1]):
-        n, start, stop, step = types.part_cut[part]
-        if types.part_of[part] >= 0:
-            n = lengths[types.part_of[part]]
-        count = np.int64(slice_length(n, start, stop, step))
-        if types.part_times[part] >= 0:
-            count *= lengths[types.part_times[part]]
-        lengths[types.part_group[part]] += count
-
-
-@compiled
-def slice_length(n: int, start: int, stop: int, step: int) -> int:
-    """Count the elements that Python's slice start:stop:step gives of n."""
-    low, high = (0, n) if step > 0 else (-1, n - 1)
-    first = min(max(start + n if start < 0 else start, low), high)
-    last = min(max(stop + n if stop < 0 else stop, low), high)
-    return max((last - first + step - (1 if step > 0 else -1)) // step, 0)
 
 
 class Encoded:
@@ -169,7 +112,7 @@ class Encoded:
     def sections(self) -> Sections:
         """All views at once."""
         if self._sections is None:
-            self._sections = sections.python(self.words)
+            self._sections = sections(self.words)
         return self._sections
 
     def __len__(self) -> int:

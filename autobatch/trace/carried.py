@@ -187,7 +187,7 @@ class Carrier:
         """
         assert isinstance(graph.types, CarriedTypes)
         numbers, words = self._known[graph.types], graph.words.copy()
-        parts = sections.python(words)
+        parts = sections(words)
         parts.type_id[:] = numbers.types[parts.type_id]
         parts.out_slot[:] = numbers.slots[parts.out_slot]
         structures = tuple([self._structure(structure, numbers.slots, memo) for structure in graph.structures])

@@ -1,6 +1,7 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
 #include "plan/destinations.h"
+#include "plan/lifetimes.h"
 
 namespace autobatch {
 namespace {
@@ -133,7 +134,26 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return found.release();
 }
 
-PyMethodDef functions[] = {fast("place_values", place_values), {nullptr, nullptr, 0, nullptr}};
+// give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.
+PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Span<const int32_t> first;
+  Span<const int64_t> size;
+  Vec<int64_t> place;
+  if (!takes("give_out", n, 3) || !read<int32_t>(arguments[0], "first", first) ||
+      !read<int64_t>(arguments[1], "size", size))
+    return nullptr;
+  long long end = PyLong_AsLongLong(arguments[2]);
+  if (end == -1 && PyErr_Occurred()) return nullptr;
+  bool fits = size.size == first.size;
+  for (ptrdiff_t k = 0; fits && k < first.size; k++) fits = first[k] >= 0 && first[k] <= k;
+  if (!fits) return PyErr_SetString(PyExc_ValueError, "first must be at most k for each of as many areas"), nullptr;
+  int64_t last = end;
+  if (!give_out(first, size, last, place)) return PyErr_NoMemory();
+  return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
+}
+
+PyMethodDef functions[] = {
+    fast("place_values", place_values), fast("give_out", give_out_areas), {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

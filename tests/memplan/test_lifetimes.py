@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch._native import give_out
 from autobatch.backends.reference import Reference
-from autobatch.memplan.batch.lifetimes import give_out
 from autobatch.plan.plan_check import check_plan
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.planned import place_batch

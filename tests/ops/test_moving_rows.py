@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autobatch.graph.words import slice_length
 from autobatch.ops.rows import as_cut, count_rows, pick, put_rows, take_part, take_rows
 from autobatch.ops.variadic import Segments
 
@@ -22,7 +21,6 @@ def test_lengths_and_rows_are_those_of_python() -> None:
         first, counts, step = pick(lengths, cut)
         assert counts.tolist() == list(map(len, expected))
         assert [count_rows(n, cut) for n in lengths.tolist()] == counts.tolist()
-        assert [slice_length.python(n, *cut) for n in lengths.tolist()] == counts.tolist()
         found = [[int(a + k * step) for k in range(n)] for a, n in zip(first, counts, strict=True)]
         assert found == expected
 
