@@ -22,7 +22,8 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
     """
     tables, arrays = cells.tables, graph.types.arrays()
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order
-    parts: Any = place_values(
+    parts = place_values(
         graph.words, graph.floats, batches, arrays, tables, cells.slot_width, cells.saved_width, cells.training
     )
-    return Plan(graph, schedule, *parts, arrays, tables)
+    found: Any = (graph, schedule, *parts, arrays, tables)
+    return Plan(*found)
