@@ -1,7 +1,7 @@
 """Types of the native core, `native/`: ints in, ints out. Each function checks the arrays that it is given.
 
 Raises (all functions): TypeError, an argument of another type, or an array of another dtype; ValueError, an array that
-is not contiguous, or numbers that do not fit each other.
+is not contiguous, or numbers that do not fit each other. No other thread may change an array during a call.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,17 @@ FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
 Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
 Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """For both see `autobatch.graph.growing`."""
-DagArrays: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
-"""See `autobatch.graph.dag.Dag`."""
+Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
+Suffixes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int]
+Weights: TypeAlias = tuple[float, float, float, float]
+Network: TypeAlias = tuple[FloatArray, ...]
+Table: TypeAlias = tuple[NDArray[Any], ...]
+MachineRules: TypeAlias = tuple[int, int]
+LearningRules: TypeAlias = tuple[float, float, int, int, int, int]
+TypeTables: TypeAlias = tuple[NDArray[Any], ...]
+"""These are named like their classes in `autobatch.graph.dag`, `autobatch.policies` and `autobatch.plan.plan`."""
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """A schedule: batch_type, batch_ptr and order."""
-Arrays: TypeAlias = tuple[NDArray[Any], ...]
-Pair: TypeAlias = tuple[int, int]
-Rules: TypeAlias = tuple[float, float, int, int, int, int]
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 
@@ -514,9 +518,7 @@ class Tape:
 
 # native/policies/: see `autobatch.policies`; edges of a DAG must point forward, or a ValueError is raised.
 
-def plan_by_rule(
-    dag: DagArrays, rule: int, directions: int, compacts: bool, weights: tuple[float, float, float, float]
-) -> Batches:
+def plan_by_rule(dag: Dag, rule: int, directions: int, compacts: bool, weights: Weights) -> Batches:
     """Schedule a DAG by a rule: batch_type, batch_ptr and order.
 
     Args:
@@ -529,81 +531,78 @@ def plan_by_rule(
         ValueError: an edge points backward.
     """
 
-def plan_by_machine(
-    dag: DagArrays, table: Arrays, machine: Pair, weights: tuple[float, float, float, float]
-) -> tuple[Batches, int]:
+def plan_by_machine(dag: Dag, table: Table, machine: MachineRules, weights: Weights) -> tuple[Batches, int]:
     """Schedule a DAG by a state machine; also count the batches that the rule of scores decided."""
 
-def plan_by_network(dag: DagArrays, weights: Arrays) -> Batches:
+def plan_by_network(dag: Dag, weights: Network) -> Batches:
     """Schedule a DAG by a network."""
 
-def score_types(weights: Arrays, rows: NDArray[np.float32], overall: NDArray[np.float32]) -> FloatArray:
+def score_types(weights: Network, rows: NDArray[np.float32], overall: NDArray[np.float32]) -> FloatArray:
     """Score types by their features; 0 for those without unrun nodes."""
 
-def embed(dag: DagArrays, sequence: IntArray, is_late: bool) -> IntArray:
+def embed(dag: Dag, sequence: IntArray, is_late: bool) -> IntArray:
     """Find the first position at which each node can run, K if there is none; or the last, -1 if there is none."""
 
-def compact_sequence(dag: DagArrays, sequence: IntArray) -> IntArray | None:
+def compact_sequence(dag: Dag, sequence: IntArray) -> IntArray | None:
     """Drop positions until none can be dropped; None if the sequence does not run all nodes."""
 
-def batches_at(dag: DagArrays, sequence: IntArray, position: IntArray) -> Batches | int:
+def batches_at(dag: Dag, sequence: IntArray, position: IntArray) -> Batches | int:
     """Make the schedule of nodes at these positions; return a node that is at none of its type, if there is one."""
 
-def local_search(dag: DagArrays, sequence: IntArray, seed: int, n_steps: int, enough: float) -> IntArray:
+def local_search(dag: Dag, sequence: IntArray, seed: int, n_steps: int, enough: float) -> IntArray:
     """Search for a shorter sequence around one that finishes a DAG."""
 
-def find_suffixes(
-    dag: DagArrays, kept: NDArray[np.bool_], compares: bool
-) -> tuple[tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int], IntArray]:
+def find_suffixes(dag: Dag, kept: NDArray[np.bool_], compares: bool) -> tuple[Suffixes, IntArray]:
     """Find the parts of `Suffixes`, and the suffix of each node."""
 
-def suffixes_to_dag(suffixes: tuple[Any, ...]) -> tuple[tuple[IntArray, IntArray, IntArray, int], IntArray]:
+def suffixes_to_dag(suffixes: Suffixes) -> tuple[Dag, IntArray]:
     """Make the DAG of the suffixes that can be reached; also find the node of each, or -1."""
 
 def search_layers(
-    suffixes: tuple[Any, ...], cost: NDArray[np.float64], limit: float, width: int, max_states: int
+    suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int
 ) -> tuple[IntArray, float, float, int, bool]:
     """Search for the cheapest sequence; see `autobatch.policies.search.layered`."""
 
-def visit_states(dag: DagArrays, sequence: IntArray, n_known: int, machine: Pair, width: int) -> NDArray[np.int16]:
+def visit_states(dag: Dag, sequence: IntArray, n_known: int, machine: MachineRules, width: int) -> NDArray[np.int16]:
     """Run a sequence of types, and give the state before each: int16[K, width]."""
 
-def add_states(table: Arrays, states: NDArray[np.int16]) -> IntArray:
+def add_states(table: Table, states: NDArray[np.int16]) -> IntArray:
     """Find the numbers of states; add those that are new, for which the table must have room."""
 
 def learn_from_all(
-    table: Arrays,
-    rules: Rules,
+    table: Table,
+    rules: LearningRules,
     n_batches: IntArray,
     steps: IntArray,
     fresh: NDArray[np.int16],
 ) -> None:
     """Learn from episodes that were played before, one after the other."""
 
-def longest_chains(dag: DagArrays) -> IntArray:
+def longest_chains(dag: Dag) -> IntArray:
     """Count, per type, the most nodes of that type on a path: int32[T]; ValueError if an edge points backward."""
 
 class Course:
     """A mini-batch to learn on."""
 
-    def __init__(self, dag: DagArrays) -> None: ...
+    def __init__(self, dag: Dag) -> None: ...
     def run(
         self,
-        table: Arrays,
-        machine: Pair,
-        rules: Rules,
+        table: Table,
+        machine: MachineRules,
+        rules: LearningRules,
         epsilon: float,
-        capsule: Any,
+        generator: np.random.BitGenerator,
         plan: IntArray,
     ) -> None:
-        """Play an episode, and learn from it; the capsule is that of a NumPy bit generator."""
+        """Play an episode, by `plan` unless that is empty, and learn from it."""
     def episode(self) -> tuple[IntArray, IntArray, FloatArray]:
         """Return, of the last episode, the state before each batch, the type that ran, and the reward."""
 
 class Simulation:
     """The state of a DAG, or of stacked ones, of which some nodes have run."""
 
-    def __init__(self, dag: DagArrays, node_ptr: IntArray | None = None) -> None: ...
+    def __init__(self, dag: Dag, node_ptr: IntArray | None = None, is_measured: bool = True) -> None:
+        """Copy a DAG; what is not measured has no reward, bound, features or tables."""
     def ready(self) -> IntArray:
         """Count the ready nodes of each type."""
     def unrun(self) -> IntArray:
@@ -628,7 +627,7 @@ def place_values(
     floats: FloatArray,
     batches: Batches,
     types: TypeArrays,
-    tables: Arrays,
+    tables: TypeTables,
     slot_width: LongArray,
     saved_width: LongArray,
     training: bool,

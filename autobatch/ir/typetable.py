@@ -188,7 +188,7 @@ class TypeTable:
         if arrays is None or arrays.int_width.size < len(self.types):
             with self.growing.lock:
                 known = self._arrays
-                more = _make_arrays(self.types[0 if known is None else known.int_width.size :])
+                more = make_arrays(self.types[0 if known is None else known.int_width.size :])
                 arrays = self._arrays = more if known is None else extended(known, more)
         return arrays
 
@@ -227,7 +227,8 @@ def name_group(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0].partition('#')[0]}, {len(names)} shapes"
 
 
-def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
+def make_arrays(types: Sequence[NodeType]) -> TypeArrays:
+    """Make the arrays of these types."""
     ranges = [list(index_ranges(t.program)) for t in types]
     passed = [list(pass_through(t.program)) for t in types]
     return TypeArrays(

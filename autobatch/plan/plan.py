@@ -34,7 +34,7 @@ from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, CellProgram
 from autobatch.ir.type_arrays import TypeArrays, extended
-from autobatch.ir.typetable import NodeType
+from autobatch.ir.typetable import NodeType, make_arrays
 from autobatch.ir.weights import stacks_in
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.params.stacks import Stack, parts_of
@@ -290,7 +290,7 @@ class PlannedTypes:
         """Return the same types and more, with all slots; reuse the properties of the present types."""
         whole, known = PlannedTypes(self.cells + more.cells, more.slot_shapes, self.training), vars(self)
         own = vars(whole)
-        for name in {"tables", "flows"} & known.keys():
+        for name in {"arrays", "tables", "flows"} & known.keys():
             own[name] = extended(known[name], getattr(more, name))
         if "saved_width" in known:
             own["saved_width"] = np.concatenate((self.saved_width, more.saved_width))
@@ -315,6 +315,11 @@ class PlannedTypes:
     def slot_width(self) -> NDArray[np.int64]:
         """Elements per row of each slot, as an array."""
         return np.array(self.slot_widths, np.int64)
+
+    @cached_property
+    def arrays(self) -> TypeArrays:
+        """The properties of these types alone: other threads may add types to those of the graph, or retrace some."""
+        return make_arrays([cell.type for cell in self.cells])
 
     @cached_property
     def tables(self) -> TypeTables:

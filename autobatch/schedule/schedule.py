@@ -279,7 +279,7 @@ class FrontierPolicy(ABC):
         """
         self.prepare(graph)
         try:
-            sim, n_batches = Simulation(to_dag(graph)), 0
+            sim, n_batches = Simulation(to_dag(graph), is_measured=False), 0
         except ValueError:
             check_order(graph)  # names an edge that points backwards
             raise

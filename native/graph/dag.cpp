@@ -57,8 +57,8 @@ bool read_dag(PyObject* tuple, Dag& dag) {
     return false;
   }
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
-  if (!read_typed_edges(parts, dag) || !read_int(parts[3], "n_types", dag.n_types)) return false;
-  if (dag.n_types >= 0 && within(dag.type_id, 0, dag.n_types)) return true;
+  if (!read_int(parts[3], "n_types", dag.n_types) || !read_typed_edges(parts, dag)) return false;
+  if (dag.n_types >= 0 && dag.n_types < INT32_MAX && within(dag.type_id, 0, dag.n_types)) return true;
   PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", dag.n_types);
   return false;
 }
@@ -68,6 +68,11 @@ bool points_forward(const Dag& dag) {
   for (int32_t node = 0; node < dag.n_nodes(); node++)
     for (int32_t source : dag.sources(node)) is_backward |= source >= node;
   return !is_backward;
+}
+
+bool OwnedDag::copy(const Dag& dag) {
+  n_types = dag.n_types;
+  return type_id.copy(dag.type_id) && edge_ptr.copy(dag.edge_ptr) && edge_src.copy(dag.edge_src);
 }
 
 bool OwnedDag::reverse(const Dag& dag) {
@@ -118,7 +123,7 @@ PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
 PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t n_types;
-  if (!takes("count_chains", n, 4) || !read_typed_edges(arguments, dag) || !read_int(arguments[3], "n_types", n_types))
+  if (!takes("count_chains", n, 4) || !read_int(arguments[3], "n_types", n_types) || !read_typed_edges(arguments, dag))
     return nullptr;
   if (n_types < 0 || !within(dag.type_id, 0, n_types)) {
     PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", n_types);

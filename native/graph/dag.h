@@ -33,6 +33,8 @@ struct OwnedDag {
   int32_t n_types = 0;
 
   Dag view() const { return {type_id, edge_ptr, edge_src, n_types}; }
+  // Becomes a copy; false if memory runs out.
+  bool copy(const Dag& dag);
   // Becomes the DAG with all edges reversed, in which node n is N - 1 - n; false if memory runs out.
   bool reverse(const Dag& dag);
 };

@@ -16,10 +16,10 @@ class Outputs {
       for (int32_t out = tables.out_ptr[type]; out < tables.out_ptr[type + 1]; out++) {
         int32_t block = tables.block_ptr[type] + tables.out_block[out];
         base[out + 1] = base[out] + rows.block_rows[block];
+        if (base[out + 1] >= INT32_MAX) return false;
         edges_[out] = tables.out_block[out] ? rows.segment_base[block] : -1;
       }
-    return base.back() < INT32_MAX && ptr.assign(base.back() + 1, 0) && place.resize(n_readers) &&
-           rank.resize(n_readers);
+    return ptr.assign(base.back() + 1, 0) && place.resize(n_readers) && rank.resize(n_readers);
   }
 
   // Numbers the outputs that readers read, by (type, output, row), and counts the earlier readers of each. Returns

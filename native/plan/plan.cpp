@@ -44,8 +44,9 @@ bool read_batches(PyObject* tuple, const TypedGraph& graph, int32_t n_types, Bat
       !read<int32_t>(parts[2], "order", batches.order))
     return false;
   ptrdiff_t n = graph.graph.n_nodes();
-  if (within(batches.type_id, 0, n_types) && batches.ptr.size == batches.type_id.size + 1 && rises(batches.ptr, n) &&
-      batches.order.size == n && within(batches.order, 0, n))
+  if (batches.type_id.size < INT32_MAX && within(batches.type_id, 0, n_types) &&
+      batches.ptr.size == batches.type_id.size + 1 && rises(batches.ptr, n) && batches.order.size == n &&
+      within(batches.order, 0, n))
     return true;
   PyErr_SetString(PyExc_ValueError, "batches must be a schedule of all nodes");
   return false;
@@ -70,14 +71,17 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypeTables tables;
   Widths widths;
   int32_t training;
-  if (!takes("place_values", n, 8) || !read_typed_graph(arguments[0], arguments[3], graph) ||
-      !read<double>(arguments[1], "floats", floats) || !read_tables(arguments[4], graph.types, tables) ||
+  if (!takes("place_values", n, 8) || !read_int(arguments[7], "training", training) ||
+      !read_graph_and_types(arguments[0], arguments[3], graph) || !read<double>(arguments[1], "floats", floats) ||
+      !read_tables(arguments[4], graph.types, tables) ||
       !read_batches(arguments[2], graph, tables.n_types(), batches) ||
       !read<int64_t>(arguments[5], "slot_width", widths.slot) ||
-      !read<int64_t>(arguments[6], "saved_width", widths.saved) || !read_int(arguments[7], "training", training))
+      !read<int64_t>(arguments[6], "saved_width", widths.saved))
     return nullptr;
   if (widths.saved.size != tables.n_blocks() || floats.size != graph.sizes.floats)
     return PyErr_SetString(PyExc_ValueError, "saved_width and floats must be as many as there are"), nullptr;
+  if (!tables.port_block.size && graph.graph.edge_src.size)
+    return PyErr_SetString(PyExc_ValueError, "tables must have the ports that edges lead to, got none"), nullptr;
   Rows rows;
   Vec<int64_t> dest_base, dest_ptr;
   Vec<int32_t> ints;
@@ -85,7 +89,8 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Problem problem;
   {
     Unlocked unlocked;
-    problem = rows.place(graph, batches, tables, widths, training);
+    problem = check_types(graph);
+    if (!problem) problem = rows.place(graph, batches, tables, widths, training);
     if (!problem && !gather_attributes(graph, rows, floats, ints, reals)) problem = NO_MEMORY;
   }
   if (!set_problem(problem)) return nullptr;
@@ -139,15 +144,16 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> first;
   Span<const int64_t> size;
   Vec<int64_t> place;
-  if (!takes("give_out", n, 3) || !read<int32_t>(arguments[0], "first", first) ||
-      !read<int64_t>(arguments[1], "size", size))
+  int64_t last;
+  if (!takes("give_out", n, 3) || !read_long(arguments[2], "start", last) ||
+      !read<int32_t>(arguments[0], "first", first) || !read<int64_t>(arguments[1], "size", size))
     return nullptr;
-  long long end = PyLong_AsLongLong(arguments[2]);
-  if (end == -1 && PyErr_Occurred()) return nullptr;
-  bool fits = size.size == first.size;
+  bool fits = size.size == first.size && first.size < INT32_MAX;
   for (ptrdiff_t k = 0; fits && k < first.size; k++) fits = first[k] >= 0 && first[k] <= k;
   if (!fits) return PyErr_SetString(PyExc_ValueError, "first must be at most k for each of as many areas"), nullptr;
-  int64_t last = end;
+  for (int64_t left = last < 0 ? INT64_MAX : INT64_MAX - last; int64_t one : size)
+    if (one > 0 && (left -= one) < 0)
+      return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got more"), nullptr;
   if (!give_out(first, size, last, place)) return PyErr_NoMemory();
   return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
 }

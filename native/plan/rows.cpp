@@ -6,41 +6,54 @@ namespace autobatch {
 namespace {
 
 constexpr int64_t ALIGNMENT = 16;  // elements: blocks start on a cache line in float32
+constexpr int64_t MOST_ELEMENTS = int64_t(1) << 60;
+constexpr Problem TOO_LARGE = "values must have fewer elements than can be counted";
 
 int64_t aligned(int64_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
+// Adds the elements of an area to `end`; false if there are more than can be counted.
+bool add(int64_t n_rows, int64_t width, int64_t& end) {
+  if (width < 0 || (width && n_rows > (MOST_ELEMENTS - end) / width)) return false;
+  end += aligned(n_rows * width);
+  return true;
+}
+
 // Places areas of these numbers of rows one after another from `start`, aligned, and moves `start` to their end.
 template <class T>
-bool follow(Span<const int64_t> n_rows, Span<const T> width, int64_t& start, Vec<int64_t>& base) {
-  if (!base.resize(n_rows.size)) return false;
+Problem follow(Span<const int64_t> n_rows, Span<const T> width, int64_t& start, Vec<int64_t>& base) {
+  if (!base.resize(n_rows.size)) return NO_MEMORY;
   for (ptrdiff_t i = 0; i < n_rows.size; i++) {
     base[i] = start;
-    start += aligned(n_rows[i] * width[i]);
+    if (!add(n_rows[i], width[i], start)) return TOO_LARGE;
   }
-  return true;
+  return nullptr;
 }
 
 }  // namespace
 
 Problem Rows::place(const TypedGraph& graph, const BatchSpans& batches, const TypeTables& tables, const Widths& widths,
                     bool training) {
-  if (Problem problem = number(graph, batches, tables.n_types())) return problem;
-  if (!count_segments(graph, tables) || !count_rows(batches, tables) || !slot_rows.assign(widths.slot.size, 0) ||
-      !base.resize(before_.size()) || !origin.resize(before_.size()))
+  Problem problem = number(graph, batches, tables.n_types());
+  if (!problem) problem = count_segments(graph, tables);
+  if (problem) return problem;
+  if (!count_rows(batches, tables) || !slot_rows.assign(widths.slot.size, 0) || !base.resize(before_.size()) ||
+      !origin.resize(before_.size()))
     return NO_MEMORY;
   for (int32_t slot : graph.graph.out_slot) {
     if (slot < 0 || slot >= slot_rows.size()) return "an output has no slot";
     slot_rows[slot]++;
   }
-  int64_t end = 0;
+  int64_t end = 0, all_rows = 0;
+  for (ptrdiff_t block = 0; block < tables.n_blocks(); block++)  // so that no product below overflows
+    if (!add(block_rows[block], tables.block_width[block], all_rows)) return TOO_LARGE;
   if (training) {
     Vec<int64_t> block_base;
-    if (!follow<int32_t>(block_rows, tables.block_width, end, block_base) ||
-        !follow<int64_t>(slot_rows, widths.slot, end, slot_base))
-      return NO_MEMORY;
+    problem = follow<int32_t>(block_rows, tables.block_width, end, block_base);
+    if (!problem) problem = follow<int64_t>(slot_rows, widths.slot, end, slot_base);
     mirror = end;
     size = 2 * end;
-    if (!follow<int64_t>(block_rows, widths.saved, size, saved_base)) return NO_MEMORY;
+    if (!problem) problem = follow<int64_t>(block_rows, widths.saved, size, saved_base);
+    if (problem) return problem;
     for (int32_t k = 0; k < batches.size(); k++)
       for (int64_t at = base_ptr[k]; at < base_ptr[k + 1]; at++) {
         int64_t block = tables.block_ptr[batches.type_id[k]] + at - base_ptr[k];
@@ -48,9 +61,9 @@ Problem Rows::place(const TypedGraph& graph, const BatchSpans& batches, const Ty
       }
   } else {
     mirror = 0;
-    if (!follow<int64_t>(slot_rows, widths.slot, end, slot_base) || !saved_base.resize(0) ||
-        !place_areas(graph.graph, batches, tables, end))
-      return NO_MEMORY;
+    problem = follow<int64_t>(slot_rows, widths.slot, end, slot_base);
+    if (problem) return problem;
+    if (!saved_base.resize(0) || !place_areas(graph.graph, batches, tables, end)) return NO_MEMORY;
   }
   for (int32_t k = 0; k < batches.size(); k++)
     for (int64_t at = base_ptr[k]; at < base_ptr[k + 1]; at++)
@@ -84,15 +97,15 @@ Problem Rows::number(const TypedGraph& graph, const BatchSpans& batches, int32_t
 }
 
 // Finds the first edge row of each node row, for all variadic group blocks; and where each block's begin.
-bool Rows::count_segments(const TypedGraph& graph, const TypeTables& tables) {
+Problem Rows::count_segments(const TypedGraph& graph, const TypeTables& tables) {
   Vec<int64_t> lengths;
-  if (!segment_base.assign(tables.n_blocks() + 1, 0) || !lengths.assign(tables.n_blocks() + 1, 0)) return false;
+  if (!segment_base.assign(tables.n_blocks() + 1, 0) || !lengths.assign(tables.n_blocks() + 1, 0)) return NO_MEMORY;
   for (int32_t type = 0; type < tables.n_types(); type++)
     for (int32_t block = tables.block_ptr[type]; block < tables.block_ptr[type + 1]; block++) {
       bool is_group = block > tables.block_ptr[type];
       segment_base[block + 1] = segment_base[block] + (is_group ? type_ptr[type + 1] - type_ptr[type] + 1 : 0);
     }
-  if (!segments.assign(segment_base.back(), 0)) return false;
+  if (!segments.assign(segment_base.back(), 0)) return NO_MEMORY;
   for (int32_t type = 0; type < tables.n_types(); type++) {
     int32_t first = tables.block_ptr[type] + 1, n_groups = tables.block_ptr[type + 1] - first;
     int32_t n = n_groups ? type_ptr[type + 1] - type_ptr[type] : 0;
@@ -101,11 +114,12 @@ bool Rows::count_segments(const TypedGraph& graph, const TypeTables& tables) {
       count_groups(graph.graph, node, graph.int_starts[node], graph.types, lengths.data());
       for (int32_t group = 0; group < n_groups; group++) {
         int64_t at = segment_base[first + group] + own;
+        if (lengths[group] >= MOST_ROWS) return TOO_LARGE;  // which `count_groups` clips
         segments[at + 1] = segments[at] + lengths[group];
       }
     }
   }
-  return true;
+  return nullptr;
 }
 
 bool Rows::count_rows(const BatchSpans& batches, const TypeTables& tables) {

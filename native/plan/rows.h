@@ -44,7 +44,7 @@ class Rows {
 
  private:
   Problem number(const TypedGraph& graph, const BatchSpans& batches, int32_t n_types);
-  bool count_segments(const TypedGraph& graph, const TypeTables& tables);
+  Problem count_segments(const TypedGraph& graph, const TypeTables& tables);
   bool count_rows(const BatchSpans& batches, const TypeTables& tables);
   bool place_areas(const Graph& graph, const BatchSpans& batches, const TypeTables& tables, int64_t start);
 

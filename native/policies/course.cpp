@@ -8,9 +8,7 @@ namespace {
 
 struct CourseObject {
   PyObject_HEAD
-  PyObject* dag;  // keeps its arrays
   Course* course;
-  bool is_running;
 };
 
 CourseObject* as_course(PyObject* self) { return reinterpret_cast<CourseObject*>(self); }
@@ -25,45 +23,40 @@ PyObject* make_course(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
   CourseObject* self = as_course(made.get());
-  self->dag = Py_NewRef(given);
   self->course = make<Course>();
   return self->course && self->course->start(dag) ? made.release() : PyErr_NoMemory();
 }
 
 void free_course(PyObject* self) {
   discard(as_course(self)->course);
-  Py_XDECREF(as_course(self)->dag);
   Py_TYPE(self)->tp_free(self);
 }
 
-// run(table, machine, rules, epsilon, capsule, plan): plays an episode, and learns from it. The capsule is that of a
-// NumPy bit generator, which no other thread may use meanwhile.
+// run(table, machine, rules, epsilon, generator, plan): plays an episode, and learns from it. It keeps the interpreter
+// lock, since the table and the NumPy bit generator may be those of other threads, too.
 PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
-  CourseObject* self = as_course(object);
+  Course& course = *as_course(object)->course;
   ValueTable table;
   Machine machine;
   LearningRules rules;
+  double epsilon;
   Span<const int32_t> plan;
-  if (!takes("run", n, 6) || !read_value_table(arguments[0], table) || !read_machine(arguments[1], machine) ||
-      !read_rules(arguments[2], rules) || !read<int32_t>(arguments[5], "plan", plan))
+  if (!takes("run", n, 6)) return nullptr;
+  Ref capsule(PyObject_GetAttrString(arguments[4], "capsule"));  // first, as it may run code
+  if (!capsule && PyErr_ExceptionMatches(PyExc_AttributeError))
+    return PyErr_Format(PyExc_TypeError, "generator must be a NumPy bit generator, got %.80s",
+                        Py_TYPE(arguments[4])->tp_name);
+  void* random = capsule ? PyCapsule_GetPointer(capsule.get(), "BitGenerator") : nullptr;
+  if (!random || !read_machine(arguments[1], machine) || !read_rules(arguments[2], rules) ||
+      !read_double(arguments[3], "epsilon", epsilon) || !read_value_table(arguments[0], true, table) ||
+      !read<int32_t>(arguments[5], "plan", plan) || table.refuse_overlap(plan))
     return nullptr;
-  double epsilon = PyFloat_AsDouble(arguments[3]);
-  if (epsilon == -1 && PyErr_Occurred()) return nullptr;
-  void* random = PyCapsule_GetPointer(arguments[4], "BitGenerator");
-  if (!random) return nullptr;
-  ptrdiff_t n_steps = plan.size ? plan.size : self->course->n_nodes();
-  if (table.n_types() != self->course->n_types() || table.room() - table.n_states[0] < n_steps)
+  ptrdiff_t n_steps = plan.size ? plan.size : course.n_nodes();
+  if (table.n_types() != course.n_types() || table.room() - table.n_states[0] < n_steps)
     return PyErr_SetString(PyExc_ValueError, "table must have the types of the DAG, and room for a state per batch"),
            nullptr;
-  if (self->is_running) return PyErr_SetString(PyExc_RuntimeError, "a course must not run in two threads"), nullptr;
-  self->is_running = true;
-  bool is_done;
-  {
-    Unlocked unlocked;
-    is_done = self->course->run(table, machine, rules, epsilon, static_cast<bitgen_t*>(random), plan);
-  }
-  self->is_running = false;
-  if (!is_done) return PyErr_SetString(PyExc_ValueError, "plan must name a ready type at each step"), nullptr;
+  if (!course.run(table, machine, rules, epsilon, static_cast<bitgen_t*>(random), plan))
+    return PyErr_SetString(PyExc_ValueError, "plan must name a ready type at each step"), nullptr;
   Py_RETURN_NONE;
 }
 

@@ -32,6 +32,7 @@ struct Trie {
   Vec<int32_t> stack;
 
   bool start(int64_t room) {
+    if (room >= INT32_MAX) return false;
     suffix.resize(0), child.resize(0), sibling.resize(0), paid.resize(0);
     return suffix.reserve(room) && child.reserve(room) && sibling.reserve(room) && paid.reserve(room) &&
            stack.resize(room) && (add(-1, -1), true);
@@ -68,7 +69,8 @@ struct Trie {
 
 class Search {
  public:
-  Search(const Suffixes& suffixes, Span<const double> cost) : suffixes_(suffixes), cost_(cost) {}
+  Search(const Suffixes& suffixes, Span<const double> cost, Unlocked& unlocked)
+      : suffixes_(suffixes), cost_(cost), unlocked_(unlocked) {}
   bool run(double limit, int64_t width, int64_t max_states, Outcome& outcome);
 
  private:
@@ -85,6 +87,7 @@ class Search {
 
   const Suffixes& suffixes_;
   Span<const double> cost_;
+  Unlocked& unlocked_;
   Vec<int32_t> ahead_;  // [S, T] the most suffixes of a type on a path from each suffix on
   double slack_ = 0;
   Vec<int32_t> result_, table_;
@@ -189,6 +192,7 @@ bool Search::expand(const Layer& layer, double limit, Layer& children, double& b
   if (!table_.assign(n_slots, -1) || !children.ptr.push(0)) return false;
   beyond = INFINITE;
   for (ptrdiff_t s = 0; s < layer.size(); s++) {
+    if (unlocked_.is_interrupted((layer.state(s).size + 1) * (cost_.size + 1))) return false;
     find_types(layer.state(s));
     for (int32_t type = 0; type < cost_.size; type++) {
       if (!may_run_[type]) continue;
@@ -249,6 +253,7 @@ bool Search::select(const Layer& layer, int64_t width, Vec<int64_t>& stay, doubl
   dropped = INFINITE;
   if (!rows.assign(n * n_words, 0) || !n_left.assign(n, 0) || !trie.start(layer.ptr[n] + 1)) return false;
   for (ptrdiff_t s = 0; s < n; s++) {
+    if (unlocked_.is_interrupted((layer.state(s).size + 1) * n_words)) return false;
     uint64_t* row = rows.data() + s * n_words;
     for (int32_t one : layer.state(s)) {
       for (ptrdiff_t word = 0; word < n_words; word++) row[word] |= suffixes_.row(one)[word];
@@ -259,6 +264,7 @@ bool Search::select(const Layer& layer, int64_t width, Vec<int64_t>& stay, doubl
   if (!rank(layer.total, n_left, order)) return false;
   for (ptrdiff_t i = 0; i < n; i++) {
     int64_t s = order[i];
+    if (unlocked_.is_interrupted(stay.size() + 1)) return false;  // as many as the trie may have branches
     if (trie.is_worse(rows.data() + s * n_words, layer.paid[s])) continue;
     if (stay.size() == width) {
       dropped = layer.total[s];
@@ -312,6 +318,7 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
     }
     if (!select(children, width, stay, dropped) || !take(children, stay, next)) return false;
     outcome.unseen = smaller(outcome.unseen, dropped);
+    if (parents.size() + next.size() >= INT32_MAX) return false;
     for (ptrdiff_t s = 0; s < next.size(); s++)
       if (!parents.push(next.parent[s] + (int32_t)offset) || !type_ids.push(next.type_id[s])) return false;
     offset += layer.size();
@@ -335,8 +342,8 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
 }  // namespace
 
 bool search_layers(const Suffixes& suffixes, Span<const double> cost, double limit, int64_t width, int64_t max_states,
-                   Outcome& outcome) {
-  return Search(suffixes, cost).run(limit, width, max_states, outcome);
+                   Unlocked& unlocked, Outcome& outcome) {
+  return Search(suffixes, cost, unlocked).run(limit, width, max_states, outcome);
 }
 
 }  // namespace autobatch

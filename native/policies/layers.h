@@ -21,8 +21,9 @@ struct Outcome {
   bool gave_up = false;   // too many states; `unseen` is then meaningless
 };
 
-// Searches; false if memory runs out. `cost` is that of a batch of each type, positive.
+// Searches; false if memory runs out, or with an error if interrupted. `cost` is that of a batch of each type,
+// positive.
 bool search_layers(const Suffixes& suffixes, Span<const double> cost, double limit, int64_t width, int64_t max_states,
-                   Outcome& outcome);
+                   Unlocked& unlocked, Outcome& outcome);
 
 }  // namespace autobatch

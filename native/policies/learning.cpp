@@ -42,7 +42,7 @@ double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_criti
   return reward == Reward::PUBLISHED ? (double)n_ready / frontier - 1 : (double)is_critical - 1;
 }
 
-bool learn_from(Span<const Step> steps, Table<int16_t> fresh, ValueTable& table, const LearningRules& rules,
+bool learn_from(Span<const Step> steps, Table<const int16_t> fresh, ValueTable& table, const LearningRules& rules,
                 Episode& episode) {
   ptrdiff_t n = steps.size;
   if (!episode.visited.resize(n) || !episode.chosen.resize(n) || !episode.rewards.resize(n)) return false;
@@ -59,9 +59,9 @@ bool learn_from(Span<const Step> steps, Table<int16_t> fresh, ValueTable& table,
 
 bool Course::start(const Dag& dag) {
   ptrdiff_t n = dag.n_nodes();
-  return sim_.start(dag) && chains_.start(sim_) && restricted_.start(sim_) && episode_.visited.resize(n) &&
-         episode_.chosen.resize(n) && episode_.rewards.resize(n) && state_.assign(2 * dag.n_types, 0) &&
-         allowed_.resize(dag.n_types);
+  return dag_.copy(dag) && sim_.start(dag_.view()) && chains_.start(sim_) && restricted_.start(sim_) &&
+         episode_.visited.resize(n) && episode_.chosen.resize(n) && episode_.rewards.resize(n) &&
+         state_.assign(2 * (ptrdiff_t)dag.n_types, 0) && allowed_.resize(dag.n_types);
 }
 
 bool Course::run(ValueTable& table, const Machine& machine, const LearningRules& rules, double epsilon,

@@ -37,7 +37,7 @@ struct Step {
 };
 
 // Learns from an episode that was played before: as a course does by a plan, without bootstrapping.
-bool learn_from(Span<const Step> steps, Table<int16_t> fresh, ValueTable& table, const LearningRules& rules,
+bool learn_from(Span<const Step> steps, Table<const int16_t> fresh, ValueTable& table, const LearningRules& rules,
                 Episode& episode);
 
 // A mini-batch to learn on.
@@ -56,6 +56,7 @@ class Course {
   int32_t n_types() const { return sim_.dag.n_types; }
 
  private:
+  OwnedDag dag_;
   Simulator sim_;
   Chains chains_;
   Restricted restricted_;

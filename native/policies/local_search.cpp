@@ -22,9 +22,10 @@ bool LocalSearch::start(const Dag& dag, Span<const int32_t> sequence, int64_t se
   return current.copy(sequence) && backward_.reverse(dag) && position_.resize(dag.n_nodes());
 }
 
-bool LocalSearch::run(int64_t n_steps, double enough) {
+bool LocalSearch::run(int64_t n_steps, double enough, Unlocked& unlocked) {
+  int64_t work = 4 * (dag_.n_nodes() + dag_.n_edges());  // about that of a step
   for (int64_t i = 0; i < n_steps && current.size() && (double)current.size() > enough; i++) {
-    if (!disturb()) return false;
+    if (unlocked.is_interrupted(work + current.size()) || !disturb()) return false;
     bool is_from_left = draws_.next(2) == 0;
     if (!is_from_left) turn(other_);
     if (!compact_once(is_from_left)) return false;

@@ -29,8 +29,8 @@ class LocalSearch {
  public:
   // Prepares a search around a sequence that finishes the DAG; false if memory runs out.
   bool start(const Dag& dag, Span<const int32_t> sequence, int64_t seed);
-  // Does some steps, fewer if the length reaches `enough`; false if memory runs out.
-  bool run(int64_t n_steps, double enough);
+  // Does some steps, fewer if the length reaches `enough`; false if memory runs out, or with an error if interrupted.
+  bool run(int64_t n_steps, double enough, Unlocked& unlocked);
 
   Vec<int32_t> current;
 

@@ -48,24 +48,34 @@ int32_t ValueTable::add(const int16_t* state) {
   return slots[slot] = number;
 }
 
-bool read_value_table(PyObject* tuple, ValueTable& table) {
+bool read_value_table(PyObject* tuple, bool is_written, ValueTable& table) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 5) {
     PyErr_Format(PyExc_TypeError, "table must be a Table, got %.80s", Py_TYPE(tuple)->tp_name);
     return false;
   }
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
-  if (!read_table<int16_t>(parts[0], "states", table.states) || !read_table<double>(parts[1], "values", table.values) ||
-      !read_table<int32_t>(parts[2], "updates", table.updates) ||
-      !read_mutable<int32_t>(parts[3], "slots", table.slots) ||
-      !read_mutable<int32_t>(parts[4], "n_states", table.n_states))
+  Span<const int32_t> slots, n_states;
+  if (!read_table<int16_t>(parts[0], "states", table.states, NPY_INT16, "int16", is_written) ||
+      !read_table<double>(parts[1], "values", table.values, NPY_FLOAT64, "float64", is_written) ||
+      !read_table<int32_t>(parts[2], "updates", table.updates, NPY_INT32, "int32", is_written) ||
+      !read<int32_t>(parts[3], "slots", slots) || !read<int32_t>(parts[4], "n_states", n_states))
     return false;
+  for (int k = 3; is_written && k < 5; k++)
+    if (PyArray_FailUnlessWriteable(reinterpret_cast<PyArrayObject*>(parts[k]), "table") < 0) return false;
+  table.slots = {const_cast<int32_t*>(slots.data), slots.size};
+  table.n_states = {const_cast<int32_t*>(n_states.data), n_states.size};
   ptrdiff_t room = table.room(), n_slots = table.slots.size;
-  bool fits = table.values.rows == room && table.updates.rows == room &&
-              table.updates.columns == table.values.columns && table.n_states.size == 1;
+  bool fits = table.states.columns <= INT32_MAX && table.values.columns <= INT32_MAX / 2;
+  fits = fits && table.values.rows == room && table.updates.rows == room &&
+         table.updates.columns == table.values.columns && table.n_states.size == 1;
   fits = fits && table.n_states[0] >= 0 && table.n_states[0] <= room;
   fits = fits && n_slots > room && n_slots <= INT32_MAX && (n_slots & (n_slots - 1)) == 0;
   fits = fits && (table.width() == table.n_types() || table.width() == 2 * table.n_types());
   fits = fits && within(table.slots, -1, table.n_states[0]);
+  fits = fits && !(is_written && (overlap(slots, n_states) || overlap(table.updates.all(), slots) ||
+                                  overlap(table.updates.all(), n_states) || overlap(table.values.all(), slots) ||
+                                  overlap(table.values.all(), n_states) || overlap(table.states.all(), slots) ||
+                                  overlap(table.states.all(), n_states)));
   ptrdiff_t n_taken = 0;
   for (ptrdiff_t slot = 0; fits && slot < n_slots; slot++) n_taken += table.slots[slot] >= 0;
   if (fits && n_taken <= table.n_states[0]) return true;  // some slot stays free, at which each lookup ends

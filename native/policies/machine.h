@@ -31,13 +31,22 @@ struct ValueTable {
   int32_t find(const int16_t* state) const { return slots[slot_of(state)]; }
   // Finds the number of a state; adds it if it is new, for which there must be room.
   int32_t add(const int16_t* state);
+  // Sets a ValueError if memory that is read while the table is written to is part of it.
+  template <class T>
+  bool refuse_overlap(Span<const T> other) const {
+    bool is_shared =
+        other.size && (overlap(states.all(), other) || overlap(values.all(), other) || overlap(updates.all(), other) ||
+                       overlap(Span<const int32_t>(slots), other) || overlap(Span<const int32_t>(n_states), other));
+    if (is_shared) PyErr_SetString(PyExc_ValueError, "table must have memory of its own, got some that is shared");
+    return is_shared;
+  }
 
  private:
   ptrdiff_t slot_of(const int16_t* state) const;
 };
 
 // Reads a table, and checks that its parts fit each other, so that lookups end and stay within it.
-bool read_value_table(PyObject* tuple, ValueTable& table);
+bool read_value_table(PyObject* tuple, bool is_written, ValueTable& table);
 
 // Writes the state of the first `n_types` types of a single DAG, in `width` numbers: one or two for each.
 void encode(const Simulator& sim, const Chains& chains, int32_t n_types, Encoding encoding, int16_t* state,

@@ -13,7 +13,7 @@ class Scorer {
     network_ = network;
     n_types_ = n_types;
     ptrdiff_t n = network.n_hidden();
-    return rows.resize(n_types * N_TYPE_FEATURES) && scores.resize(n_types) && hidden_.resize(n_types * n) &&
+    return rows.resize((ptrdiff_t)n_types * N_TYPE_FEATURES) && scores.resize(n_types) && hidden_.resize(n_types * n) &&
            mean_.resize(n) && shared_.resize(n);
   }
   // Writes the score of every type that has unrun nodes, from the features in `rows` and `overall`.
@@ -22,7 +22,7 @@ class Scorer {
     int32_t n_unrun = 0;
     for (ptrdiff_t h = 0; h < n; h++) mean_[h] = 0;
     for (int32_t a = 0; a < n_types_; a++) {
-      const float* row = rows.data() + a * N_TYPE_FEATURES;
+      const float* row = rows.data() + (ptrdiff_t)a * N_TYPE_FEATURES;
       if (row[UNRUN] == 0) continue;
       n_unrun++;
       for (ptrdiff_t h = 0; h < n; h++) {
@@ -41,7 +41,7 @@ class Scorer {
     }
     for (int32_t a = 0; a < n_types_; a++) {
       scores[a] = 0;
-      if (rows[a * N_TYPE_FEATURES + UNRUN] == 0) continue;
+      if (rows[(ptrdiff_t)a * N_TYPE_FEATURES + UNRUN] == 0) continue;
       for (ptrdiff_t h = 0; h < n; h++) {
         double total = shared_[h];
         for (ptrdiff_t other = 0; other < n; other++) total += network_.w2[h * n + other] * hidden_[a * n + other];
@@ -67,7 +67,7 @@ void describe_types(const Simulator& sim, const Chains& chains, const Restricted
   int32_t n_types = sim.dag.n_types, n_unrun_types = 0, n_ready_types = 0, n_critical = 0;
   int64_t all_ready = 0, all_unrun = 0, all_chains = 0;
   double highest = 0;
-  for (int32_t i = 0; i < n_types * N_TYPE_FEATURES; i++) rows[i] = 0;
+  for (ptrdiff_t i = 0; i < (ptrdiff_t)n_types * N_TYPE_FEATURES; i++) rows[i] = 0;
   for (int32_t f = 0; f < N_OVERALL_FEATURES; f++) overall[f] = 0;
   for (int32_t a = 0; a < n_types; a++) {
     all_ready += sim.n_ready(a);
@@ -79,7 +79,7 @@ void describe_types(const Simulator& sim, const Chains& chains, const Restricted
   }
   if (!all_ready) return;
   for (int32_t a = 0; a < n_types; a++) {
-    float* row = rows + a * N_TYPE_FEATURES;
+    float* row = rows + (ptrdiff_t)a * N_TYPE_FEATURES;
     double n_ready = sim.n_ready(a), n_unrun = sim.n_unrun(a);
     if (n_unrun == 0) continue;
     n_unrun_types++;
@@ -104,7 +104,7 @@ void describe_types(const Simulator& sim, const Chains& chains, const Restricted
   overall[INVERSE_TYPES] = (float)(1.0 / n_unrun_types);
 }
 
-bool score_types(const Network& network, Table<float> rows, Span<const float> overall, Span<double> scores) {
+bool score_types(const Network& network, Table<const float> rows, Span<const float> overall, Span<double> scores) {
   Scorer scorer;
   if (!scorer.start(network, (int32_t)rows.rows)) return false;
   for (ptrdiff_t i = 0; i < scorer.rows.size(); i++) scorer.rows[i] = rows.data[i];

@@ -22,7 +22,7 @@ void describe_types(const Simulator& sim, const Chains& chains, const Restricted
                     float* overall);
 
 // Scores types by their features, those without unrun nodes with 0; false if memory runs out.
-bool score_types(const Network& network, Table<float> rows, Span<const float> overall, Span<double> scores);
+bool score_types(const Network& network, Table<const float> rows, Span<const float> overall, Span<double> scores);
 
 // Schedules a DAG by a network, the lowest type among equals; false if memory runs out.
 bool plan_by_network(const Dag& dag, const Network& network, Batches& batches);

@@ -59,12 +59,12 @@ PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t rule, directions, compacts;
   Weights weights;
-  if (!takes("plan_by_rule", n, 5) || !read_dag(arguments[0], dag) || !read_int(arguments[1], "rule", rule) ||
-      !read_int(arguments[2], "directions", directions) || !read_int(arguments[3], "compacts", compacts))
+  if (!takes("plan_by_rule", n, 5) || !read_int(arguments[1], "rule", rule) ||
+      !read_int(arguments[2], "directions", directions) || !read_int(arguments[3], "compacts", compacts) ||
+      !read_weights(arguments[4], weights) || !read_dag(arguments[0], dag) || refuse_backward_edges(dag))
     return nullptr;
   if (rule < 0 || rule > (int)Rule::SCORE || directions < 1 || directions > (FORWARD | BACKWARD))
     return PyErr_SetString(PyExc_ValueError, "rule must lie in 0..4, and directions in 1..3, got others"), nullptr;
-  if (!read_weights(arguments[4], weights) || refuse_backward_edges(dag)) return nullptr;
   Batches batches;
   bool is_made;
   {
@@ -74,10 +74,15 @@ PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return is_made ? to_python(batches) : PyErr_NoMemory();
 }
 
+constexpr ptrdiff_t MOST_POSITIONS = INT32_MAX - 16;  // of a sequence, which local search makes longer by a few
+
 // Reads a DAG, whose edges must point forward, and a sequence.
 bool read_sequence(PyObject* const* arguments, Dag& dag, Span<const int32_t>& sequence) {
-  return read_dag(arguments[0], dag) && read<int32_t>(arguments[1], "sequence", sequence) &&
-         !refuse_backward_edges(dag);
+  if (!read_dag(arguments[0], dag) || !read<int32_t>(arguments[1], "sequence", sequence) || refuse_backward_edges(dag))
+    return false;
+  if (sequence.size <= MOST_POSITIONS) return true;
+  return PyErr_Format(PyExc_ValueError, "sequence must have at most %zd types, got %zd", MOST_POSITIONS, sequence.size),
+         false;
 }
 
 // embed(dag, sequence, is_late): the first, or the last, position at which each node can run; K, or -1, if it has none.
@@ -87,7 +92,7 @@ PyObject* embed(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   int32_t is_late;
   Stops stops;
   Span<int32_t> position;
-  if (!takes("embed", n, 3) || !read_sequence(arguments, dag, sequence) || !read_int(arguments[2], "is_late", is_late))
+  if (!takes("embed", n, 3) || !read_int(arguments[2], "is_late", is_late) || !read_sequence(arguments, dag, sequence))
     return nullptr;
   Ref made = make_array<int32_t>(dag.n_nodes(), position);
   if (!made) return nullptr;
@@ -129,7 +134,11 @@ PyObject* batches_at(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return PyErr_Format(PyExc_ValueError, "position must have an element for each of %d nodes, got %zd", dag.n_nodes(),
                         position.size);
   Batches batches;
-  int32_t misplaced = gather_batches(dag, sequence, position, batches);
+  int32_t misplaced;
+  {
+    Unlocked unlocked;
+    misplaced = gather_batches(dag, sequence, position, batches);
+  }
   if (misplaced == -2) return PyErr_NoMemory();
   return misplaced >= 0 ? PyLong_FromLong(misplaced) : to_python(batches);
 }
@@ -140,14 +149,19 @@ PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   ValueTable table;
   Machine machine;
   Weights weights;
-  if (!takes("plan_by_machine", n, 4) || !read_dag(arguments[0], dag) || !read_value_table(arguments[1], table) ||
-      !read_machine(arguments[2], machine) || !read_weights(arguments[3], weights) || refuse_backward_edges(dag))
+  if (!takes("plan_by_machine", n, 4) || !read_machine(arguments[2], machine) || !read_weights(arguments[3], weights) ||
+      !read_value_table(arguments[1], false, table) || !read_dag(arguments[0], dag) || refuse_backward_edges(dag))
     return nullptr;
   if (dag.n_types < table.n_types())
     return PyErr_SetString(PyExc_ValueError, "dag must have all types of the table, got fewer"), nullptr;
   Batches batches;
   int32_t n_unseen;
-  if (!plan_by_machine(dag, table, machine, weights, batches, n_unseen)) return PyErr_NoMemory();
+  bool is_made;
+  {
+    Unlocked unlocked;  // another thread may learn meanwhile: lookups then see some of its updates, within the table
+    is_made = plan_by_machine(dag, table, machine, weights, batches, n_unseen);
+  }
+  if (!is_made) return PyErr_NoMemory();
   Ref made(to_python(batches));
   return made ? Py_BuildValue("Ni", made.release(), (int)n_unseen) : nullptr;
 }
@@ -156,20 +170,22 @@ PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
 bool read_network(PyObject* tuple, Network& network) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7)
     return PyErr_SetString(PyExc_TypeError, "weights must be a Network"), false;
-  Span<const double>* parts[] = {&network.w1, &network.b1, &network.w2, &network.v2,
-                                 &network.u2, &network.b2, &network.w3};
-  for (int i = 0; i < 7; i++) {
-    PyObject* part = PyTuple_GET_ITEM(tuple, i);
-    int ndim = i == 0 || (i >= 2 && i <= 4) ? 2 : 1;
-    if (!check_array(part, "weights", NPY_FLOAT64, "float64", ndim)) return false;
-    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(part);
-    *parts[i] = {static_cast<const double*>(PyArray_DATA(array)), PyArray_SIZE(array)};
-  }
+  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  Table<const double> w1, w2, v2, u2;
+  if (!read_table<double>(parts[0], "w1", w1) || !read<double>(parts[1], "b1", network.b1) ||
+      !read_table<double>(parts[2], "w2", w2) || !read_table<double>(parts[3], "v2", v2) ||
+      !read_table<double>(parts[4], "u2", u2) || !read<double>(parts[5], "b2", network.b2) ||
+      !read<double>(parts[6], "w3", network.w3))
+    return false;
   ptrdiff_t h = network.n_hidden();
-  if (network.w1.size == h * N_TYPE_FEATURES && network.b1.size == h && network.w2.size == h * h &&
-      network.v2.size == h * h && network.u2.size == h * N_OVERALL_FEATURES && network.b2.size == h)
-    return true;
-  return PyErr_SetString(PyExc_ValueError, "weights must have shapes that fit each other, got others"), false;
+  auto has_shape = [h](const Table<const double>& part, ptrdiff_t columns) {
+    return part.rows == h && part.columns == columns;
+  };
+  if (!has_shape(w1, N_TYPE_FEATURES) || network.b1.size != h || !has_shape(w2, h) || !has_shape(v2, h) ||
+      !has_shape(u2, N_OVERALL_FEATURES) || network.b2.size != h)
+    return PyErr_SetString(PyExc_ValueError, "weights must have shapes that fit each other, got others"), false;
+  network.w1 = w1.all(), network.w2 = w2.all(), network.v2 = v2.all(), network.u2 = u2.all();
+  return true;
 }
 
 // plan_by_network(dag, weights): the schedule of a DAG by a network.
@@ -180,13 +196,18 @@ PyObject* plan_network(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_network(arguments[1], network))
     return nullptr;
   Batches batches;
-  return plan_by_network(dag, network, batches) ? to_python(batches) : PyErr_NoMemory();
+  bool is_made;
+  {
+    Unlocked unlocked;
+    is_made = plan_by_network(dag, network, batches);
+  }
+  return is_made ? to_python(batches) : PyErr_NoMemory();
 }
 
 // score_types(weights, rows, overall): the scores of types with these features.
 PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Network network;
-  Table<float> rows;
+  Table<const float> rows;
   Span<const float> overall;
   Span<double> scores;
   if (!takes("score_types", n, 3) || !read_network(arguments[0], network) ||
@@ -203,19 +224,22 @@ PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
 PyObject* search_locally(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
-  if (!takes("local_search", n, 5) || !read_sequence(arguments, dag, sequence)) return nullptr;
-  long long seed = PyLong_AsLongLong(arguments[2]), n_steps = PyLong_AsLongLong(arguments[3]);
-  double enough = PyFloat_AsDouble(arguments[4]);
-  if (PyErr_Occurred()) return nullptr;
+  int64_t seed, n_steps;
+  double enough;
+  if (!takes("local_search", n, 5) || !read_long(arguments[2], "seed", seed) ||
+      !read_long(arguments[3], "n_steps", n_steps) || !read_double(arguments[4], "enough", enough) ||
+      !read_sequence(arguments, dag, sequence))
+    return nullptr;
   if (seed < 1 || seed >= Draws::MODULUS)
-    return PyErr_Format(PyExc_ValueError, "seed must lie in 1..%lld, got %lld", (long long)Draws::MODULUS - 1, seed);
+    return PyErr_Format(PyExc_ValueError, "seed must lie in 1..%lld, got %lld", (long long)Draws::MODULUS - 1,
+                        (long long)seed);
   LocalSearch search;
   bool is_done = search.start(dag, sequence, seed);
   if (is_done) {
     Unlocked unlocked;
-    is_done = search.run(n_steps, enough);
+    is_done = search.run(n_steps, enough, unlocked);
   }
-  return is_done ? to_array<int32_t>(search.current).release() : PyErr_NoMemory();
+  return is_done ? to_array<int32_t>(search.current).release() : fail();
 }
 
 // find_suffixes(dag, kept, compares): the arrays of `Suffixes`, and the suffix of each node.
@@ -223,8 +247,8 @@ PyObject* find_suffixes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const uint8_t> kept;
   int32_t compares;
-  if (!takes("find_suffixes", n, 3) || !read_dag(arguments[0], dag) || !read_flags(arguments[1], "kept", kept) ||
-      !read_int(arguments[2], "compares", compares) || refuse_backward_edges(dag))
+  if (!takes("find_suffixes", n, 3) || !read_int(arguments[2], "compares", compares) || !read_dag(arguments[0], dag) ||
+      !read_flags(arguments[1], "kept", kept) || refuse_backward_edges(dag))
     return nullptr;
   if (kept.size != dag.n_types)
     return PyErr_Format(PyExc_ValueError, "kept must have an element for each of %d types, got %zd", dag.n_types,
@@ -233,9 +257,9 @@ PyObject* find_suffixes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   bool is_done;
   {
     Unlocked unlocked;
-    is_done = finder.find(dag, kept, compares);
+    is_done = finder.find(dag, kept, compares, unlocked);
   }
-  if (!is_done) return PyErr_NoMemory();
+  if (!is_done) return fail();
   Suffixes found = finder.suffixes();
   Table<uint64_t> rows;
   Ref within = make_table<uint64_t>(compares ? found.size() : 0, found.n_words, rows);
@@ -261,16 +285,16 @@ bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
     return PyErr_SetString(PyExc_TypeError, "suffixes must be a Suffixes"), false;
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
-  Table<uint64_t> rows;
-  if (!read<int32_t>(parts[0], "type_id", found.type_id) || !read<int32_t>(parts[1], "after_ptr", found.after_ptr) ||
-      !read<int32_t>(parts[2], "after", found.after) || !read<int32_t>(parts[3], "first", found.first) ||
-      !read_table<uint64_t>(parts[4], "within", rows) || !read_int(parts[5], "n_types", found.n_types))
+  Table<const uint64_t> rows;
+  if (!read_int(parts[5], "n_types", found.n_types) || !read<int32_t>(parts[0], "type_id", found.type_id) ||
+      !read<int32_t>(parts[1], "after_ptr", found.after_ptr) || !read<int32_t>(parts[2], "after", found.after) ||
+      !read<int32_t>(parts[3], "first", found.first) || !read_table<uint64_t>(parts[4], "within", rows))
     return false;
   found.within = {rows.data, rows.rows * rows.columns};
   found.n_words = rows.columns;
-  bool fits = found.n_types >= 0 && within(found.type_id, 0, found.n_types) &&
-              found.after_ptr.size == found.type_id.size + 1 && rises(found.after_ptr, found.after.size) &&
-              are_suffixes(found.first, found.size());
+  bool fits = found.n_types >= 0 && found.n_types < INT32_MAX && found.type_id.size < INT32_MAX &&
+              within(found.type_id, 0, found.n_types) && found.after_ptr.size == found.type_id.size + 1 &&
+              rises(found.after_ptr, found.after.size) && are_suffixes(found.first, found.size());
   if (is_compared) fits = fits && rows.rows == found.size() && rows.columns * 64 >= found.size();
   for (int32_t n = 0; fits && n < found.size(); n++) fits = are_suffixes(found.followers(n), n);
   if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must come after their followers, and be compared");
@@ -281,12 +305,12 @@ bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
 PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Suffixes suffixes;
   Span<const double> cost;
-  if (!takes("search_layers", n, 5) || !read_suffixes(arguments[0], true, suffixes) ||
-      !read<double>(arguments[1], "cost", cost))
+  double limit;
+  int64_t width, max_states;
+  if (!takes("search_layers", n, 5) || !read_double(arguments[2], "limit", limit) ||
+      !read_long(arguments[3], "width", width) || !read_long(arguments[4], "max_states", max_states) ||
+      !read_suffixes(arguments[0], true, suffixes) || !read<double>(arguments[1], "cost", cost))
     return nullptr;
-  double limit = PyFloat_AsDouble(arguments[2]);
-  long long width = PyLong_AsLongLong(arguments[3]), max_states = PyLong_AsLongLong(arguments[4]);
-  if (PyErr_Occurred()) return nullptr;
   if (cost.size != suffixes.n_types)
     return PyErr_Format(PyExc_ValueError, "cost must have an element for each of %d types, got %zd", suffixes.n_types,
                         cost.size);
@@ -294,9 +318,9 @@ PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   bool is_done;
   {
     Unlocked unlocked;
-    is_done = search_layers(suffixes, cost, limit, width, max_states, outcome);
+    is_done = search_layers(suffixes, cost, limit, width, max_states, unlocked, outcome);
   }
-  if (!is_done) return PyErr_NoMemory();
+  if (!is_done) return fail();
   return Py_BuildValue("NddLO", to_array<int32_t>(outcome.sequence).release(), outcome.cost, outcome.unseen,
                        (long long)outcome.n_states, outcome.gave_up ? Py_True : Py_False);
 }
@@ -324,11 +348,11 @@ PyObject* visit_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Table<int16_t> states;
   Simulator sim;
   Chains chains;
-  if (!takes("visit_states", n, 5) || !read_sequence(arguments, dag, sequence) ||
-      !read_int(arguments[2], "n_known", n_known) || !read_machine(arguments[3], machine) ||
-      !read_int(arguments[4], "width", width))
+  if (!takes("visit_states", n, 5) || !read_int(arguments[2], "n_known", n_known) ||
+      !read_machine(arguments[3], machine) || !read_int(arguments[4], "width", width) ||
+      !read_sequence(arguments, dag, sequence))
     return nullptr;
-  if (n_known < 0 || n_known > dag.n_types || (width != n_known && width != 2 * n_known))
+  if (n_known < 0 || n_known > dag.n_types || (width != n_known && width != 2 * (int64_t)n_known))
     return PyErr_SetString(PyExc_ValueError, "width must be that of states of the known types, got another"), nullptr;
   Ref made = make_table<int16_t>(sequence.size, width, states);
   if (!made) return nullptr;
@@ -346,10 +370,10 @@ PyObject* visit_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
 // add_states(table, states): the numbers of states, of which new ones are added; there must be room for all.
 PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   ValueTable table;
-  Table<int16_t> states;
+  Table<const int16_t> states;
   Span<int32_t> numbers;
-  if (!takes("add_states", n, 2) || !read_value_table(arguments[0], table) ||
-      !read_table<int16_t>(arguments[1], "states", states))
+  if (!takes("add_states", n, 2) || !read_value_table(arguments[0], true, table) ||
+      !read_table<int16_t>(arguments[1], "states", states) || table.refuse_overlap(states.all()))
     return nullptr;
   if (states.columns != table.width() || table.room() - table.n_states[0] < states.rows)
     return PyErr_SetString(PyExc_ValueError, "table must have room for the states, and be for such ones"), nullptr;
@@ -364,14 +388,16 @@ PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   ValueTable table;
   LearningRules rules;
   Span<const int32_t> n_batches;
-  Table<int16_t> fresh;
-  if (!takes("learn_from_all", n, 5) || !read_value_table(arguments[0], table) || !read_rules(arguments[1], rules) ||
-      !read<int32_t>(arguments[2], "n_batches", n_batches) ||
+  Table<const int16_t> fresh;
+  if (!takes("learn_from_all", n, 5) || !read_rules(arguments[1], rules) ||
+      !read_value_table(arguments[0], true, table) || !read<int32_t>(arguments[2], "n_batches", n_batches) ||
       !check_array(arguments[3], "steps", NPY_INT32, "int32", 3) || !read_table<int16_t>(arguments[4], "fresh", fresh))
     return nullptr;
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(arguments[3]);
   ptrdiff_t most = PyArray_DIM(array, 1);
   const Step* steps = static_cast<const Step*>(PyArray_DATA(array));
+  Span<const Step> all = {steps, PyArray_SIZE(array) / 4};
+  if (table.refuse_overlap(n_batches) || table.refuse_overlap(fresh.all()) || table.refuse_overlap(all)) return nullptr;
   bool fits = PyArray_DIM(array, 0) == n_batches.size && PyArray_DIM(array, 2) == 4 && within(n_batches, 0, most + 1) &&
               fresh.columns == table.width() && table.room() - table.n_states[0] >= fresh.rows;
   for (ptrdiff_t e = 0; fits && e < n_batches.size; e++)
@@ -443,28 +469,38 @@ bool refuse_backward_edges(const Dag& dag) {
 }
 
 bool read_weights(PyObject* tuple, Weights& weights) {
-  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "weights must be a tuple of four floats"), false;
-  return PyArg_ParseTuple(tuple, "dddd:weights", &weights.critical, &weights.ready, &weights.own, &weights.height);
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
+    return PyErr_SetString(PyExc_TypeError, "weights must be a tuple of four floats"), false;
+  double* parts[] = {&weights.critical, &weights.ready, &weights.own, &weights.height};
+  for (int i = 0; i < 4; i++)
+    if (!read_double(PyTuple_GET_ITEM(tuple, i), "a weight", *parts[i])) return false;
+  return true;
 }
 
 bool read_machine(PyObject* tuple, Machine& machine) {
-  int encoding, mask;
-  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "machine must be MachineRules"), false;
-  if (!PyArg_ParseTuple(tuple, "ii:machine", &encoding, &mask)) return false;
+  int32_t encoding, mask;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 2)
+    return PyErr_SetString(PyExc_TypeError, "machine must be MachineRules"), false;
+  if (!read_int(PyTuple_GET_ITEM(tuple, 0), "encoding", encoding) ||
+      !read_int(PyTuple_GET_ITEM(tuple, 1), "mask", mask))
+    return false;
   machine = {(Encoding)encoding, mask != 0};
   if (encoding >= 0 && encoding <= (int)Encoding::SORT) return true;
   return PyErr_Format(PyExc_ValueError, "encoding must lie in 0..2, got %d", encoding), false;
 }
 
 bool read_rules(PyObject* tuple, LearningRules& rules) {
-  int n_steps, reward, bootstraps, is_optimistic;
-  if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "rules must be LearningRules"), false;
-  if (!PyArg_ParseTuple(tuple, "ddiiii:rules", &rules.learning_rate, &rules.discount, &n_steps, &reward, &bootstraps,
-                        &is_optimistic))
+  int32_t reward, bootstraps, is_optimistic;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
+    return PyErr_SetString(PyExc_TypeError, "rules must be LearningRules"), false;
+  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  if (!read_double(parts[0], "learning_rate", rules.learning_rate) ||
+      !read_double(parts[1], "discount", rules.discount) || !read_int(parts[2], "n_steps", rules.n_steps) ||
+      !read_int(parts[3], "reward", reward) || !read_int(parts[4], "bootstrap", bootstraps) ||
+      !read_int(parts[5], "optimism", is_optimistic))
     return false;
-  if (n_steps < 1 || reward < 0 || reward > (int)Reward::CRITICAL)
+  if (rules.n_steps < 1 || reward < 0 || reward > (int)Reward::CRITICAL)
     return PyErr_SetString(PyExc_ValueError, "rules must have steps and a known reward, got others"), false;
-  rules.n_steps = n_steps;
   rules.reward = (Reward)reward;
   rules.bootstraps = bootstraps;
   rules.is_optimistic = is_optimistic;

@@ -19,7 +19,7 @@ bool sort_stably(Span<const int32_t> key, Span<const int32_t> nodes, Vec<int32_t
   int32_t largest = -1;
   for (int32_t value : key) largest = value > largest ? value : largest;
   Vec<int32_t> place;
-  if (!place.assign(largest + 2, 0) || !sorted.resize(nodes.size)) return false;
+  if (!place.assign((ptrdiff_t)largest + 2, 0) || !sorted.resize(nodes.size)) return false;
   for (int32_t value : key) place[value + 1]++;
   for (int32_t value = 0; value <= largest; value++) place[value + 1] += place[value];
   for (int32_t node : nodes) sorted[place[key[node]]++] = node;
@@ -120,7 +120,7 @@ int32_t highest_score(const Simulator& sim, const Chains& chains, int32_t first,
                    weights.ready * n_ready / sim.n_unrun(a) +
                    weights.own * ((double)chains.n_own_most[a] / chains.n_most[a]) +
                    weights.height * (double)chains.ready_height[a] / (n_ready * highest);
-    if (best >= 0 && score <= best_score + ROUNDING) continue;
+    if (best >= 0 && !(score > best_score + ROUNDING)) continue;
     best = a;
     best_score = score;
   }

@@ -8,6 +8,8 @@ namespace autobatch {
 namespace {
 
 struct State {
+  OwnedDag dag;
+  bool is_measured = false;  // whether chains and restricted are followed
   Simulator sim;
   Chains chains;
   Restricted restricted;
@@ -15,24 +17,25 @@ struct State {
 
 struct Simulation {
   PyObject_HEAD
-  PyObject* dag;  // keeps its arrays
   State* state;
 };
 
 State& state_of(PyObject* self) { return *reinterpret_cast<Simulation*>(self)->state; }
 
 PyObject* make_simulation(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"dag", "node_ptr", nullptr};
+  static const char* names[] = {"dag", "node_ptr", "is_measured", nullptr};
   PyObject *given, *ranges = Py_None;
+  int is_measured = 1;
   Dag dag;
   Span<const int32_t> node_ptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:Simulation", const_cast<char**>(names), &given, &ranges) ||
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Op:Simulation", const_cast<char**>(names), &given, &ranges,
+                                   &is_measured) ||
       !read_dag(given, dag) || refuse_backward_edges(dag) ||
       (ranges != Py_None && !read<int32_t>(ranges, "node_ptr", node_ptr)))
     return nullptr;
   if (ranges != Py_None) {
     ptrdiff_t n_dags = node_ptr.size - 1;
-    bool fits = n_dags > 0 && rises(node_ptr, dag.n_nodes()) && dag.n_types % n_dags == 0;
+    bool fits = n_dags > 0 && n_dags < INT32_MAX && rises(node_ptr, dag.n_nodes()) && dag.n_types % n_dags == 0;
     for (ptrdiff_t g = 0; fits && g < n_dags; g++) {
       int32_t n_types = dag.n_types / (int32_t)n_dags, first = (int32_t)g * n_types;
       fits = within(dag.type_id.part(node_ptr[g], node_ptr[g + 1]), first, first + n_types) &&
@@ -44,17 +47,16 @@ PyObject* make_simulation(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
   Simulation* self = reinterpret_cast<Simulation*>(made.get());
-  self->dag = Py_NewRef(given);
-  self->state = make<State>();
-  if (!self->state || !self->state->sim.start(dag, node_ptr) || !self->state->chains.start(self->state->sim) ||
-      !self->state->restricted.start(self->state->sim))
+  State* state = self->state = make<State>();
+  if (!state || !state->dag.copy(dag) || !state->sim.start(state->dag.view(), node_ptr)) return PyErr_NoMemory();
+  state->is_measured = is_measured;
+  if (is_measured && (!state->chains.start(state->sim) || !state->restricted.start(state->sim)))
     return PyErr_NoMemory();
   return made.release();
 }
 
 void free_simulation(PyObject* self) {
   discard(reinterpret_cast<Simulation*>(self)->state);
-  Py_XDECREF(reinterpret_cast<Simulation*>(self)->dag);
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -88,17 +90,30 @@ PyObject* step(PyObject* self, PyObject* object) {
   State& state = state_of(self);
   int32_t type;
   if (!read_ready(state.sim, object, type)) return nullptr;
-  state.restricted.unblock(state.sim, type, state.sim.step(type));
-  state.chains.follow(state.sim, type);
+  Span<const int32_t> batch = state.sim.step(type);
+  if (state.is_measured) {
+    state.restricted.unblock(state.sim, type, batch);
+    state.chains.follow(state.sim, type);
+  }
   Py_RETURN_NONE;
+}
+
+// Sets a ValueError if chains and frontiers were not followed.
+bool refuse_unmeasured(const State& state) {
+  if (!state.is_measured)
+    PyErr_SetString(PyExc_ValueError, "simulation must be measured for this, got one that is not");
+  return !state.is_measured;
 }
 
 // reward(kind, type): that of running a type now.
 PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   const State& state = state_of(self);
   int32_t kind, type;
-  if (!takes("reward", n, 2) || !read_int(arguments[0], "kind", kind) || !read_ready(state.sim, arguments[1], type))
+  if (!takes("reward", n, 2) || refuse_unmeasured(state) || !read_int(arguments[0], "kind", kind) ||
+      !read_ready(state.sim, arguments[1], type))
     return nullptr;
+  if (kind < 0 || kind > (int)Reward::CRITICAL)
+    return PyErr_Format(PyExc_ValueError, "kind must be 0 or 1, got %d", kind);
   return PyFloat_FromDouble(reward_of((Reward)kind, state.sim.n_ready(type), state.restricted.frontier[type],
                                       state.chains.is_critical(type)));
 }
@@ -106,6 +121,7 @@ PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
 // bound(): how many batches the rest needs at least, by the chains ahead.
 PyObject* bound(PyObject* self, PyObject*) {
   int64_t total = 0;
+  if (refuse_unmeasured(state_of(self))) return nullptr;
   for (int32_t most : Span<const int32_t>(state_of(self).chains.most)) total += most;
   return PyLong_FromLongLong(total);
 }
@@ -121,6 +137,7 @@ PyObject* features(PyObject* self, PyObject*) {
   const State& state = state_of(self);
   Table<float> rows;
   Span<float> overall;
+  if (refuse_unmeasured(state)) return nullptr;
   Ref of_types = make_table<float>(state.sim.dag.n_types, N_TYPE_FEATURES, rows),
       of_all = make_array<float>(N_OVERALL_FEATURES, overall);
   if (!of_types || !of_all) return nullptr;
@@ -131,6 +148,7 @@ PyObject* features(PyObject* self, PyObject*) {
 // tables(): reader_ptr, reader, ahead, height, segment, blocked and frontier.
 PyObject* tables(PyObject* self, PyObject*) {
   const State& state = state_of(self);
+  if (refuse_unmeasured(state)) return nullptr;
   Span<const int32_t> parts[] = {state.sim.reader_ptr(),   state.sim.all_readers(), state.chains.ahead(),
                                  state.chains.height(),    state.sim.segment,       state.restricted.blocked(),
                                  state.restricted.frontier};

@@ -16,6 +16,7 @@ void sort(Span<int32_t> numbers) {
 
 bool SuffixFinder::link(const Dag& dag, Span<const uint8_t> kept) {
   int32_t n = dag.n_nodes();
+  if (n > INT32_MAX / 4 || dag.n_edges() + n > INT32_MAX) return false;  // positions and levels are counted in 32 bits
   if (!reader_ptr_.assign(n + 2, 0) || !reader_.resize(dag.n_edges() + n) || !kept_type_.assign(n + 1, -1) ||
       !level_.assign(n + 1, 0) || !order_.resize(n + 1))
     return false;
@@ -62,7 +63,7 @@ bool SuffixFinder::prepare() {
          here_.resize(n_kept);
 }
 
-bool SuffixFinder::find(const Dag& dag, Span<const uint8_t> kept, bool compares) {
+bool SuffixFinder::find(const Dag& dag, Span<const uint8_t> kept, bool compares, Unlocked& unlocked) {
   n_types_ = dag.n_types;
   compares_ = compares;
   if (!link(dag, kept) || !prepare()) return false;
@@ -71,7 +72,7 @@ bool SuffixFinder::find(const Dag& dag, Span<const uint8_t> kept, bool compares)
   for (int32_t visit = 0; visit < order_.size(); visit++) {
     int32_t node = order_[visit], type = kept_type_[node];
     if (compares && (type < 0 || level_[node] > level)) {
-      compare(compared, size());
+      if (!compare(compared, size(), unlocked)) return false;
       compared = size();
       level = level_[node];
     }
@@ -159,11 +160,13 @@ bool SuffixFinder::append(int32_t type, Span<const int32_t> followers) {
   return type_id_.push(type) && after_ptr_.push((int32_t)after_.size()) && before_.push(before);
 }
 
-// Finds the suffixes within each of `start` to `end`, which are all of one level, the highest so far.
-void SuffixFinder::compare(int32_t start, int32_t end) {
+// Finds the suffixes within each of `start` to `end`, which are all of one level, the highest so far; false with an
+// error if interrupted.
+bool SuffixFinder::compare(int32_t start, int32_t end, Unlocked& unlocked) {
   ptrdiff_t n_words = (end + 63) / 64;
   for (int32_t n = start; n < end; n++) {
     uint64_t* own = row(n);
+    if (unlocked.is_interrupted((after_ptr_[n + 1] - after_ptr_[n] + 1) * n_words + n)) return false;
     for (int32_t a = after_ptr_[n]; a < after_ptr_[n + 1]; a++) {
       const uint64_t* of_follower = row(after_[a]);
       for (ptrdiff_t word = 0; word < n_words; word++) own[word] |= of_follower[word];
@@ -178,6 +181,7 @@ void SuffixFinder::compare(int32_t start, int32_t end) {
       if (is_inside) own[m >> 6] |= uint64_t(1) << (m & 63);
     }
   }
+  return true;
 }
 
 bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place) {

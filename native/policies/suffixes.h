@@ -33,8 +33,8 @@ struct Suffixes {
 class SuffixFinder {
  public:
   // With `compares`, also finds which suffixes are within which; without, only nodes of equal type and followers are
-  // merged. False if memory runs out.
-  bool find(const Dag& dag, Span<const uint8_t> kept, bool compares);
+  // merged. False if memory runs out, or with an error if interrupted.
+  bool find(const Dag& dag, Span<const uint8_t> kept, bool compares, Unlocked& unlocked);
   Suffixes suffixes() const { return {type_id_, after_ptr_, after_, first_, within_, n_words_, n_types_}; }
 
   Vec<int32_t> suffix;  // [N] of each node, -1 if its type is not kept
@@ -46,7 +46,7 @@ class SuffixFinder {
   ptrdiff_t keep_largest(ptrdiff_t n);
   ptrdiff_t slot_of(int32_t type, Span<const int32_t> followers) const;
   bool append(int32_t type, Span<const int32_t> followers);
-  void compare(int32_t start, int32_t end);
+  bool compare(int32_t start, int32_t end, Unlocked& unlocked);
   uint64_t* row(int32_t n) { return within_.data() + n * n_words_; }
   int32_t size() const { return (int32_t)type_id_.size(); }
 

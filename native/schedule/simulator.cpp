@@ -39,7 +39,7 @@ bool Simulator::start(const Dag& of, Span<const int32_t> ranges) {
   int32_t n = dag.n_nodes();
   if (ranges.size ? !node_ptr.copy(ranges) : !node_ptr.assign(2, 0)) return false;
   if (!ranges.size) node_ptr[1] = n;
-  if (!find_readers() || !segment.assign(dag.n_types + 1, 0) || !head.resize(dag.n_types) ||
+  if (!find_readers() || !segment.assign((ptrdiff_t)dag.n_types + 1, 0) || !head.resize(dag.n_types) ||
       !tail.resize(dag.n_types) || !waiting_.resize(n) || !queue.resize(n) || !order.resize(n) ||
       !batch_type.resize(n) || !batch_end.resize(n) || !n_batches.resize(node_ptr.size() - 1))
     return false;

@@ -20,16 +20,37 @@ bool check_array(PyObject* object, const char* what, int type, const char* type_
   return true;
 }
 
-bool read_int(PyObject* object, const char* what, int32_t& number) {
-  int overflow = 0;
-  long long found = PyLong_AsLongLongAndOverflow(object, &overflow);
-  if (found == -1 && PyErr_Occurred()) return false;
-  if (overflow || found < INT32_MIN || found > INT32_MAX) {
-    PyErr_Format(PyExc_ValueError, "%s must be an int of 32 bits, got %R", what, object);
+bool read_long(PyObject* object, const char* what, int64_t& number) {
+  if (!PyLong_Check(object)) {
+    PyErr_Format(PyExc_TypeError, "%s must be an int, got %.80s", what, Py_TYPE(object)->tp_name);
     return false;
   }
+  int overflow = 0;
+  number = PyLong_AsLongLongAndOverflow(object, &overflow);
+  if (overflow) PyErr_Format(PyExc_ValueError, "%s must be an int of 64 bits, got %R", what, object);
+  return !overflow;
+}
+
+bool read_int(PyObject* object, const char* what, int32_t& number) {
+  int64_t found;
+  if (!read_long(object, what, found)) return false;
   number = (int32_t)found;
-  return true;
+  if (number == found) return true;
+  PyErr_Format(PyExc_ValueError, "%s must be an int of 32 bits, got %R", what, object);
+  return false;
+}
+
+bool read_double(PyObject* object, const char* what, double& number) {
+  if (PyFloat_Check(object)) {
+    number = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  if (!PyLong_Check(object)) {
+    PyErr_Format(PyExc_TypeError, "%s must be a float, got %.80s", what, Py_TYPE(object)->tp_name);
+    return false;
+  }
+  number = PyLong_AsDouble(object);
+  return number != -1 || !PyErr_Occurred();
 }
 
 }  // namespace autobatch

@@ -89,16 +89,26 @@ struct Table {
   ptrdiff_t rows = 0, columns = 0;
 
   T* operator[](ptrdiff_t row) const { return data + row * columns; }
+  Span<const T> all() const { return {data, rows * columns}; }
 };
 
 // Reads a table that will be written to; `number` and `name` identify its NumPy type.
 template <class T>
 bool read_table(PyObject* object, const char* what, Table<T>& table, int number = NumpyType<T>::number,
-                const char* name = NumpyType<T>::name) {
+                const char* name = NumpyType<T>::name, bool is_written = true) {
   if (!check_array(object, what, number, name, 2)) return false;
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
-  if (PyArray_FailUnlessWriteable(array, what) < 0) return false;
+  if (is_written && PyArray_FailUnlessWriteable(array, what) < 0) return false;
   table = {static_cast<T*>(PyArray_DATA(array)), PyArray_DIM(array, 0), PyArray_DIM(array, 1)};
+  return true;
+}
+
+// Reads a table that will only be read.
+template <class T>
+bool read_table(PyObject* object, const char* what, Table<const T>& table) {
+  Table<T> found;
+  if (!read_table<T>(object, what, found, NumpyType<T>::number, NumpyType<T>::name, false)) return false;
+  table = {found.data, found.rows, found.columns};
   return true;
 }
 
@@ -131,8 +141,11 @@ bool overlap(Span<const T> one, Span<const U> other) {
   return one.size && other.size && a < b + (size_t)other.size * sizeof(U) && b < a + (size_t)one.size * sizeof(T);
 }
 
-// Reads a 32-bit int.
+// Reads an int, of 32 or 64 bits, or a float. Objects that would have to run code to become one are refused, because
+// that code could change arrays that were checked before.
 bool read_int(PyObject* object, const char* what, int32_t& number);
+bool read_long(PyObject* object, const char* what, int64_t& number);
+bool read_double(PyObject* object, const char* what, double& number);
 
 // Makes an uninitialized array; null with an error if memory runs out.
 template <class T>

@@ -67,16 +67,31 @@ inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
   return given == n;
 }
 
+// Returns null with a MemoryError, or with the error that is set already.
+inline PyObject* fail() { return PyErr_Occurred() ? nullptr : PyErr_NoMemory(); }
+
 // Releases the interpreter lock for its lifetime; no Python object may be touched meanwhile.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
+  // Counts some work, of about a nanosecond each; now and then lets Python handle signals, such as Ctrl-C. Returns
+  // whether that set an error.
+  bool is_interrupted(int64_t work) {
+    if ((left_ -= work) > 0) return false;
+    left_ = BETWEEN_SIGNALS;
+    PyEval_RestoreThread(state_);
+    bool is_set = PyErr_CheckSignals() != 0;
+    state_ = PyEval_SaveThread();
+    return is_set;
+  }
   ~Unlocked() { PyEval_RestoreThread(state_); }
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
 
  private:
+  static constexpr int64_t BETWEEN_SIGNALS = 20'000'000;
   PyThreadState* state_;
+  int64_t left_ = BETWEEN_SIGNALS;
 };
 
 }  // namespace autobatch

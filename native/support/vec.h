@@ -76,6 +76,7 @@ class Vec {
   }
   // Sets the size; new elements are uninitialized.
   bool resize(ptrdiff_t size) {
+    if (size < 0) return false;  // of a sum that is too large
     if (size > size_ && !reserve(size - size_)) return false;
     size_ = size;
     return true;

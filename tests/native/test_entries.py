@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from helpers.runs import entries
-from helpers.runs.entries import REFUSALS, copied, draw_call, examples, functions, parameters
+from helpers.runs.entries import REFUSALS, aliases, copied, draw_call, examples, functions, parameters
 
 ROOT = Path(__file__).parents[2]
 DTYPES = {
@@ -23,6 +23,8 @@ DTYPES = {
     "LongArray": np.int64,
     "FloatArray": np.float64,
     "NDArray[np.bool_]": np.bool_,
+    "NDArray[np.int16]": np.int16,
+    "NDArray[np.float32]": np.float32,
 }
 N_LEAKING, MOST_BYTES = 100_000, 2 << 20
 SECONDS = 600
@@ -72,7 +74,8 @@ def test_every_function_is_called_as_its_types_say(name: str) -> None:
                 assert arg.dtype == DTYPES[annotation], parameter
             else:
                 names = [kind.__name__ for kind in type(arg).__mro__]
-                assert annotation.partition("[")[0] in (*names, "bool", "Any"), parameter
+                meant = aliases().get(annotation, annotation).partition("[")[0]
+                assert meant in (*names, "bool", "Any"), parameter
         functions()[name](*copied(args))
     assert examples(0).get(name), "no example"
 

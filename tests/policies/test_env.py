@@ -108,7 +108,7 @@ def test_a_seed_decides_which_graphs_come() -> None:
     def played(seed: int) -> list[list[int]]:
         env = Batching(some_dags(8))
         env.reset(seed=seed)
-        return [[*env.reset()[1]["action_mask"].tolist(), env._n_nodes] for _ in range(20)]
+        return [[*env.reset()[1]["action_mask"].tolist(), env._dag.type_id.size] for _ in range(20)]
 
     assert played(1) == played(1)
     assert played(1) != played(2)

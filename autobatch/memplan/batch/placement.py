@@ -20,7 +20,7 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
 
     Cost: O(N + E), and in inference O(K) per batch at worst.
     """
-    tables, arrays = cells.tables, graph.types.arrays()
+    tables, arrays = cells.tables, cells.arrays
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order
     parts = place_values(
         graph.words, graph.floats, batches, arrays, tables, cells.slot_width, cells.saved_width, cells.training

@@ -44,4 +44,4 @@ def run_episode(
     """
     generator = rng.bit_generator
     with generator.lock:
-        course.run(table, machine, rules, epsilon, generator.capsule, plan)
+        course.run(table, machine, rules, epsilon, generator, plan)

@@ -20,6 +20,7 @@ from autobatch._native import plan_by_machine
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
+from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
 from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
@@ -247,6 +248,7 @@ class Fsm(Directed):
         walk = Walk()
         for dag in dags:
             table, known = self.tables[way], self.types.names
+            dag = dag._replace(n_types=max(dag.n_types, len(known)))  # the machine may have learned more types since
             turned = dag if way == "forward" else reverse(dag)
             sequence = plan_by_machine(turned, table, self.machine.rules(), self.weights)[0][0]
             names = [*known, *(NEW for _ in range(dag.n_types))]
@@ -278,7 +280,11 @@ class Fsm(Directed):
         number = np.zeros(dag.n_types, np.int32)
         number[place] = np.arange(place.size)
         self.unseen = self.decided = 0
-        planned = self.plan_best(dag)
+        try:
+            planned = self.plan_best(dag)
+        except ValueError:
+            check_order(graph)  # names an edge that points backwards
+            raise
         return Schedule(number[planned.batch_type], planned.batch_ptr, planned.order)
 
     def to_known(self, graph: Graph) -> Dag:

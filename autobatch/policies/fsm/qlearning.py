@@ -33,6 +33,7 @@ from autobatch.policies.rules.directed import Direction
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+MOST_BATCHES = 2**31 - 1  # of a schedule
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class QLearning:
     def rules(self) -> LearningRules:
         """Give what compiled loops need."""
         return LearningRules(
-            self.learning_rate, self.discount, self.n_steps, REWARDS.index(self.reward),
+            self.learning_rate, self.discount, min(self.n_steps, MOST_BATCHES), REWARDS.index(self.reward),
             int(self.bootstrap), int(self.optimism),
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from autobatch._native import Simulation
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_order
 from autobatch.keywords import checked
 from autobatch.policies.rl.env import Batching
 from autobatch.schedule.schedule import Schedule
@@ -48,7 +49,9 @@ class Agent:
         Raises:
             PolicyError: the graph has more types than the agent was trained for, or the agent names a type that is not
                 ready.
+            GraphError: the graph has a cycle.
         """
+        check_order(graph)
         if not graph.n_nodes:
             return Schedule(*Simulation(to_dag(graph)).batches())
         env = Batching([to_dag(graph)], max_types=self._n_types)

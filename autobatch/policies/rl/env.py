@@ -90,8 +90,18 @@ class Batching(gymnasium.Env[Observation, Any]):
         self.observation_space = spaces.Dict(seen)  # type: ignore[assignment]
 
     def _begin(self, dag: Dag) -> None:
-        self._sim, self._n_nodes = Simulation(dag), dag.type_id.size
+        self._dag, self._sim = dag, Simulation(dag)
         self._n_batches = self._n_wasted = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Replace the simulation, for copies and pickles, by the types that ran."""
+        return {**vars(self), "_sim": self._sim.batches()[0].tolist()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Run these types again."""
+        vars(self).update(state, _sim=Simulation(state["_dag"]))
+        for type_id in state["_sim"]:
+            self._sim.step(type_id)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -122,7 +132,7 @@ class Batching(gymnasium.Env[Observation, Any]):
             reward = WASTED
             self._n_wasted += 1
         terminated = not self.action_masks().any()
-        truncated = not terminated and self._n_wasted > self._n_nodes
+        truncated = not terminated and self._n_wasted > self._dag.type_id.size
         return self._observe(), reward, terminated, truncated, self._inform()
 
     def action_masks(self) -> NDArray[np.bool_]:

@@ -92,7 +92,7 @@ def check_cost(cost: FloatArray | None, n_types: int) -> FloatArray:
             f"weighing types: the graph has {n_types} types, the costs are {values.tolist()}; "
             f"give each type one finite number above 0."
         )
-    return values
+    return np.ascontiguousarray(values)
 
 
 def search_both(

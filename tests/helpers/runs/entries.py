@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import os
 import resource
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -32,8 +33,21 @@ from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
+from autobatch.policies.fsm.episodes import run_episode
+from autobatch.policies.fsm.machine import Machine
+from autobatch.policies.fsm.qlearning import QLearning
+from autobatch.policies.fsm.table import make_table, with_room
+from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, learned_network
+from autobatch.policies.rules.rules import LEARNED
+from autobatch.policies.search import reduction
+from autobatch.policies.search.layered import search_layers
+from autobatch.policies.search.local_search import local_search
+from autobatch.policies.sequences.embedding import embed_early, embed_late, to_schedule_at
+from autobatch.schedule.simulator import stack
 from helpers.programs.graphs import CELL, random_dag, random_toys
+from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.programs.random_types import draw_instance, draw_kinds
+from helpers.runs.planned import place_batch
 
 Rng = np.random.Generator
 TYPES = Path(autobatch.__file__).parent / "_native.pyi"
@@ -41,12 +55,42 @@ REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
 N_EXAMPLES = 6  # workloads
 IS_SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
+SEARCHES = ("local_search", "search_layers")  # which may be told to go on for years
+SECONDS = 0.3  # that they get
 
 
 def functions() -> dict[str, Callable[..., Any]]:
     """The public functions of the core, by name."""
     found = {name: value for name, value in vars(_native).items() if callable(value) and not name.startswith("_")}
     return {name: value for name, value in found.items() if not isinstance(value, type)}
+
+
+def aliases() -> dict[str, str]:
+    """What the aliases of the types' file stand for."""
+    body = ast.parse(TYPES.read_text(encoding="utf-8")).body
+    return {ast.unparse(x.target): ast.unparse(x.value) for x in body if isinstance(x, ast.AnnAssign) and x.value}
+
+
+def play(of_dag: Any, *args: Any) -> None:
+    """Play an episode on a course."""
+    course = _native.Course(of_dag)
+    course.run(*args)
+    course.episode()
+
+
+def simulate(of_dag: Any, node_ptr: Any, kind: Any, types: Any) -> None:
+    """Run types one after the other."""
+    simulation = _native.Simulation(of_dag, node_ptr)
+    for type_id in types:
+        simulation.reward(kind, type_id)
+        simulation.step(type_id)
+        simulation.bound()
+        simulation.features()
+    simulation.ready(), simulation.unrun(), simulation.batches(), simulation.tables()
+
+
+METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate}
+"""What is done with the classes of the core."""
 
 
 def parameters() -> dict[str, dict[str, str]]:
@@ -75,12 +119,12 @@ def examples(seed: int) -> dict[str, list[tuple[Any, ...]]]:
             for module in [module for key, module in sys.modules.items() if key.startswith("autobatch")]:
                 if vars(module).get(name) is function:
                     stack.enter_context(patch.object(module, name, noting(name, function)))
-        work(np.random.default_rng(seed))
+        noted |= work(np.random.default_rng(seed))
     return dict(noted)
 
 
-def work(rng: Rng) -> None:
-    """Call all functions of the core."""
+def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:
+    """Call all functions of the core; return arguments for `METHODS`."""
     kinds = draw_kinds(rng)
     toys = [random_toys(int(rng.integers(1000)), int(rng.integers(2, 20))) for _ in range(3)]
     for graphs in (toys, [draw_instance(rng, kinds, wrong=0.0) for _ in range(3)]):
@@ -105,6 +149,52 @@ def work(rng: Rng) -> None:
     _native.array_key(rng.random(int(rng.integers(4))))
     _native.seal(type("Sealed", (_native.Handle,), {"__slots__": ()}))
     _native.seal_cells(type("Cells", (_native.Cell,), {}))
+    place(rng)
+    return schedule(rng, of_dag)
+
+
+def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:
+    """Schedule a DAG by every means, and search for shorter schedules; give arguments for `METHODS`."""
+    for rule in range(5):
+        directions, compacts = int(rng.integers(1, 4)), bool(rng.random() < 0.5)
+        order = _native.plan_by_rule(of_dag, rule, directions, compacts, LEARNED)[0]
+    longer = np.concatenate([order, order])
+    embed_late(of_dag, longer)
+    to_schedule_at(of_dag, longer, embed_early(of_dag, longer))
+    local_search(of_dag, longer, rng, max_steps=20)
+    suffixes = reduction.find_suffixes(reduction.reduce_graph(of_dag).dag)
+    search_layers(suffixes, 1 + rng.random(of_dag.n_types), np.inf, 20, 1000)
+    _native.longest_chains(of_dag)
+    machine = Machine("sort", critical=True, mask=True)
+    width, n_batches, rules = machine.width(of_dag.n_types), len(order), QLearning().rules()
+    table = with_room(make_table(of_dag.n_types, width), of_dag.type_id.size)
+    run_episode(_native.Course(of_dag), table, machine.rules(), rules, 0.5, rng)
+    stacked, node_ptr = stack([of_dag, of_dag])
+    second = tuple((order + of_dag.n_types).tolist())
+    _native.plan_by_machine(of_dag, table, machine.rules(), LEARNED)
+    states = _native.visit_states(of_dag, order, of_dag.n_types, machine.rules(), width)
+    _native.add_states(with_room(table, n_batches), states)
+    steps = np.zeros((2, n_batches, 4), np.int32)
+    steps[..., 0] = rng.integers(-n_batches, int(table.n_states[0]), (2, n_batches))
+    steps[..., 1] = order
+    _native.learn_from_all(with_room(table, n_batches), rules, np.array([n_batches, 1], np.int32), steps, states)
+    network, rows = learned_network(), rng.random((3, len(TYPE_FEATURES)))
+    _native.plan_by_network(of_dag, network)
+    _native.score_types(network, rows.astype(np.float32), rng.random(len(OVERALL_FEATURES)).astype(np.float32))
+    played = of_dag, with_room(table, of_dag.type_id.size), machine.rules(), rules, 0.5, rng.bit_generator
+    return {
+        "Course": [(*played, np.zeros(0, np.int32)), (*played, order)],
+        "Simulation": [(of_dag, None, 0, tuple(order.tolist())), (stacked, node_ptr, 1, second)],
+    }
+
+
+def place(rng: Rng) -> None:
+    """Place the values of small mini-batches."""
+    model = draw_model(rng, smooth=True)
+    for is_training in (False, True):
+        place_batch(model.everything, draw_instances(rng, model, 2), is_training)
+    first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
+    _native.give_out(first, rng.integers(0, 99, 9), 0)
 
 
 def grow(rng: Rng, phase: Graph) -> None:
@@ -154,6 +244,10 @@ class Peculiar:
     """An object whose conversions fail."""
 
     def __index__(self) -> int:
+        raise RuntimeError("no index")
+
+    @property
+    def capsule(self) -> Any:
         raise RuntimeError("no index")
 
     def __bool__(self) -> bool:
@@ -226,6 +320,11 @@ def _moved(rng: Rng, x: Any) -> Any:
     return moved
 
 
+def _cast(rng: Rng, x: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return x.astype(DTYPES[int(rng.integers(len(DTYPES)))])
+
+
 def _unaligned(rng: Rng, x: Any) -> Any:
     return np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape) if x.size else x
 
@@ -252,7 +351,7 @@ WAYS: tuple[Callable[[Rng, Any], Any], ...] = (
     lambda rng, x: np.zeros((x.shape[0] if x.ndim else 0, 0), x.dtype),
     lambda rng, x: x.tolist(),
     lambda rng, x: x.view(type("Kind", (np.ndarray,), {})),
-    lambda rng, x: x.astype(DTYPES[int(rng.integers(len(DTYPES)))]),
+    _cast,
 )  # fmt: skip
 
 
@@ -289,15 +388,27 @@ def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
 def call_wrongly(seed: int) -> str:
     """Make the wrong call of a number; say how it ended, which must be "done" or "refused"."""
     name, args = draw_call(seed)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS if name in SEARCHES else 0)
     try:
-        functions()[name](*args)
-    except REFUSALS:
+        (functions() | METHODS)[name](*args)
+    except (*REFUSALS, Stopped):
         return "refused"
     except RuntimeError as error:
         return "refused" if str(error) in ("no index", "no truth") else f"{name}: {error!r}"
     except BaseException as error:
         return f"{name}: {error!r}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return "done"
+
+
+class Stopped(BaseException):
+    """What a signal raises."""
+
+
+def interrupt(*_: Any) -> None:
+    """Stop a search."""
+    raise Stopped
 
 
 def sizes() -> Iterator[int]:
@@ -310,6 +421,7 @@ def main(start: int, stop: int) -> None:
     """Make the wrong calls of these numbers; write each number before, and after it any outcome that is wrong."""
     if not IS_SANITIZED:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    signal.signal(signal.SIGALRM, interrupt)
     counts = defaultdict[str, int](int)
     for seed in range(start, stop):
         os.write(1, f"{seed}\n".encode())

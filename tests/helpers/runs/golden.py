@@ -1,4 +1,4 @@
-"""Golden digests: what graphs of every model and of random programs are, at each stage before they are scheduled.
+"""Golden digests: what graphs of every model and of random programs are at each stage, and how they are scheduled.
 
 `tests/graph/golden.json` holds them, a few digits for each stage. They depend neither on the machine nor on the version
 of Python. Where graphs are meant to be others, write them anew:
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -25,13 +25,22 @@ from autobatch._native import Simulation, data_starts, find_depths
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
-from autobatch.graph.dag import chains_ahead, reverse, to_dag
+from autobatch.graph.dag import Dag, chains_ahead, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph, KeptRows
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.flows import FlowArrays, join_flows, make_flows
+from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.registry import find_model
+from autobatch.plan.plan import PlannedTypes
+from autobatch.policies import get
+from autobatch.policies.fsm.encoding import ENCODINGS
+from autobatch.policies.fsm.machine import Machine, TypeNames
+from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
+from autobatch.policies.fsm.rewards import REWARDS
+from autobatch.schedule.make import make_schedule
+from autobatch.trace.record import Recorder
 from fuzzing.cells import draw_program
 from helpers.models.every_model import MODELS
 from helpers.programs.graphs import TOYS, ToyTypes, random_batch, random_dag, random_toys
@@ -43,10 +52,25 @@ N_PROGRAMS, N_DRAWN, N_TOYS, N_DAGS = 2000, 60, 300, 100
 DIGITS = 4  # of a stage
 STAGES = (
     "recorded", "merged", "split", *PASSES, "default", "all", "digest", "starts", "ranges", "reverse", "readers",
-    "depths", "chains", "marks",
+    "depths", "chains", "marks", "schedules", "learned", "training", "inference",
+)  # fmt: skip
+POLICIES = (
+    "depth", "depth+backward", "agenda+both", "sufficient+backward+compact", "critical+both+compact", "score",
+    "score+both+compact", "network+both", "search+10",
+)  # fmt: skip
+PLACES = (
+    "row", "type_ptr", "node_at", "block_rows", "base_ptr", "base", "saved_base", "segments", "segment_base",
+    "dest_base", "dest_ptr", "dest", "adds", "slot_base", "slot_rows", "mirror", "size", "ints", "floats",
 )  # fmt: skip
 ROUNDS = ("append", "chosen", "emitted", "moved")
-Drawn = tuple[list[Graph], FlowArrays]
+
+
+class Drawn(NamedTuple):
+    """A mini-batch, the paths of gradients through its types, and its recorder, if it has one."""
+
+    graphs: list[Graph]
+    flows: FlowArrays
+    recorder: Recorder | None = None
 
 
 def digest(*parts: Any) -> str:
@@ -61,8 +85,9 @@ def digest(*parts: Any) -> str:
     return found.hexdigest()[:DIGITS]
 
 
-def digests_of(graphs: Sequence[Graph], flows: FlowArrays) -> dict[str, str]:
+def digests_of(drawn: Drawn) -> dict[str, str]:
     """The digests of all stages of a mini-batch of graphs."""
+    graphs, flows, _ = drawn
     merged = merge_graphs(graphs)
     dag, arrays = to_dag(merged), merged.types.arrays()
     contents = [part for graph in graphs for part in (graph.words, graph.floats, graph.keys)]
@@ -84,7 +109,40 @@ def digests_of(graphs: Sequence[Graph], flows: FlowArrays) -> dict[str, str]:
         "depths": digest(find_depths(dag.edge_ptr, dag.edge_src)),
         "chains": digest(chains_ahead(dag)),
         "marks": digest(*_marks_of(merged, flows)),
+        "schedules": digest(*[part for policy in POLICIES for part in _scheduled(merged, policy)]),
+        "learned": digest(*_learned(dag)),
+        "training": digest(*_placed(drawn, merged, training=True)),
+        "inference": digest(*_placed(drawn, merged, training=False)),
     }
+
+
+def _scheduled(graph: Graph, policy: str) -> tuple[Any, ...]:
+    schedule = get(policy).schedule(graph)
+    return schedule.batch_type, schedule.batch_ptr, schedule.order
+
+
+def _learned(dag: Dag) -> Iterator[Any]:
+    """The tables of machines that learn from a few episodes, and the schedules of one that knows them."""
+    names = tuple(f"type {number}" for number in range(dag.n_types))
+    for number, encoding in enumerate(ENCODINGS):
+        machine = Machine(encoding, critical=number > 0, mask=number > 1)
+        settings = QLearning(episodes=6, evaluate_every=3, n_steps=2, reward=REWARDS[number % 2], optimism=number == 0)
+        fsm = learn_fsm([dag], TypeNames(names, names), machine, settings, direction="both", seed=number)
+        for table in fsm.tables.values():
+            yield from (part[: table.n_states[0]] for part in table[:3])
+        yield from fsm.plan(dag)
+
+
+def _placed(drawn: Drawn, merged: Graph, training: bool) -> Iterator[Any]:
+    """The plan of a mini-batch that was recorded, by the rule of scores."""
+    if drawn.recorder is None:
+        return
+    graph, _ = rewrite(merged, DEFAULT)
+    planner = MemoryPlanner()
+    cells = [planner.plan_cell(node_type, training) for node_type in drawn.recorder.types.types]
+    types = PlannedTypes(cells, list(drawn.recorder.slots.shapes), training)
+    plan = vars(planner.place(graph, make_schedule(graph, get("score")), types))
+    yield from (plan[name] for name in PLACES)
 
 
 def _spoilt(graph: Graph) -> Graph:
@@ -143,7 +201,8 @@ def _noting(noted: dict[str, list[Any]]) -> Iterator[None]:
 def _recorded(function: Any, instances: list[Any]) -> Drawn:
     loss = ab.batched(function)
     graphs = loss.record_all(instances)
-    return graphs, make_flows([node_type.program for node_type in loss.recorder.types.types])
+    flows = make_flows([node_type.program for node_type in loss.recorder.types.types])
+    return Drawn(graphs, flows, loss.recorder)
 
 
 def _model(name: str) -> Drawn:
@@ -168,7 +227,7 @@ def _abstract(graphs: Sequence[Graph], seed: int) -> Drawn:
     rng, arrays = np.random.default_rng(seed), graphs[0].types.arrays()
     n_ports = np.diff(arrays.port_ptr) if arrays.port_plain.size else np.full(arrays.sum_type.size, 4)
     shapes = zip(np.diff(arrays.out_ptr).tolist(), n_ports.tolist(), strict=True)
-    return list(graphs), join_flows([rng.random(shape) < 0.6 for shape in shapes])
+    return Drawn(list(graphs), join_flows([rng.random(shape) < 0.6 for shape in shapes]))
 
 
 def _toys(seed: int) -> Drawn:
@@ -197,13 +256,13 @@ def _numbered(name: str, n: int, draw: Callable[[int], Drawn]) -> dict[str, Call
             drawn = draw(seed)
         except AutobatchError as error:  # gradients of ragged rows, for example, are refused
             return dict.fromkeys(STAGES, digest(type(error).__name__))
-        return digests_of(*drawn)
+        return digests_of(drawn)
 
     return {f"{name} {seed}": partial(digests, seed) for seed in range(n)}
 
 
 GOLDEN: dict[str, Callable[[], dict[str, str]]] = {
-    **{name: partial(lambda name: digests_of(*_model(name)), name) for name in MODELS},
+    **{name: partial(lambda name: digests_of(_model(name)), name) for name in MODELS},
     **{f"rounds of {case.name}": partial(_rounds, number) for number, case in enumerate(AWAITING)},
     **_numbered("toys", N_TOYS, _toys),
     **_numbered("dags", N_DAGS, _dags),
