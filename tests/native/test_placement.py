@@ -1,0 +1,112 @@
+"""Placement refuses what cannot be placed, and takes types as they were when a mini-batch was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import _native
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan.plan import PlannedTypes
+from autobatch.policies import get
+from autobatch.schedule.make import make_schedule
+from autobatch.trace.record import Recorder
+from helpers.runs.entries import examples
+from helpers.runs.planned import place_batch
+
+
+def placed(number: int = 0) -> list[Any]:
+    """The arguments of a call of `place_values`."""
+    return list(examples(number)["place_values"][-1])
+
+
+class Model(ab.Module):
+    """Calls cells that are traced when an instance first needs them."""
+
+    def __init__(self) -> None:
+        self.table = ab.Parameter(np.random.default_rng(0).standard_normal((9, 3)))
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        return ab.lookup(self.table, word)
+
+    @ab.cell
+    def join(self, values: list[Any]) -> Any:
+        return ab.sum_n(values)
+
+    @ab.cell
+    def twice(self, value: Any) -> Any:
+        return value + value, value
+
+    @ab.cell
+    def scores(self, words: list[int]) -> Any:
+        x = ab.stack([ab.lookup(self.table, word) for word in words])
+        return ab.sum(x @ x.T)
+
+    def run(self, size: int) -> Any:
+        values = [self.leaf(1) for _ in range(size)]
+        return self.join(values) if size < 3 else self.twice(self.join(values))[0]
+
+    def score(self, size: int) -> Any:
+        return self.scores([1] * size)
+
+
+def test_types_that_come_while_a_mini_batch_is_planned_change_nothing() -> None:
+    model = Model()
+    recorder, planner = Recorder(model.run, model), MemoryPlanner()
+    graph = recorder.record([1, 2, 2])
+    cells = [planner.plan_cell(node_type, True) for node_type in recorder.types.types]
+    types = PlannedTypes(cells, list(recorder.slots.shapes), True)
+    schedule = make_schedule(graph, get("agenda"))
+    before = planner.place(graph, schedule, types)
+    recorder.record([4])
+    assert len(recorder.types) > len(cells)
+    after = planner.place(graph, schedule, PlannedTypes(cells, types.slot_shapes, True))
+    for name in ("row", "base", "dest_base", "dest_ptr", "dest", "adds", "slot_base", "size"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+
+
+@pytest.mark.parametrize("place", [5, 6])
+@pytest.mark.parametrize("width", [2**62, 2**63 - 1, -1])
+def test_widths_that_cannot_be_counted_are_refused(place: int, width: int) -> None:
+    args = placed()
+    args[7] = True
+    args[place] = np.full_like(args[place], width)
+    with pytest.raises(ValueError, match="values must have fewer elements than can be counted"):
+        _native.place_values(*args)
+
+
+@pytest.mark.parametrize("n_rows", [2**31, 2**40])
+def test_more_rows_than_can_be_counted_are_refused(n_rows: int) -> None:
+    plan, types = place_batch(Model().score, [2, 3])
+    cut = plan.types.part_cut.copy()
+    assert cut.size
+    cut[:] = n_rows, 0, n_rows, 1
+    arrays = plan.types._replace(part_cut=cut, part_of=np.full_like(plan.types.part_of, -1))
+    schedule, graph = plan.schedule, plan.graph
+    batches = schedule.batch_type, schedule.batch_ptr, schedule.order
+    with pytest.raises(ValueError, match="values must have fewer elements than can be counted"):
+        _native.place_values(
+            graph.words, graph.floats, batches, arrays, types.tables, types.slot_width, types.saved_width, True
+        )
+
+
+def test_edges_need_ports() -> None:
+    none = np.zeros(0, np.int32)
+    args = placed()
+    ptr = np.zeros_like(args[3].port_ptr)
+    args[3] = args[3]._replace(port_ptr=ptr, port_plain=none, port_group=none)
+    args[4] = args[4]._replace(port_ptr=ptr, port_block=none, port_column=none)
+    with pytest.raises(ValueError, match="tables must have the ports that edges lead to, got none"):
+        _native.place_values(*args)
+
+
+def test_areas_end_within_64_bits() -> None:
+    first, size = np.zeros(2, np.int32), np.array([2**62, 2**62])
+    with pytest.raises(ValueError, match="areas must end within 64 bits"):
+        _native.give_out(first, size, 0)
+    place, end = _native.give_out(first, size - 1, 0)
+    assert (place.tolist(), end) == ([0, 2**62 - 1], 2**63 - 2)
