@@ -36,10 +36,10 @@ struct Job {
     const int *type_ids;              // [N] types of nodes
     const int *reader_ptr, *readers;  // [N + 1], [E]
     const int *n_inputs;              // [N] edges into a node
-    const int *ahead, *height;        // [N, T], [N] see `chains.py`
+    const int *ahead, *height;        // [N, T], [N] see `native/schedule/chains.h`
     const int *segments;              // [G * T + 1] how many nodes there are before those of a type of a dag
     const int *node_ptr;              // [G + 1]
-    const int *blocked, *frontier;    // [N, T], [G * T] see `restricted.py`; null where frontiers are not needed
+    const int *blocked, *frontier;    // [N, T], [G * T] see `schedule/restricted.h`; null if frontiers are not needed
     int64 n_types;
     const int *dag_of, *machine_of;   // [R]
     const int64 *chances;             // [R] of running any type that may run, of 2^32
@@ -72,7 +72,7 @@ struct Run {
     int64 first, dag, warp;  // node of the stack, number of the dag
     int n_nodes;
     word *height_sum;              // of ready nodes
-    int *longest, *n_longest;      // [T, T] see `chains.py`
+    int *longest, *n_longest;      // [T, T] see `native/schedule/chains.h`
     int *most, *n_most, *n_own;
     int *head, *tail, *seen;       // of the queue of a type
     int *frontier, *state, *n_freed;

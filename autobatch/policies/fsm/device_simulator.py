@@ -91,7 +91,7 @@ class Played(NamedTuple):
         n_unseen: [R] batches that the rule decided.
         steps: [R, n, 4] the first n steps: the number of the state in the table, or -1 less its place in `fresh`; the
             type that ran; its ready nodes; and, if frontiers are maintained, the size of its frontier
-            (`autobatch.schedule.restricted`), else whether it was critical.
+            (`native/schedule/restricted.h`), else whether it was critical.
         fresh: [F, width] the states of episodes that are not in the table, in no order, some of them again and again.
         n_fresh: how many there were; `fresh` holds the first of them.
     """

@@ -87,7 +87,7 @@ class QLearning:
                 raise PolicyError(f"learning a policy: {name}={getattr(self, name)!r} is out of range; see QLearning.")
 
     def rules(self) -> LearningRules:
-        """Give what compiled loops need."""
+        """Give these settings as numbers, for the core."""
         return LearningRules(
             self.learning_rate, self.discount, min(self.n_steps, MOST_BATCHES), REWARDS.index(self.reward),
             int(self.bootstrap), int(self.optimism),

@@ -1,4 +1,4 @@
-"""A small network that scores each ready type, run in compiled loops without a deep-learning library.
+"""A small network that scores each ready type, run by the native core without a deep-learning library.
 
 All types are scored alike, from the row x of features of a type, the mean over the types with unrun nodes, and the
 features o of the whole graph:
@@ -8,7 +8,7 @@ features o of the whole graph:
 The ready type of the highest score runs next. No feature depends on the number or numbering of types or on the size of
 the mini-batch, so weights learned on generated families are used unchanged on any graph. All features lie between 0
 and 1. A type without unrun nodes has a row of zeros. M, criticality and shares at M are those of
-`autobatch.schedule.chains`, frontiers of G_a those of `autobatch.schedule.restricted`.
+`native/schedule/chains.h`, frontiers of G_a those of `native/schedule/restricted.h`.
 """
 
 from __future__ import annotations
