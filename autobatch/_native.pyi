@@ -28,7 +28,10 @@ Table: TypeAlias = tuple[NDArray[Any], ...]
 MachineRules: TypeAlias = tuple[int, int]
 LearningRules: TypeAlias = tuple[float, float, int, int, int, int]
 TypeTables: TypeAlias = tuple[NDArray[Any], ...]
-"""These are named like their classes in `autobatch.graph.dag`, `autobatch.policies` and `autobatch.plan.plan`."""
+PlanArrays: TypeAlias = tuple[Any, ...]
+CellSizes: TypeAlias = tuple[NDArray[Any], ...]
+"""These are named like their classes in `autobatch.graph.dag`, `autobatch.policies`, `autobatch.plan.plan` and
+`autobatch.backends.tiles`."""
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """A schedule: batch_type, batch_ptr and order."""
 H = TypeVar("H", bound=Handle)
@@ -637,6 +640,18 @@ def place_values(
     Raises:
         ValueError: the graph does not fit its types, or the schedule does not run each node once.
     """
+
+def make_tables(plan: PlanArrays, sizes: CellSizes, n_threads: int) -> tuple[Any, ...]:
+    """Make the tiles and the calls of a plan, list its addresses, and class numbers of rows.
+
+    Returns:
+        words, ptr, mean_rows, kept_size and scratch_size of `autobatch.backends.tables.PlanTables`; of forward,
+        backward and weights each (calls int64[n, 2], tile_ptr, ptr); is_serial; addresses; and the numbers of bits of
+        mean rows and of the rows of blocks, as bytes.
+    """
+
+def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> tuple[Any, ...]:
+    """Find the parts of `autobatch.backends.cuda.sums.Sums`; places of values of their own begin at `first`."""
 
 def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
     """Allocate areas of which each is live from step first[k] to step k; return their places, and the end of memory."""

@@ -4,8 +4,8 @@
 
 Both are NumPy arrays of records: `tables.tiles[type_id][k]["rows_n"]` is the number of rows of tile k of a type
 (`autobatch.compiler.tiles` has the other fields), and `tables.calls["forward"].calls["step"]` are the numbers of the
-steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The loops that
-fill them are in `autobatch.backends.tiles`.
+steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The core fills
+them (`native/plan/tiles.h`, `native/plan/calls.h`).
 """
 
 from __future__ import annotations
@@ -13,36 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import make_tables
 from autobatch.backends.stages import CellStages
-from autobatch.backends.tiles import (
-    WHOLE,
-    BoolArray,
-    CallList,
-    CellSizes,
-    LongArray,
-    PlanArrays,
-    arrays_of,
-    find_serial,
-    list_calls,
-    list_weight_calls,
-    make_tiles,
-)
+from autobatch.backends.tiles import CALL, WHOLE, CallList, CellSizes, LongArray, arrays_of
 from autobatch.compiler.tiles import STAGES, WEIGHTS
 from autobatch.compiler.writer import split_name
 from autobatch.ir.program import NODE, Instruction
-from autobatch.jit.joining import join_longs
-from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedTypes
 
-WORD = 8  # bytes of an int64
-N_NUMBERS = 11  # of `make_tables`: two sizes, and where nine arrays end
 FORWARD, BACKWARD = STAGES
+WORD = 8  # bytes of an int64
 N_DESTINATIONS = 3  # the first addresses: of `dest_ptr`, `dest` and `adds`
 C = TypeVar("C", bound=CellStages[Any])
 
@@ -54,7 +39,11 @@ class PlanTables:
     Attributes:
         type_ids: the numbers of the plan's types.
         records: the type of the tiles of each type.
-        words, ptr, mean_rows, kept_size, scratch_size: of all tiles, see `Tiles`.
+        words, ptr: words[ptr[t] : ptr[t + 1]] are the tiles of type t: those of its batches in order; those of all of
+            its rows, if it has such; and in training all rows once more for each thread, which computes a strip of the
+            gradients.
+        mean_rows: [blocks, 2] mean rows of a tile, of batches and of all rows; 0 where no steps run for all rows.
+        kept_size, scratch_size: elements of persistent scratch, and of the scratch memory that tiles use in turn.
         calls: of each stage, by name; in inference of forward alone.
         addresses: of `dest_ptr`, `dest` and `adds`; per type of its tiles; and per block of the ints, of the floats, of
             the segments, as `place_of` numbers them.
@@ -113,18 +102,19 @@ class CompiledTypes(Generic[C]):
         for type_id in type_ids:
             if type_id not in self.cells:
                 self._add(type_id, compile_cell(type_id))
-        words, numbers, forward, backward, weights, is_serial, classes = make_tables(
+        words, ptr, mean_rows, kept_size, scratch_size, *lists, is_serial, addresses, classes = make_tables(
             arrays_of(plan), self._sizes, n_threads
         )
-        kept_size, scratch_size, *ends = numbers[:N_NUMBERS].tolist()
-        ptr, mean_rows, *lists, addresses = [numbers[first:end] for first, end in pairwise((N_NUMBERS, *ends))]
-        of_stages = {FORWARD: CallList(forward, lists[0], lists[1], is_serial)}
+        forward, backward, weights = [
+            CallList(calls.view(CALL)[:, 0], tile_ptr, parts, is_serial[:0]) for calls, tile_ptr, parts in lists
+        ]
+        of_stages = {FORWARD: forward._replace(is_serial=is_serial)}
         if len(self.stages) > 1:
-            of_stages[BACKWARD] = CallList(backward, lists[2], lists[3], is_serial[:0])
-            of_stages[WEIGHTS] = CallList(weights, lists[4], lists[5], is_serial[:0])
+            of_stages |= {BACKWARD: backward, WEIGHTS: weights}
+        n_blocks = len(mean_rows)
         return PlanTables(
-            type_ids, self._records, words, ptr, mean_rows.reshape(-1, 2), kept_size, scratch_size, of_stages,
-            addresses, classes[:2].tobytes(), classes[2].tobytes(),
+            type_ids, self._records, words, ptr, mean_rows, kept_size, scratch_size, of_stages, addresses,
+            classes[: 2 * n_blocks], classes[2 * n_blocks :],
         )  # fmt: skip
 
     def _add(self, type_id: int, cell: C) -> None:
@@ -147,53 +137,6 @@ class CompiledTypes(Generic[C]):
         sizes.most_rows[type_id] = WHOLE if is_whole else self._most_rows(row_bytes)
         self._records[type_id] = np.dtype([(name, np.int64) for name in stages[0].fields])
         self.cells[type_id] = cell  # last, as compiling may be interrupted: only complete types are listed
-
-
-@compiled
-def make_tables(
-    plan: PlanArrays, sizes: CellSizes, n_threads: int
-) -> tuple[LongArray, LongArray, NDArray[Any], NDArray[Any], NDArray[Any], BoolArray, NDArray[np.uint8]]:
-    """Make the tiles and the calls of a plan, list its addresses, and class mean rows and rows of types.
-
-    Returns:
-        the words of the tiles; numbers, since each array that compiled code returns takes half a microsecond; the calls
-        of forward, backward and weights; which batches are serial; and classes. The numbers are kept_size,
-        scratch_size, and then where each of these ends, which follow: `ptr` and `mean_rows` of the tiles, `tile_ptr`
-        and `ptr` of the calls of each stage, and the addresses.
-    """
-    made = make_tiles(plan, sizes, n_threads)
-    is_serial = nowhere = np.zeros(0, np.bool_)
-    if n_threads > 1 and plan.adds.any():
-        is_serial = find_serial(plan)
-    forward = list_calls(plan, sizes, made.counts, 0, n_threads, is_serial)
-    backward = list_calls(plan, sizes, made.counts, 1, n_threads, nowhere)
-    weights = list_weight_calls(sizes, made.counts, n_threads)
-    n_types, n_blocks = sizes.fields.size, plan.block_rows.size
-    addresses = np.empty(N_DESTINATIONS + n_types + 3 * n_blocks, np.int64)
-    addresses[0], addresses[1] = plan.dest_ptr.ctypes.data, plan.dest.ctypes.data
-    addresses[2] = plan.adds.ctypes.data
-    ints, floats = plan.ints.ctypes.data, plan.floats.ctypes.data
-    for type_id in range(n_types):
-        addresses[N_DESTINATIONS + type_id] = made.words.ctypes.data + WORD * made.ptr[type_id]
-    classes = np.zeros((3, n_blocks), np.uint8)
-    for block in range(n_blocks):
-        own = addresses[N_DESTINATIONS + n_types + block :: n_blocks]
-        own[0], own[1] = ints, floats
-        own[2] = plan.segments.ctypes.data + WORD * plan.segment_base[block]
-        ints += plan.ints.itemsize * plan.block_rows[block] * plan.block_ints[block]
-        floats += plan.floats.itemsize * plan.block_rows[block] * plan.block_floats[block]
-        for moment in range(3):
-            rows = made.mean_rows[block, moment] if moment < 2 else plan.block_rows[block]
-            while rows:
-                rows >>= 1
-                classes[moment, block] += 1
-    parts = (
-        made.ptr, made.mean_rows.reshape(-1), forward.tile_ptr, forward.ptr, backward.tile_ptr, backward.ptr,
-        weights.tile_ptr, weights.ptr, addresses,
-    )  # fmt: skip
-    numbers = join_longs(parts, N_NUMBERS)
-    numbers[0], numbers[1] = made.kept_size, made.scratch_size
-    return made.words, numbers, forward.calls, backward.calls, weights.calls, is_serial, classes
 
 
 def place_of(name: str, type_id: int, block: int, n_types: int, n_blocks: int) -> int:

@@ -1,60 +1,29 @@
 """The fields of a tile: some rows of a type that go through all steps together, and where their values begin.
 
 A domain is the nodes of a type, or the edges of one of its variadic groups; each has its own rows. A tile is a record
-of int64 numbers. Backends fill tiles in, compiled steps read them, and tests check them; all of them take the meaning
-of the fields from here.
+of int64 numbers. The core fills tiles in (`native/plan/tiles.cpp`), and compiled steps read them:
+
+    start: the number of the first node of the tile, among the nodes of the type.
+    shift: elements from a place in the buffer to the place of its gradient.
+    rows: per domain, the number of rows of the tile.
+    inputs, mirror, saved: per domain, the element of the buffer where the first row of inputs, of their gradients and
+        of residuals begins.
+    forward, backward: per domain, the element of the stage's scratch memory where the first row begins.
+    kept: the element of persistent scratch where the first row begins.
+    output: per output, the number of its first node's pointer into the destinations.
+    strip: the number of the strip of gradients that a call for all rows computes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from autobatch.compiler.lowered import Area, Location
 from autobatch.ir.program import NODE
-from autobatch.jit.loops import compiled
 
 STAGES = ("forward", "backward")  # each has its own scratch memory
 WEIGHTS = "weights"  # the stage after these
 
 
-class Fields(NamedTuple):
-    """The positions of the fields in a tile; of a quantity with a field per domain, that of the first of them.
-
-    Attributes:
-        start: number of the first node of the tile, among the nodes of the type.
-        shift: elements from a place in the buffer to the place of its gradient.
-        rows: per domain, the number of rows of the tile.
-        inputs, mirror, saved: per domain, the element of the buffer where the first row of inputs, of their gradients
-            and of residuals begins.
-        forward, backward: per domain, the element of the stage's scratch memory where the first row begins.
-        kept: the element of persistent scratch where the first row begins.
-        outputs: per output, the number of its first node's pointer into the destinations; behind them, in the last
-            field, is the number of the strip of gradients that a call for all rows computes.
-    """
-
-    start: int
-    shift: int
-    rows: int
-    inputs: int
-    mirror: int
-    saved: int
-    forward: int
-    backward: int
-    kept: int
-    outputs: int
-
-
 PER_DOMAIN = ("rows", "inputs", "mirror", "saved", *STAGES)
-
-
-@compiled
-def fields_of(n_domains: int) -> Fields:
-    """Number the fields of the tiles of a type with this many domains."""
-    first, n = 2, n_domains
-    return Fields(
-        0, 1, first, first + n, first + 2 * n, first + 3 * n, first + 4 * n, first + 5 * n, first + 6 * n,
-        first + 6 * n + 1,
-    )  # fmt: skip
 
 
 def name_fields(n_domains: int, n_outputs: int) -> tuple[str, ...]:

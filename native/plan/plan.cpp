@@ -2,6 +2,7 @@
 
 #include "plan/destinations.h"
 #include "plan/lifetimes.h"
+#include "plan/sums.h"
 
 namespace autobatch {
 namespace {
@@ -60,7 +61,16 @@ Ref adds_array(ptrdiff_t n, Span<uint8_t>& span) {
   return made;
 }
 
-constexpr int64_t MOST_ELEMENTS = INT32_MAX;  // beyond this, destinations need 64 bits
+// Copies flags into an array of bools.
+Ref flags_array(Span<const uint8_t> flags) {
+  Span<uint8_t> made;
+  Ref array = adds_array<uint8_t>(flags.size, made);
+  if (array && flags.size) memcpy(made.data, flags.data, (size_t)flags.size);
+  return array;
+}
+
+constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places behind the buffer can be counted
+constexpr int64_t MOST_ELEMENTS = INT32_MAX;      // beyond this, destinations need 64 bits
 
 // place_values(words, floats, batches, types, tables, slot_width, saved_width, training): the parts of a plan, in the
 // order of `Plan`.
@@ -158,8 +168,132 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
 }
 
-PyMethodDef functions[] = {
-    fast("place_values", place_values), fast("give_out", give_out_areas), {nullptr, nullptr, 0, nullptr}};
+// Makes the arrays of a list of calls: (calls, tile_ptr, ptr).
+PyObject* to_python(const CallList& list) {
+  static_assert(sizeof(CallList::Call) == 2 * sizeof(int64_t));
+  Table<int64_t> rows;
+  Ref calls = make_table<int64_t>(list.calls.size(), 2, rows), tile_ptr = to_array<int64_t>(list.tile_ptr),
+      ptr = to_array<int64_t>(list.ptr);
+  if (!calls || !tile_ptr || !ptr) return nullptr;
+  if (rows.rows) memcpy(rows.data, list.calls.data(), (size_t)rows.rows * sizeof(CallList::Call));
+  return Py_BuildValue("NNN", calls.release(), tile_ptr.release(), ptr.release());
+}
+
+// Lists the addresses of a plan: of `dest_ptr`, `dest` and `adds`; of the tiles of each type; and of the ints, the
+// floats and the segments of each block.
+void list_addresses(const PlanArrays& plan, const Tiles& tiles, const int64_t* words, Span<int64_t> addresses) {
+  auto address = [](const void* memory) { return (int64_t)(intptr_t)memory; };
+  int64_t* next = addresses.data;
+  *next++ = address(plan.dest_ptr.data);
+  *next++ = address(plan.dest);
+  *next++ = address(plan.adds.data);
+  for (int32_t type = 0; type < plan.n_types(); type++) *next++ = address(words + tiles.ptr[type]);
+  uint64_t ints = (uint64_t)address(plan.ints), floats = (uint64_t)address(plan.floats);
+  int32_t n = plan.n_blocks();
+  for (int32_t block = 0; block < n; block++) {
+    next[block] = (int64_t)ints;
+    next[n + block] = (int64_t)floats;
+    next[2 * (ptrdiff_t)n + block] = address(plan.segments.data + plan.segment_base[block]);
+    ints += sizeof(int32_t) * (uint64_t)plan.block_rows[block] * (uint64_t)plan.block_ints[block];
+    floats += sizeof(double) * (uint64_t)plan.block_rows[block] * (uint64_t)plan.block_floats[block];
+  }
+}
+
+uint8_t n_bits(int64_t number) {
+  uint8_t n = 0;
+  for (; number > 0; number >>= 1) n++;
+  return n;
+}
+
+constexpr int32_t N_DESTINATIONS = 3;  // the first addresses
+
+// make_tables(plan, sizes, n_threads): (words, ptr, mean_rows, kept_size, scratch_size, forward, backward, weights,
+// is_serial, addresses, classes).
+PyObject* make_tables(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  PlanArrays plan;
+  CellSizes sizes;
+  int32_t n_threads;
+  if (!takes("make_tables", n, 3) || !read_int(arguments[2], "n_threads", n_threads) ||
+      !read_plan_arrays(arguments[0], plan) || !read_cell_sizes(arguments[1], plan, sizes))
+    return nullptr;
+  constexpr int32_t MOST_THREADS = 1 << 16;
+  if (n_threads < 1 || n_threads > MOST_THREADS)
+    return PyErr_Format(PyExc_ValueError, "n_threads must lie in 1..%d, got %d", MOST_THREADS, n_threads);
+  Tiles tiles;
+  CallList forward, backward, weights;
+  Vec<uint8_t> is_serial;
+  Problem problem = nullptr;
+  {
+    Unlocked unlocked;
+    bool adds_up = false;
+    for (ptrdiff_t i = 0; n_threads > 1 && i < plan.adds.size; i++) adds_up |= plan.adds[i] != 0;
+    if (adds_up) problem = find_serial(plan, is_serial);
+    if (!problem && (!make_tiles(plan, sizes, n_threads, tiles) ||
+                     !list_calls(plan, sizes, tiles.counts, FORWARD_STAGE, n_threads, forward) ||
+                     !list_calls(plan, sizes, tiles.counts, BACKWARD_STAGE, n_threads, backward) ||
+                     !list_weight_calls(sizes, tiles.counts, n_threads, weights)))
+      problem = NO_MEMORY;
+  }
+  if (!set_problem(problem)) return nullptr;
+  int32_t n_blocks = plan.n_blocks();
+  Table<int64_t> means;
+  Span<int64_t> words, addresses;
+  Ref words_array = make_array<int64_t>(tiles.words.size(), words), mean_rows = make_table<int64_t>(n_blocks, 2, means),
+      lists[] = {Ref(to_python(forward)), Ref(to_python(backward)), Ref(to_python(weights))},
+      serial = flags_array(is_serial),
+      address_array = make_array<int64_t>(N_DESTINATIONS + plan.n_types() + 3 * (ptrdiff_t)n_blocks, addresses),
+      ptr = to_array<int64_t>(tiles.ptr), classes(PyBytes_FromStringAndSize(nullptr, 3 * (Py_ssize_t)n_blocks));
+  if (!words_array || !mean_rows || !lists[0] || !lists[1] || !lists[2] || !serial || !address_array || !ptr ||
+      !classes)
+    return nullptr;
+  if (words.size) memcpy(words.data, tiles.words.data(), (size_t)words.size * sizeof(int64_t));
+  list_addresses(plan, tiles, words.data, addresses);
+  char* of_block = PyBytes_AS_STRING(classes.get());
+  for (ptrdiff_t block = 0; block < n_blocks; block++) {
+    for (int kind = 0; kind < 2; kind++) {
+      means[block][kind] = tiles.mean_rows[2 * block + kind];
+      of_block[kind * (ptrdiff_t)n_blocks + block] = (char)n_bits(means[block][kind]);
+    }
+    of_block[2 * (ptrdiff_t)n_blocks + block] = (char)n_bits(plan.block_rows[block]);
+  }
+  return Py_BuildValue("NNNLLNNNNNN", words_array.release(), ptr.release(), mean_rows.release(),
+                       (long long)tiles.kept_size, (long long)tiles.scratch_size, lists[0].release(),
+                       lists[1].release(), lists[2].release(), serial.release(), address_array.release(),
+                       classes.release());
+}
+
+// find_sums(plan, dest, width, first): (to, table, parts, ptr, size), see `Sums` in Python.
+PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  PlanArrays plan;
+  Span<const int64_t> dest, width;
+  int64_t first;
+  if (!takes("find_sums", n, 4) || !read_long(arguments[3], "first", first) || !read_plan_arrays(arguments[0], plan) ||
+      !read<int64_t>(arguments[1], "dest", dest) || !read<int64_t>(arguments[2], "width", width))
+    return nullptr;
+  bool fits = dest.size == plan.adds.size && width.size == plan.out_block.size && first >= 0 && first <= MOST_PLACE;
+  for (int64_t one : width) fits = fits && one >= 0 && one <= INT32_MAX;
+  if (!fits) return PyErr_SetString(PyExc_ValueError, "dest, width and first must be those of the plan"), nullptr;
+  Sums sums;
+  Problem problem;
+  {
+    Unlocked unlocked;
+    problem = find_sums(plan, dest, width, first, sums);
+  }
+  if (!set_problem(problem)) return nullptr;
+  Table<int64_t> rows;
+  Ref to = to_array<int64_t>(sums.to), table = make_table<int64_t>(sums.table.size(), 4, rows),
+      parts = to_array<int64_t>(sums.parts), ptr = to_array<int64_t>(sums.ptr);
+  if (!to || !table || !parts || !ptr) return nullptr;
+  static_assert(sizeof(Sums::Sum) == 4 * sizeof(int64_t));
+  if (rows.rows) memcpy(rows.data, sums.table.data(), (size_t)rows.rows * sizeof(Sums::Sum));
+  return Py_BuildValue("NNNNL", to.release(), table.release(), parts.release(), ptr.release(), (long long)sums.size);
+}
+
+PyMethodDef functions[] = {fast("place_values", place_values),
+                           fast("give_out", give_out_areas),
+                           fast("make_tables", make_tables),
+                           fast("find_sums", find_sums_of),
+                           {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

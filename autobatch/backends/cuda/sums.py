@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.tiles import PlanArrays, arrays_of, rows_of_output
-from autobatch.jit.loops import compiled
+from autobatch import _native
+from autobatch.backends.tiles import arrays_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
 LongArray = NDArray[np.int64]
@@ -42,42 +42,4 @@ def find_sums(plan: Plan, cells: PlannedTypes) -> Sums:
         none = np.zeros(0, np.int64)
         return Sums(plan.dest, np.zeros((0, 4), np.int64), none, np.zeros(len(plan.batches) + 1, np.int64), 0)
     widths = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
-    return _find(arrays_of(plan), plan.dest.astype(np.int64), np.array(widths, np.int64), plan.size)
-
-
-@compiled
-def _find(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> Sums:
-    batch_type, batch_ptr, dest_ptr, adds = plan.batch_type, plan.batch_ptr, plan.dest_ptr, plan.adds
-    to, n_adds = dest.copy(), adds.sum()
-    table, parts, ptr = (
-        np.empty((n_adds, 4), np.int64),
-        np.empty(n_adds, np.int64),
-        np.zeros(batch_type.size + 1, np.int64),
-    )
-    done = np.zeros(plan.out_ptr.size - 1, np.int64)
-    n_sums = n_parts = size = 0
-    place, wide, own = np.empty(n_adds, np.int64), np.empty(n_adds, np.int64), np.empty(n_adds, np.int64)
-    for batch in range(batch_type.size):
-        type_id, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
-        found = behind = 0
-        for output in range(plan.out_ptr[type_id], plan.out_ptr[type_id + 1]):
-            row, end = rows_of_output(plan, type_id, output, done[type_id], done[type_id] + n_rows)
-            for entry in range(dest_ptr[row], dest_ptr[end]):
-                if adds[entry]:
-                    place[found], wide[found], own[found] = dest[entry], width[output], first + behind
-                    to[entry] = first + behind
-                    behind += width[output]
-                    found += 1
-        done[type_id] += n_rows
-        size = max(size, behind)
-        order = np.argsort(place[:found], kind="mergesort")
-        for at in range(found):
-            entry = order[at]
-            if at == 0 or place[entry] != table[n_sums - 1, 0]:
-                table[n_sums, 0], table[n_sums, 1], table[n_sums, 2] = place[entry], wide[entry], n_parts
-                n_sums += 1
-            parts[n_parts] = own[entry]
-            n_parts += 1
-            table[n_sums - 1, 3] = n_parts
-        ptr[batch + 1] = n_sums
-    return Sums(to, table[:n_sums], parts[:n_parts], ptr, size)
+    return Sums(*_native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), np.array(widths, np.int64), plan.size))

@@ -26,6 +26,9 @@ import numpy as np
 
 import autobatch
 from autobatch import _native
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.options import Options
+from autobatch.backends.tiles import arrays_of
 from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.graph import Graph
@@ -33,6 +36,7 @@ from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
+from autobatch.policies import get
 from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.qlearning import QLearning
@@ -192,7 +196,10 @@ def place(rng: Rng) -> None:
     """Place the values of small mini-batches."""
     model = draw_model(rng, smooth=True)
     for is_training in (False, True):
-        place_batch(model.everything, draw_instances(rng, model, 2), is_training)
+        plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training)
+        Cpu(jitted=True).prepare(plan, types, Options(get("agenda"), threads=2))
+        widths = rng.integers(1, 9, plan.tables.out_block.size)
+        _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
     _native.give_out(first, rng.integers(0, 99, 9), 0)
 
