@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch import _native
+from autobatch._native import find_sums as find_in_plan
 from autobatch.backends.tiles import arrays_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
@@ -42,4 +42,4 @@ def find_sums(plan: Plan, cells: PlannedTypes) -> Sums:
         none = np.zeros(0, np.int64)
         return Sums(plan.dest, np.zeros((0, 4), np.int64), none, np.zeros(len(plan.batches) + 1, np.int64), 0)
     widths = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
-    return Sums(*_native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), np.array(widths, np.int64), plan.size))
+    return Sums(*find_in_plan(arrays_of(plan), plan.dest.astype(np.int64), np.array(widths, np.int64), plan.size))

@@ -252,7 +252,7 @@ class Fsm(Directed):
             turned = dag if way == "forward" else reverse(dag)
             sequence = plan_by_machine(turned, table, self.machine.rules(), self.weights)[0][0]
             names = [*known, *(NEW for _ in range(dag.n_types))]
-            states = list_states(turned, sequence, known, self.machine, table.states.shape[1])
+            states = list_states(turned, sequence, known, self.machine.encoding, table.states.shape[1])
             walk.add(states, [names[type_id] for type_id in sequence])
         walk.unseen = walk.visits.keys() - {choice.state for choice in self.choices(way)}
         return walk

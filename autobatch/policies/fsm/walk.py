@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,8 @@ from autobatch._native import visit_states
 from autobatch.display.states import DrawnState, draw_states
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.fsm.encoding import Encoding, describe_state
+from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, describe_state
 from autobatch.policies.fsm.table import Table
-
-if TYPE_CHECKING:
-    from autobatch.policies.fsm.machine import Machine
 
 NEW = "not learned"
 MOST_DRAWN = 40  # states of a picture: the most visited
@@ -93,7 +90,7 @@ def list_choices(table: Table, names: Sequence[str], encoding: Encoding) -> list
     return choices
 
 
-def list_states(dag: Dag, sequence: IntArray, names: Sequence[str], machine: Machine, width: int) -> list[str]:
+def list_states(dag: Dag, sequence: IntArray, names: Sequence[str], encoding: Encoding, width: int) -> list[str]:
     """Run a sequence of types, and describe the state of `width` ints before each."""
-    rows = visit_states(dag, sequence, len(names), machine.rules(), width)
-    return [describe_state(row.tolist(), names, machine.encoding) or NEW for row in rows]
+    rows = visit_states(dag, sequence, len(names), (ENCODINGS.index(encoding), 0), width)
+    return [describe_state(row.tolist(), names, encoding) or NEW for row in rows]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autobatch import _native
+from autobatch._native import search_layers as search_in_layers
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.search.suffix import Suffixes
 
@@ -46,4 +46,4 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
 
     Cost: per state O(T) steps and bounds, W = S/64 words for each suffix left, and a walk over the states kept.
     """
-    return Outcome(*_native.search_layers(suffixes, cost, limit, width, max_states))
+    return Outcome(*search_in_layers(suffixes, cost, limit, width, max_states))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch import _native
+from autobatch._native import local_search as search_locally
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.policies.sequences.compaction import compact
@@ -45,4 +45,4 @@ def local_search(
     >>> local_search(dag, np.array([1, 0, 1, 0, 1, 0], np.int32), np.random.default_rng(0)).tolist()
     [0, 1, 0]
     """
-    return _native.local_search(dag, compact(dag, sequence), int(rng.integers(1, MOST_SEED)), max_steps, enough)
+    return search_locally(dag, compact(dag, sequence), int(rng.integers(1, MOST_SEED)), max_steps, enough)

@@ -121,8 +121,8 @@ def examples(seed: int) -> dict[str, list[tuple[Any, ...]]]:
     with ExitStack() as stack:
         for name, function in functions().items():
             for module in [module for key, module in sys.modules.items() if key.startswith("autobatch")]:
-                if vars(module).get(name) is function:
-                    stack.enter_context(patch.object(module, name, noting(name, function)))
+                for alias in [alias for alias, value in vars(module).items() if value is function]:
+                    stack.enter_context(patch.object(module, alias, noting(name, function)))
         noted |= work(np.random.default_rng(seed))
     return dict(noted)
 
