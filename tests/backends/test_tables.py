@@ -22,7 +22,7 @@ from autobatch.policies import get
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.planned import place_batch
 
-MANY = [pytest.param(range(8), id="some"), pytest.param(range(8, 200), id="many", marks=pytest.mark.slow)]
+MANY = [pytest.param(range(8), id="some"), pytest.param(range(8, 40), id="many", marks=pytest.mark.slow)]
 
 
 def draw(seed: int, training: bool, n_threads: int, n: int = 5) -> CompiledPlan:
