@@ -550,7 +550,7 @@ def compact_sequence(dag: Dag, sequence: IntArray) -> IntArray | None:
     """Drop positions until none can be dropped; None if the sequence does not run all nodes."""
 
 def batches_at(dag: Dag, sequence: IntArray, position: IntArray) -> Batches | int:
-    """Make the schedule of nodes at these positions; return a node that is at none of its type, if there is one."""
+    """Make the schedule of nodes at these positions, or return a node whose position is not of its type."""
 
 def local_search(dag: Dag, sequence: IntArray, seed: int, n_steps: int, enough: float) -> IntArray:
     """Search for a shorter sequence around one that finishes a DAG."""
@@ -605,7 +605,7 @@ class Simulation:
     """The state of a DAG, or of stacked ones, of which some nodes have run."""
 
     def __init__(self, dag: Dag, node_ptr: IntArray | None = None, is_measured: bool = True) -> None:
-        """Copy a DAG; what is not measured has no reward, bound, features or tables."""
+        """Copy a DAG; without `is_measured`, reward, bound, features and tables are not available."""
     def ready(self) -> IntArray:
         """Count the ready nodes of each type."""
     def unrun(self) -> IntArray:
@@ -615,7 +615,7 @@ class Simulation:
     def reward(self, kind: int, type: int) -> float:
         """Return the reward of running a type now."""
     def bound(self) -> int:
-        """Count the batches that the rest needs at least, by the chains ahead."""
+        """Return a lower bound on the number of remaining batches, by the chains ahead."""
     def batches(self) -> Batches:
         """Return the schedule so far: batch_type, batch_ptr and order."""
     def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -642,7 +642,7 @@ def place_values(
     """
 
 def make_tables(plan: PlanArrays, sizes: CellSizes, n_threads: int) -> tuple[Any, ...]:
-    """Make the tiles and the calls of a plan, list its addresses, and class numbers of rows.
+    """Make the tiles and the calls of a plan, list its addresses, and classify blocks by size.
 
     Returns:
         words, ptr, mean_rows, kept_size and scratch_size of `autobatch.backends.tables.PlanTables`; of forward,
@@ -654,4 +654,4 @@ def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -
     """Find the parts of `autobatch.backends.cuda.sums.Sums`; places of values of their own begin at `first`."""
 
 def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
-    """Allocate areas of which each is live from step first[k] to step k; return their places, and the end of memory."""
+    """Allocate areas; area k is live from step first[k] to step k. Return their places, and the end of memory."""

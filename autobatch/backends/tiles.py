@@ -1,4 +1,4 @@
-"""What the tables of a plan are made from: its arrays, and the sizes of compiled cells.
+"""Inputs of the tables of a plan: its arrays, and the sizes of compiled cells.
 
 A tile is some rows of a batch that go through all steps of their cell before the next tile begins, so that values are
 still in the cache when the next step reads them; and several threads may run the tiles of a batch in parallel. Hoisted

@@ -9,7 +9,7 @@ so that merging graphs is one concatenation and one pass that adds offsets, and 
 attributes of a node are as many as its type has, then for each of its data of any length the number of its elements and
 their ints. The floats of such data follow the other float attributes of the node.
 Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as
-properties. The loops over words are `native/graph/`.
+properties. The loops over words are in `native/graph/`.
 """
 
 from __future__ import annotations

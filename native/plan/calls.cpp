@@ -21,7 +21,7 @@ class Writer {
   CallList& list_;
 };
 
-// Adds numbers of which nothing is known; too large sums become negative or small, as all callers check.
+// Adds unchecked numbers; a sum that is too large wraps around, which all callers check.
 int64_t sum(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 
 }  // namespace

@@ -3,8 +3,7 @@
 // Rows of a type are in schedule order, so a batch is a contiguous range of rows and its inputs are read without a
 // gather. In training the rows of a type are one block: backward reads them again, and weight gradients read all of
 // them at once. In inference a batch's rows live from their first writer until the batch has run; then their memory is
-// reused
-// (`lifetimes.h`).
+// reused (`lifetimes.h`).
 
 #pragma once
 
@@ -29,7 +28,7 @@ struct Widths {
 // The row of each node, and where the rows of each batch and type are; `Plan` documents the fields it keeps.
 class Rows {
  public:
-  // Numbers and places; NO_MEMORY, or what is wrong with the schedule or the graph, which must fit its types.
+  // Numbers nodes and places rows. Returns a problem of the schedule or the graph, or NO_MEMORY.
   Problem place(const TypedGraph& graph, const BatchSpans& batches, const TypeTables& tables, const Widths& widths,
                 bool training);
 

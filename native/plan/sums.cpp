@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-// A value that is added to a place, from one of its own.
+// A value that is kept in a place of its own, and later added to another place.
 struct Added {
   int64_t place, width, own;
   ptrdiff_t number;

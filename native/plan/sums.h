@@ -17,7 +17,7 @@ struct Sums {
 };
 
 // Finds the sums of a plan with these destinations and widths of outputs; places of their own begin at `first`.
-// NO_MEMORY, or what is wrong.
+// Returns a problem of the destinations, or NO_MEMORY.
 Problem find_sums(const PlanArrays& plan, Span<const int64_t> dest, Span<const int64_t> width, int64_t first,
                   Sums& sums);
 

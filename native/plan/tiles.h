@@ -42,8 +42,8 @@ struct CellSizes {
   }
 };
 
-// Reads both, and checks that they fit each other, so that no loop leaves them; what a step does with the numbers of a
-// tile is up to the plan.
+// Reads both, and checks that they fit each other, so that all loops stay within bounds. The offsets in a tile are not
+// checked against the memory that steps access.
 bool read_plan_arrays(PyObject* tuple, PlanArrays& plan);
 bool read_cell_sizes(PyObject* tuple, const PlanArrays& plan, CellSizes& sizes);
 

@@ -1,4 +1,4 @@
-// Reading what Python gives the functions of this folder, and making what they give.
+// Reads the arguments that Python passes to the functions of this folder, and makes their results.
 
 #pragma once
 

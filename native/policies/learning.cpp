@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-// Moves the value of what ran at `first` towards the rewards from there to `end`, and what lies ahead then.
+// Moves the value of the type run at `first` towards its return: the rewards before `end`, then `ahead`, discounted.
 void update(const Episode& episode, ValueTable& table, const LearningRules& rules, ptrdiff_t first, ptrdiff_t end,
             double ahead) {
   double total = ahead;

@@ -31,7 +31,7 @@ double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_criti
 
 // A step of an episode that was played on a device.
 struct Step {
-  int32_t state;  // its number, or -1 less its place among the fresh ones
+  int32_t state;  // its number, or -1 - k for fresh state k
   int32_t type, n_ready;
   int32_t against;  // the size of the type's frontier, or whether it was critical, as the reward needs
 };

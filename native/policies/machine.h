@@ -31,7 +31,7 @@ struct ValueTable {
   int32_t find(const int16_t* state) const { return slots[slot_of(state)]; }
   // Finds the number of a state; adds it if it is new, for which there must be room.
   int32_t add(const int16_t* state);
-  // Sets a ValueError if memory that is read while the table is written to is part of it.
+  // Sets a ValueError if an input shares memory with the table, which is written to while the input is read.
   template <class T>
   bool refuse_overlap(Span<const T> other) const {
     bool is_shared =

@@ -107,7 +107,7 @@ PyObject* embed(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// compact_sequence(dag, sequence): the shortest result of dropping positions; None if the sequence runs not all nodes.
+// compact_sequence(dag, sequence): the shortest result of dropping positions; None if the sequence leaves out nodes.
 PyObject* compact_sequence(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
@@ -123,7 +123,7 @@ PyObject* compact_sequence(PyObject*, PyObject* const* arguments, Py_ssize_t n) 
   return to_array<int32_t>(shorter).release();
 }
 
-// batches_at(dag, sequence, position): the schedule of nodes at these positions; a node that is at none of its type.
+// batches_at(dag, sequence, position): the schedule of nodes at these positions, or a node not at one of its type.
 PyObject* batches_at(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence, position;

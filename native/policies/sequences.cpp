@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t INTS_PER_ITEM = 2;  // of an index, for each node and position, about
+constexpr int64_t INTS_PER_ITEM = 2;  // the approximate size of an index, per node and position
 
 int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 

@@ -118,7 +118,7 @@ PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
                                       state.chains.is_critical(type)));
 }
 
-// bound(): how many batches the rest needs at least, by the chains ahead.
+// bound(): a lower bound on the number of remaining batches, by the chains ahead.
 PyObject* bound(PyObject* self, PyObject*) {
   int64_t total = 0;
   if (refuse_unmeasured(state_of(self))) return nullptr;

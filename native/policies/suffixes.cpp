@@ -172,7 +172,7 @@ bool SuffixFinder::compare(int32_t start, int32_t end, Unlocked& unlocked) {
       for (ptrdiff_t word = 0; word < n_words; word++) own[word] |= of_follower[word];
       own[after_[a] >> 6] |= uint64_t(1) << (after_[a] & 63);
     }
-    // Bits set below are of n's type and n's level or lower; what follows such a suffix is lower, so rows stay true.
+    // Bits set below are of n's type and n's level or lower; followers of those are lower, so rows stay correct.
     for (ptrdiff_t word = 0; word < n_words; word++) union_[word] = own[word];
     for (int32_t m = last_[type_id_[n]]; m >= 0; m = before_[m]) {
       bool is_inside = m != n;

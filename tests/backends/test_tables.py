@@ -170,7 +170,7 @@ def check_weight_calls(
 
 @pytest.mark.parametrize("seeds", MANY)
 def test_batches_that_add_are_serial(seeds: range) -> None:
-    """Those with a node of which an output is added to what is at one of its destinations, if threads share tiles."""
+    """With several threads, a batch is serial if any output of its nodes is added at a destination."""
     for seed in seeds:
         compiled = draw(seed, True, 2)
         plan, serial = compiled.plan, compiled.tables.calls[FORWARD].is_serial

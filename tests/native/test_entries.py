@@ -89,7 +89,7 @@ def counts_of(x: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def _frozen() -> Iterator[None]:
-    """Garbage collection passes over what earlier tests left: gigabytes, which it would traverse five times a test."""
+    """Exclude objects of earlier tests from garbage collection, which would traverse gigabytes five times a test."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,4 +1,4 @@
-"""Eight threads that plan other mini-batches at the same time get the plans of one thread."""
+"""Eight threads that plan different mini-batches at the same time make the same plans as one thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANY = [pytest.param(100, id="some"), pytest.param(10_000, id="many", marks=pyte
 
 
 def plans_of(seed: int) -> str:
-    """Digest the plans of a mini-batch by every means, and what is learned from it."""
+    """Digest the plans of a mini-batch by every planner, and the table learned from it."""
     dag = to_dag([random_batch(seed), random_dag(seed, 1 + seed % 200), random_toys(seed)][seed % 3])
     found: list[Any] = [_native.plan_by_rule(dag, rule, 3, True, LEARNED) for rule in range(5)]
     found.append(_native.plan_by_network(dag, learned_network()))

@@ -1,4 +1,4 @@
-"""What the core refuses in tables, DAGs and numbers; what it copies; and that searches can be interrupted."""
+"""The core refuses invalid tables, DAGs and numbers, copies DAGs, and lets signals interrupt searches."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
 N_EXAMPLES = 6  # workloads
 IS_SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
-SEARCHES = ("local_search", "search_layers")  # which may be told to go on for years
-SECONDS = 0.3  # that they get
+SEARCHES = ("local_search", "search_layers")  # their arguments may ask for years of searching
+SECONDS = 0.3  # after which a search is interrupted
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -70,7 +70,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 
 def aliases() -> dict[str, str]:
-    """What the aliases of the types' file stand for."""
+    """Return the definition of each alias in `_native.pyi`."""
     body = ast.parse(TYPES.read_text(encoding="utf-8")).body
     return {ast.unparse(x.target): ast.unparse(x.value) for x in body if isinstance(x, ast.AnnAssign) and x.value}
 
@@ -94,7 +94,7 @@ def simulate(of_dag: Any, node_ptr: Any, kind: Any, types: Any) -> None:
 
 
 METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate}
-"""What is done with the classes of the core."""
+"""Functions that use each class of the core."""
 
 
 def parameters() -> dict[str, dict[str, str]]:
