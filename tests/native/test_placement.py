@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,7 @@ from autobatch.plan.plan import PlannedTypes
 from autobatch.policies import get
 from autobatch.schedule.make import make_schedule
 from autobatch.trace.record import Recorder
-from helpers.runs.entries import examples
 from helpers.runs.planned import place_batch
-
-
-def placed(number: int = 0) -> list[Any]:
-    """The arguments of a call of `place_values`."""
-    return list(examples(number)["place_values"][-1])
 
 
 class Model(ab.Module):
@@ -54,6 +49,15 @@ class Model(ab.Module):
         return self.scores([1] * size)
 
 
+def arguments(function: Callable[[int], Any], instances: list[int]) -> list[Any]:
+    """Return the arguments of `place_values` that a mini-batch gives."""
+    plan, types = place_batch(function, instances)
+    graph, schedule = plan.graph, plan.schedule
+    batches = schedule.batch_type, schedule.batch_ptr, schedule.order
+    widths = types.slot_width, types.saved_width
+    return [graph.words, graph.floats, batches, plan.types, types.tables, *widths, True]
+
+
 def test_types_that_come_while_a_mini_batch_is_planned_change_nothing() -> None:
     model = Model()
     recorder, planner = Recorder(model.run, model), MemoryPlanner()
@@ -72,8 +76,7 @@ def test_types_that_come_while_a_mini_batch_is_planned_change_nothing() -> None:
 @pytest.mark.parametrize("place", [5, 6])
 @pytest.mark.parametrize("width", [2**62, 2**63 - 1, -1])
 def test_widths_that_cannot_be_counted_are_refused(place: int, width: int) -> None:
-    args = placed()
-    args[7] = True
+    args = arguments(Model().run, [1, 2, 2])
     args[place] = np.full_like(args[place], width)
     with pytest.raises(ValueError, match="values must have fewer elements than can be counted"):
         _native.place_values(*args)
@@ -81,22 +84,18 @@ def test_widths_that_cannot_be_counted_are_refused(place: int, width: int) -> No
 
 @pytest.mark.parametrize("n_rows", [2**31, 2**40])
 def test_more_rows_than_can_be_counted_are_refused(n_rows: int) -> None:
-    plan, types = place_batch(Model().score, [2, 3])
-    cut = plan.types.part_cut.copy()
+    args = arguments(Model().score, [2, 3])
+    cut = args[3].part_cut.copy()
     assert cut.size
     cut[:] = n_rows, 0, n_rows, 1
-    arrays = plan.types._replace(part_cut=cut, part_of=np.full_like(plan.types.part_of, -1))
-    schedule, graph = plan.schedule, plan.graph
-    batches = schedule.batch_type, schedule.batch_ptr, schedule.order
+    args[3] = args[3]._replace(part_cut=cut, part_of=np.full_like(args[3].part_of, -1))
     with pytest.raises(ValueError, match="values must have fewer elements than can be counted"):
-        _native.place_values(
-            graph.words, graph.floats, batches, arrays, types.tables, types.slot_width, types.saved_width, True
-        )
+        _native.place_values(*args)
 
 
 def test_edges_need_ports() -> None:
     none = np.zeros(0, np.int32)
-    args = placed()
+    args = arguments(Model().run, [1, 2, 2])
     ptr = np.zeros_like(args[3].port_ptr)
     args[3] = args[3]._replace(port_ptr=ptr, port_plain=none, port_group=none)
     args[4] = args[4]._replace(port_ptr=ptr, port_block=none, port_column=none)
