@@ -138,8 +138,8 @@ class Graph(Encoded):
         return self._digest
 
     @property
-    def _numba_type_(self) -> NoReturn:
-        """Numba asks for it where a compiled function is given a graph."""
+    def _dag_(self) -> NoReturn:
+        """Refuse to be a DAG: the core asks for it where a graph is given in place of one."""
         refuse_graph()
 
     @property

@@ -53,6 +53,8 @@ bool read_typed_edges(PyObject* const* arguments, Dag& dag) {
 
 bool read_dag(PyObject* tuple, Dag& dag) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
+    Ref refused(PyObject_GetAttrString(tuple, "_dag_"));  // a Graph raises a GraphError here
+    if (!refused && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
     PyErr_Format(PyExc_TypeError, "dag must be a Dag, got %.80s", Py_TYPE(tuple)->tp_name);
     return false;
   }
