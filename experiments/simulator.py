@@ -1,4 +1,4 @@
-"""Claim: the core schedules 20 million nodes per second on one core, 100 times as many as a loop in Python.
+"""Claim: the core schedules a mini-batch at 20 million nodes per second on one core, several times a loop in Python.
 
 One graph is a mini-batch; many graphs are its instances, one after the other. They are scheduled from where nothing has
 run to the end, by the agenda, and by the rule `score`, which reads the chains ahead as well. Beside them stands the
@@ -24,7 +24,7 @@ from autobatch.policies.rules.rules import Score
 from harness import load_sst_or_listops, medians, name_of, run, take_turns
 from records import Findings, Settings
 
-TARGET_NODES_PER_S, TARGET_RATIO = 20_000_000, 100
+TARGET_NODES_PER_S = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def measure(config: Config) -> Findings:
     for way, rate in rates.items():
         case = way.partition(",")[0]
         rows.append((way, f"{rate / 1e6:.2f}", f"{rate / rates[f'{case}, in Python']:.1f}"))
-    title = f"{name_of(data)}, {len(trees)} trees; targets {TARGET_NODES_PER_S / 1e6:.0f} and {TARGET_RATIO}\n\n"
+    title = f"{name_of(data)}, {len(trees)} trees; target {TARGET_NODES_PER_S / 1e6:.0f}\n\n"
     figures = {
         "nodes": n_nodes,
         "graphs": {case: len(dags) for case, dags in cases.items()},
@@ -99,7 +99,7 @@ def measure(config: Config) -> Findings:
 
 
 def make_ways(dags: Sequence[Dag], config: Config) -> dict[str, Callable[[], object]]:
-    """Make what is timed: schedules of all graphs."""
+    """Give, by name, functions that schedule all graphs."""
     obvious, draw = [Obvious(dag) for dag in dags], random.Random(config.seed).choice
 
     def in_python() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,19 @@ def check_graph(graph: Graph) -> None:
         _check_within(f"the row of {name}", words >> OUTPUT_BITS, MOST_ROWS)
     check_order(graph)
     _check_ports(graph)
+
+
+@contextmanager
+def naming_cycles(graph: Graph) -> Iterator[None]:
+    """Raise the GraphError of `check_order` where the core refuses the edges of a graph.
+
+    Planning thus reads the edges once; they are looked at again only where they are wrong.
+    """
+    try:
+        yield
+    except ValueError:
+        check_order(graph)
+        raise
 
 
 def check_order(graph: Graph) -> None:

@@ -22,7 +22,7 @@ from autobatch.arguments import show
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.graph_check import check_order
+from autobatch.graph.graph_check import naming_cycles
 from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 
@@ -229,11 +229,8 @@ def chain_lengths(graph: Graph) -> IntArray:
 
     Cost: O(T * (N + E)) time, O(N) ints; only types that have nodes are swept.
     """
-    try:
+    with naming_cycles(graph):
         return longest_chains(to_dag(graph))
-    except ValueError:
-        check_order(graph)  # names an edge that points backwards
-        raise
 
 
 @dataclass(frozen=True)
@@ -278,11 +275,8 @@ class FrontierPolicy(ABC):
             PolicyError: the choice is not a type, or is a type without ready nodes.
         """
         self.prepare(graph)
-        try:
+        with naming_cycles(graph):
             sim, n_batches = Simulation(to_dag(graph), is_measured=False), 0
-        except ValueError:
-            check_order(graph)  # names an edge that points backwards
-            raise
         while (ready := sim.ready()).any():
             sim.step(self._choice(graph, Frontier(ready, sim.unrun()), n_batches))
             n_batches += 1

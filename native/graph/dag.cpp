@@ -72,6 +72,13 @@ bool points_forward(const Dag& dag) {
   return !is_backward;
 }
 
+void fill_depths(const Dag& dag, Span<int32_t> depth) {
+  for (int32_t& of_node : depth) of_node = 0;
+  for (int32_t node = 0; node < dag.n_nodes(); node++)
+    for (int32_t source : dag.sources(node))
+      if (depth[source] >= depth[node]) depth[node] = depth[source] + 1;
+}
+
 bool OwnedDag::copy(const Dag& dag) {
   n_types = dag.n_types;
   return type_id.copy(dag.type_id) && edge_ptr.copy(dag.edge_ptr) && edge_src.copy(dag.edge_src);
@@ -114,10 +121,7 @@ PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Ref made = make_array<int32_t>(dag.n_nodes(), depth);
   if (!made) return nullptr;
   Unlocked unlocked;
-  for (int32_t& of_node : depth) of_node = 0;
-  for (int32_t node = 0; node < dag.n_nodes(); node++)
-    for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++)
-      if (depth[dag.edge_src[e]] >= depth[node]) depth[node] = depth[dag.edge_src[e]] + 1;
+  fill_depths(dag, depth);
   return made.release();
 }
 

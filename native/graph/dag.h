@@ -27,6 +27,9 @@ bool read_dag(PyObject* tuple, Dag& dag);
 // Whether every edge points to a later node, which most loops rely on.
 bool points_forward(const Dag& dag);
 
+// Writes the number of edges on the longest path to each node; edges must point forward.
+void fill_depths(const Dag& dag, Span<int32_t> depth);
+
 // A DAG that owns its arrays.
 struct OwnedDag {
   Vec<int32_t> type_id, edge_ptr, edge_src;

@@ -11,7 +11,7 @@ struct Gap {
 class Gaps {
  public:
   bool reserve(ptrdiff_t n) { return gaps_.reserve(n); }
-  // Finds the smallest gap that holds an area, the first among equals; -1 if there is none.
+  // Finds the smallest gap that holds an area, the first of equal ones; -1 if no gap does.
   ptrdiff_t find(int64_t size) const {
     ptrdiff_t best = -1;
     for (ptrdiff_t g = 0; g < gaps_.size(); g++) {

@@ -49,28 +49,12 @@ bool read_batches(PyObject* tuple, const TypedGraph& graph, int32_t n_types, Bat
       batches.ptr.size == batches.type_id.size + 1 && rises(batches.ptr, n) && batches.order.size == n &&
       within(batches.order, 0, n))
     return true;
-  PyErr_SetString(PyExc_ValueError, "batches must be a schedule of all nodes");
+  PyErr_SetString(PyExc_ValueError, "batches must be a schedule of all nodes, got others");
   return false;
 }
 
-template <class T>
-Ref adds_array(ptrdiff_t n, Span<uint8_t>& span) {
-  npy_intp shape[1] = {n};
-  Ref made(PyArray_SimpleNew(1, shape, NPY_BOOL));
-  if (made) span = {static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made.get()))), n};
-  return made;
-}
-
-// Copies flags into an array of bools.
-Ref flags_array(Span<const uint8_t> flags) {
-  Span<uint8_t> made;
-  Ref array = adds_array<uint8_t>(flags.size, made);
-  if (array && flags.size) memcpy(made.data, flags.data, (size_t)flags.size);
-  return array;
-}
-
 constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places behind the buffer can be counted
-constexpr int64_t MOST_ELEMENTS = INT32_MAX;      // beyond this, destinations need 64 bits
+constexpr int64_t MOST_NARROW = INT32_MAX;        // beyond this, destinations need 64 bits
 
 // place_values(words, floats, batches, types, tables, slot_width, saved_width, training): the parts of a plan, in the
 // order of `Plan`.
@@ -89,7 +73,7 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read<int64_t>(arguments[6], "saved_width", widths.saved))
     return nullptr;
   if (widths.saved.size != tables.n_blocks() || floats.size != graph.sizes.floats)
-    return PyErr_SetString(PyExc_ValueError, "saved_width and floats must be as many as there are"), nullptr;
+    return PyErr_SetString(PyExc_ValueError, "saved_width and floats must fit tables and words, got others"), nullptr;
   if (!tables.port_block.size && graph.graph.edge_src.size)
     return PyErr_SetString(PyExc_ValueError, "tables must have the ports that edges lead to, got none"), nullptr;
   Rows rows;
@@ -105,12 +89,12 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   }
   if (!set_problem(problem)) return nullptr;
   ptrdiff_t n_dest = graph.graph.edge_src.size + graph.graph.out_node.size;
-  bool is_wide = rows.size > MOST_ELEMENTS;
+  bool is_wide = rows.size > MOST_NARROW;
   Span<int32_t> narrow;
   Span<int64_t> wide;
   Span<uint8_t> adds;
   Ref dest = is_wide ? make_array<int64_t>(n_dest, wide) : make_array<int32_t>(n_dest, narrow);
-  Ref added = adds_array<uint8_t>(n_dest, adds);
+  Ref added = make_flags(n_dest, adds);
   if (!dest || !added) return nullptr;
   {
     Unlocked unlocked;
@@ -160,7 +144,7 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   bool fits = size.size == first.size && first.size < INT32_MAX;
   for (ptrdiff_t k = 0; fits && k < first.size; k++) fits = first[k] >= 0 && first[k] <= k;
-  if (!fits) return PyErr_SetString(PyExc_ValueError, "first must be at most k for each of as many areas"), nullptr;
+  if (!fits) return PyErr_SetString(PyExc_ValueError, "first[k] must lie in 0..k for each size, got others"), nullptr;
   for (int64_t left = last < 0 ? INT64_MAX : INT64_MAX - last; int64_t one : size)
     if (one > 0 && (left -= one) < 0)
       return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got more"), nullptr;
@@ -238,15 +222,17 @@ PyObject* make_tables(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   int32_t n_blocks = plan.n_blocks();
   Table<int64_t> means;
   Span<int64_t> words, addresses;
+  Span<uint8_t> serial_flags;
   Ref words_array = make_array<int64_t>(tiles.words.size(), words), mean_rows = make_table<int64_t>(n_blocks, 2, means),
       lists[] = {Ref(to_python(forward)), Ref(to_python(backward)), Ref(to_python(weights))},
-      serial = flags_array(is_serial),
+      serial = make_flags(is_serial.size(), serial_flags),
       address_array = make_array<int64_t>(N_DESTINATIONS + plan.n_types() + 3 * (ptrdiff_t)n_blocks, addresses),
       ptr = to_array<int64_t>(tiles.ptr), classes(PyBytes_FromStringAndSize(nullptr, 3 * (Py_ssize_t)n_blocks));
   if (!words_array || !mean_rows || !lists[0] || !lists[1] || !lists[2] || !serial || !address_array || !ptr ||
       !classes)
     return nullptr;
   if (words.size) memcpy(words.data, tiles.words.data(), (size_t)words.size * sizeof(int64_t));
+  if (is_serial.size()) memcpy(serial_flags.data, is_serial.data(), (size_t)is_serial.size());
   list_addresses(plan, tiles, words.data, addresses);
   char* of_block = PyBytes_AS_STRING(classes.get());
   for (ptrdiff_t block = 0; block < n_blocks; block++) {
@@ -272,7 +258,7 @@ PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   bool fits = dest.size == plan.adds.size && width.size == plan.out_block.size && first >= 0 && first <= MOST_PLACE;
   for (int64_t one : width) fits = fits && one >= 0 && one <= INT32_MAX;
-  if (!fits) return PyErr_SetString(PyExc_ValueError, "dest, width and first must be those of the plan"), nullptr;
+  if (!fits) return PyErr_SetString(PyExc_ValueError, "dest, width and first must fit the plan, got others"), nullptr;
   Sums sums;
   Problem problem;
   {

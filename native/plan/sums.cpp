@@ -13,19 +13,6 @@ struct Added {
   }
 };
 
-// Sorts by place, those of one place by number: Shell's sort.
-void sort(Span<Added> values) {
-  ptrdiff_t gap = 1;
-  while (gap < values.size) gap = 3 * gap + 1;
-  for (; gap > 0; gap /= 3)
-    for (ptrdiff_t i = gap; i < values.size; i++) {
-      Added moved = values[i];
-      ptrdiff_t k = i;
-      for (; k >= gap && moved.is_before(values[k - gap]); k -= gap) values[k] = values[k - gap];
-      values[k] = moved;
-    }
-}
-
 }  // namespace
 
 Problem find_sums(const PlanArrays& plan, Span<const int64_t> dest, Span<const int64_t> width, int64_t first,
@@ -52,7 +39,7 @@ Problem find_sums(const PlanArrays& plan, Span<const int64_t> dest, Span<const i
       }
     }
     sums.size = behind > sums.size ? behind : sums.size;
-    sort(found);
+    sort(Span<Added>(found), [](const Added& a, const Added& b) { return a.is_before(b); });
     for (ptrdiff_t i = 0; i < found.size(); i++) {
       const Added& one = found[i];
       ptrdiff_t at = sums.parts.size();

@@ -112,19 +112,6 @@ class TypeTiles {
   int64_t needed_ = 0;
 };
 
-// Whether offsets start at 0, never decrease, and end at `last`.
-bool rises(Span<const int64_t> ptr, int64_t last) {
-  for (ptrdiff_t i = 0; i + 1 < ptr.size; i++)
-    if (ptr[i] > ptr[i + 1]) return false;
-  return ptr.size && ptr[0] == 0 && ptr[ptr.size - 1] == last;
-}
-
-bool within(Span<const int64_t> values, int64_t low, int64_t high) {
-  for (int64_t value : values)
-    if (value < low || value >= high) return false;
-  return true;
-}
-
 // Reads the address of a one-dimensional array of one of two types.
 bool read_address(PyObject* object, const char* what, int type, int other, const void*& address, ptrdiff_t& size) {
   bool is_other = PyArray_Check(object) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)) == other;

@@ -53,10 +53,11 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   ptrdiff_t n_steps = plan.size ? plan.size : course.n_nodes();
   if (table.n_types() != course.n_types() || table.room() - table.n_states[0] < n_steps)
-    return PyErr_SetString(PyExc_ValueError, "table must have the types of the DAG, and room for a state per batch"),
+    return PyErr_SetString(PyExc_ValueError,
+                           "table must have the types of the DAG and room for a state per batch, got another"),
            nullptr;
   if (!course.run(table, machine, rules, epsilon, static_cast<bitgen_t*>(random), plan))
-    return PyErr_SetString(PyExc_ValueError, "plan must name a ready type at each step"), nullptr;
+    return PyErr_SetString(PyExc_ValueError, "plan must name a ready type at each step, got another"), nullptr;
   Py_RETURN_NONE;
 }
 

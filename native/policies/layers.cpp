@@ -223,7 +223,7 @@ bool Search::expand(const Layer& layer, double limit, Layer& children, double& b
   return true;
 }
 
-// Sorts states by their total, then by the number of suffixes left, then by their number: Shell's sort.
+// Sorts states by their total, then by the number of suffixes left, then by their number.
 bool rank(Span<const double> total, Span<const int32_t> n_left, Vec<int64_t>& order) {
   auto is_before = [&](int64_t a, int64_t b) {
     if (total[a] != total[b]) return total[a] < total[b];
@@ -231,15 +231,7 @@ bool rank(Span<const double> total, Span<const int32_t> n_left, Vec<int64_t>& or
   };
   if (!order.resize(total.size)) return false;
   for (ptrdiff_t i = 0; i < total.size; i++) order[i] = i;
-  ptrdiff_t gap = 1;
-  while (gap < total.size) gap = 3 * gap + 1;
-  for (; gap > 0; gap /= 3)
-    for (ptrdiff_t i = gap; i < total.size; i++) {
-      int64_t moved = order[i];
-      ptrdiff_t k = i;
-      for (; k >= gap && is_before(moved, order[k - gap]); k -= gap) order[k] = order[k - gap];
-      order[k] = moved;
-    }
+  sort(Span<int64_t>(order), is_before);
   return true;
 }
 
@@ -331,11 +323,7 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
   }
   for (int64_t at = best_at; at > 0; at = parents[at])
     if (!outcome.sequence.push(type_ids[at])) return false;
-  for (ptrdiff_t k = 0; k < outcome.sequence.size() / 2; k++) {
-    int32_t first = outcome.sequence[k];
-    outcome.sequence[k] = outcome.sequence[outcome.sequence.size() - 1 - k];
-    outcome.sequence[outcome.sequence.size() - 1 - k] = first;
-  }
+  turn<int32_t>(outcome.sequence);
   return true;
 }
 

@@ -6,14 +6,6 @@ namespace {
 constexpr int32_t PERCENT_INSERTED = 90;  // of all steps; of the rest, half move an entry, and half swap two
 constexpr int32_t MOST_INSERTED = 8, INSERT_REACH = 10, SHIFT_REACH = 8;
 
-void turn(Span<int32_t> sequence) {
-  for (ptrdiff_t k = 0; k < sequence.size / 2; k++) {
-    int32_t first = sequence[k];
-    sequence[k] = sequence[sequence.size - 1 - k];
-    sequence[sequence.size - 1 - k] = first;
-  }
-}
-
 }  // namespace
 
 bool LocalSearch::start(const Dag& dag, Span<const int32_t> sequence, int64_t seed) {
@@ -27,7 +19,7 @@ bool LocalSearch::run(int64_t n_steps, double enough, Unlocked& unlocked) {
   for (int64_t i = 0; i < n_steps && current.size() && (double)current.size() > enough; i++) {
     if (unlocked.is_interrupted(work + current.size()) || !disturb()) return false;
     bool is_from_left = draws_.next(2) == 0;
-    if (!is_from_left) turn(other_);
+    if (!is_from_left) turn<int32_t>(other_);
     if (!compact_once(is_from_left)) return false;
   }
   return true;
@@ -43,7 +35,7 @@ bool LocalSearch::compact_once(bool is_from_left) {
   if (!stops.index(other_, false, dag.n_types, dag.n_nodes()) || !keep_from_left(dag, stops, position_, kept_))
     return false;
   if (kept_.size() > current.size()) return true;
-  if (!is_from_left) turn(kept_);
+  if (!is_from_left) turn<int32_t>(kept_);
   return current.copy(kept_);
 }
 

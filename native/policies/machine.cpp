@@ -13,7 +13,7 @@ Weights mask_weights(const Weights& weights, bool has_mask) {
   return {has_mask ? 1.0 + 2.0 * others : weights.critical, weights.ready, weights.own, weights.height};
 }
 
-// Finds the tried type of highest value in the present state, the lowest among equals; -1 if there is none.
+// Finds the tried type of highest value in the present state, the lowest of equal ones; -1 if no type was tried.
 int32_t best_tried(const Simulator& sim, const Chains& chains, const ValueTable& table, Encoding encoding,
                    int16_t* state, Span<const uint8_t> allowed) {
   int32_t n_known = table.n_types(), best = -1;

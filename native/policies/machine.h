@@ -20,7 +20,7 @@ struct ValueTable {
   Table<int16_t> states;   // [room, width]
   Table<double> values;    // [room, T] the expected return of running the type
   Table<int32_t> updates;  // [room, T] number of updates of that value; 0: never tried
-  Span<int32_t> slots;     // [power of two] numbers of states by hash, -1 where there is none
+  Span<int32_t> slots;     // [power of two] numbers of states by hash, -1 in free slots
   Span<int32_t> n_states;  // [1]
 
   int32_t n_types() const { return (int32_t)values.columns; }

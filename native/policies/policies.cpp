@@ -214,7 +214,7 @@ PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_table<float>(arguments[1], "rows", rows) || !read<float>(arguments[2], "overall", overall))
     return nullptr;
   if (rows.columns != N_TYPE_FEATURES || overall.size != N_OVERALL_FEATURES || rows.rows > INT32_MAX)
-    return PyErr_SetString(PyExc_ValueError, "rows and overall must have as many features as a network reads"), nullptr;
+    return PyErr_SetString(PyExc_ValueError, "rows and overall must be features of a network, got others"), nullptr;
   Ref made = make_array<double>(rows.rows, scores);
   if (!made) return nullptr;
   return score_types(network, rows, overall, scores) ? made.release() : PyErr_NoMemory();
@@ -297,7 +297,7 @@ bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
               rises(found.after_ptr, found.after.size) && are_suffixes(found.first, found.size());
   if (is_compared) fits = fits && rows.rows == found.size() && rows.columns * 64 >= found.size();
   for (int32_t n = 0; fits && n < found.size(); n++) fits = are_suffixes(found.followers(n), n);
-  if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must come after their followers, and be compared");
+  if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must be compared and come after their followers, got others");
   return fits;
 }
 
@@ -376,7 +376,7 @@ PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_table<int16_t>(arguments[1], "states", states) || table.refuse_overlap(states.all()))
     return nullptr;
   if (states.columns != table.width() || table.room() - table.n_states[0] < states.rows)
-    return PyErr_SetString(PyExc_ValueError, "table must have room for the states, and be for such ones"), nullptr;
+    return PyErr_SetString(PyExc_ValueError, "states must fit the width and the room of table, got others"), nullptr;
   Ref made = make_array<int32_t>(states.rows, numbers);
   for (ptrdiff_t i = 0; made && i < states.rows; i++) numbers[i] = table.add(states[i]);
   return made.release();
@@ -406,7 +406,7 @@ PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       fits = step.state < table.n_states[0] && -1 - (int64_t)step.state < fresh.rows && step.type >= 0 &&
              step.type < table.n_types();
     }
-  if (!fits) return PyErr_SetString(PyExc_ValueError, "steps must be of states and types of the table"), nullptr;
+  if (!fits) return PyErr_SetString(PyExc_ValueError, "steps must fit n_batches, fresh and table, got others"), nullptr;
   Episode episode;
   for (ptrdiff_t e = 0; e < n_batches.size; e++)
     if (!learn_from({steps + e * most, n_batches[e]}, fresh, table, rules, episode)) return PyErr_NoMemory();

@@ -5,15 +5,6 @@ namespace {
 
 constexpr double ROUNDING = 1e-9;  // scores that differ by less count as equal: the order of a sum changes them as much
 
-// Finds the number of edges on the longest path to each node.
-bool find_depths(const Dag& dag, Vec<int32_t>& depth) {
-  if (!depth.assign(dag.n_nodes(), 0)) return false;
-  for (int32_t node = 0; node < dag.n_nodes(); node++)
-    for (int32_t source : dag.sources(node))
-      if (depth[source] >= depth[node]) depth[node] = depth[source] + 1;
-  return true;
-}
-
 // Sorts nodes stably by key: one pass of a radix sort.
 bool sort_stably(Span<const int32_t> key, Span<const int32_t> nodes, Vec<int32_t>& sorted) {
   int32_t largest = -1;
@@ -29,7 +20,8 @@ bool sort_stably(Span<const int32_t> key, Span<const int32_t> nodes, Vec<int32_t
 bool plan_by_depth(const Dag& dag, Batches& batches) {
   Vec<int32_t> depth, all, by_type;
   int32_t n = dag.n_nodes();
-  if (!find_depths(dag, depth) || !all.resize(n)) return false;
+  if (!depth.resize(n) || !all.resize(n)) return false;
+  fill_depths(dag, depth);
   for (int32_t node = 0; node < n; node++) all[node] = node;
   if (!sort_stably(dag.type_id, all, by_type) || !sort_stably(depth, by_type, batches.order)) return false;
   batches.batch_type.resize(0);
@@ -52,7 +44,8 @@ bool plan_by_agenda(const Dag& dag, Batches& batches) {
   Simulator sim;
   Vec<int32_t> depth;
   Vec<int64_t> total;
-  if (!sim.start(dag) || !find_depths(dag, depth) || !total.assign(dag.n_types, 0)) return false;
+  if (!sim.start(dag) || !depth.resize(dag.n_nodes()) || !total.assign(dag.n_types, 0)) return false;
+  fill_depths(dag, depth);
   for (int32_t node = 0; node < dag.n_nodes(); node++) total[dag.type_id[node]] += depth[node];
   for (;;) {
     int32_t best = -1;

@@ -64,11 +64,7 @@ bool keep_from_right(const Dag& dag, const Stops& turned, Span<const int32_t> ea
     else
       instead.drop(k, turned.next_same(k));
   }
-  for (ptrdiff_t k = 0; k < kept.size() / 2; k++) {
-    int32_t first = kept[k];
-    kept[k] = kept[kept.size() - 1 - k];
-    kept[kept.size() - 1 - k] = first;
-  }
+  turn<int32_t>(kept);
   return true;
 }
 

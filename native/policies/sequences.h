@@ -13,9 +13,9 @@ class Stops {
   // Indexes a sequence, more sparsely if it is long and has many types, so that the size stays linear; false if memory
   // runs out. With `is_turned`, the sequence is read from its end.
   bool index(Span<const int32_t> sequence, bool is_turned, int32_t n_types, int32_t n_nodes);
-  // Finds the first position of a type from one in 0..K on; K if there is none.
+  // Finds the first position of a type from a position in 0..K on; K without one.
   int32_t next(int32_t type, int32_t position) const;
-  // Finds the next position with the type of position k; K if there is none.
+  // Finds the next position with the type of position k; K without one.
   int32_t next_same(int32_t k) const {
     int32_t type = sequence[k];
     return type >= 0 && type < n_types_ ? next(type, k + 1) : size();
@@ -26,10 +26,10 @@ class Stops {
 
  private:
   int32_t n_types_ = 0, shift_ = 0;
-  Vec<int32_t> first_;  // [(K >> shift) + 2, T] the first position of a type from row << shift on; K if there is none
+  Vec<int32_t> first_;  // [(K >> shift) + 2, T] the first position of a type from row << shift on; K without one
 };
 
-// Writes the first position at which each node can run, K if there is none; returns whether all have one.
+// Writes the first position at which each node can run, or K; returns whether all nodes can run.
 bool fill_early(const Dag& dag, const Stops& stops, Span<int32_t> position);
 
 // Does the same for the reversed DAG, with the stops of the turned sequence; positions count from the end.

@@ -42,7 +42,8 @@ PyObject* make_simulation(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
              within(dag.edge_src.part(dag.edge_ptr[node_ptr[g]], dag.edge_ptr[node_ptr[g + 1]]), node_ptr[g],
                     node_ptr[g + 1]);
     }
-    if (!fits) return PyErr_SetString(PyExc_ValueError, "node_ptr must be the ranges of stacked dags"), nullptr;
+    if (!fits)
+      return PyErr_SetString(PyExc_ValueError, "node_ptr must be the ranges of stacked DAGs, got others"), nullptr;
   }
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
@@ -100,8 +101,7 @@ PyObject* step(PyObject* self, PyObject* object) {
 
 // Sets a ValueError if chains and frontiers were not followed.
 bool refuse_unmeasured(const State& state) {
-  if (!state.is_measured)
-    PyErr_SetString(PyExc_ValueError, "simulation must be measured for this, got one that is not");
+  if (!state.is_measured) PyErr_SetString(PyExc_ValueError, "simulation must be measured, got an unmeasured one");
   return !state.is_measured;
 }
 

@@ -2,18 +2,6 @@
 
 namespace autobatch {
 
-void sort(Span<int32_t> numbers) {
-  ptrdiff_t gap = 1;
-  while (gap < numbers.size) gap = 3 * gap + 1;
-  for (; gap > 0; gap /= 3)
-    for (ptrdiff_t i = gap; i < numbers.size; i++) {
-      int32_t moved = numbers[i];
-      ptrdiff_t k = i;
-      for (; k >= gap && numbers[k - gap] > moved; k -= gap) numbers[k] = numbers[k - gap];
-      numbers[k] = moved;
-    }
-}
-
 bool SuffixFinder::link(const Dag& dag, Span<const uint8_t> kept) {
   int32_t n = dag.n_nodes();
   if (n > INT32_MAX / 4 || dag.n_edges() + n > INT32_MAX) return false;  // positions and levels are counted in 32 bits

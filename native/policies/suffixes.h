@@ -72,9 +72,6 @@ class SuffixFinder {
 // Makes the DAG of the suffixes that can be reached, and finds the node of each, or -1; false if memory runs out.
 bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place);
 
-// Sorts in place: Shell's sort.
-void sort(Span<int32_t> numbers);
-
 // Mixes the hash of a list of numbers.
 inline uint64_t mix(uint64_t key, int32_t number) {
   key = (key ^ (uint64_t)number) * 0x9E3779B97F4A7C15u;

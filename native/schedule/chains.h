@@ -24,8 +24,6 @@ class Chains {
 
   // Whether running a type lowers the number of batches that are still needed.
   bool is_critical(int32_t type) const { return most[type] > 0 && n_own_most[type] == n_most[type]; }
-  // The share of the ready nodes at U = M that are of the type; 0 if there are none.
-  double own_share(int32_t type) const { return most[type] > 0 ? (double)n_own_most[type] / n_most[type] : 0.0; }
 
   Span<const int32_t> ahead() const { return ahead_; }    // [N, T] U
   Span<const int32_t> height() const { return height_; }  // [N] the sum of U over the types

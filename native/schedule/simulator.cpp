@@ -3,23 +3,12 @@
 namespace autobatch {
 
 void Batches::mirror() {
-  ptrdiff_t n = order.size(), n_batches = batch_type.size();
-  for (ptrdiff_t i = 0; i < n / 2; i++) {
-    int32_t first = order[i];
-    order[i] = order[n - 1 - i];
-    order[n - 1 - i] = first;
-  }
-  for (ptrdiff_t i = 0; i < n; i++) order[i] = (int32_t)n - 1 - order[i];
-  for (ptrdiff_t k = 0; k < n_batches / 2; k++) {
-    int32_t first = batch_type[k];
-    batch_type[k] = batch_type[n_batches - 1 - k];
-    batch_type[n_batches - 1 - k] = first;
-  }
-  for (ptrdiff_t k = 0; k <= n_batches / 2; k++) {
-    int32_t first = batch_ptr[k];
-    batch_ptr[k] = (int32_t)n - batch_ptr[n_batches - k];
-    batch_ptr[n_batches - k] = (int32_t)n - first;
-  }
+  int32_t n = (int32_t)order.size();
+  turn<int32_t>(order);
+  turn<int32_t>(batch_type);
+  turn<int32_t>(batch_ptr);
+  for (int32_t& node : Span<int32_t>(order)) node = n - 1 - node;
+  for (int32_t& end : Span<int32_t>(batch_ptr)) end = n - end;
 }
 
 bool Simulator::find_readers() {

@@ -121,7 +121,8 @@ inline bool read_flags(PyObject* object, const char* what, Span<const uint8_t>& 
 }
 
 // Whether offsets, at least one, start at 0, never decrease, and end at `last`.
-inline bool rises(Span<const int32_t> ptr, int64_t last) {
+template <class T>
+bool rises(Span<const T> ptr, int64_t last) {
   bool falls = false;
   for (ptrdiff_t i = 0; i + 1 < ptr.size; i++) falls |= ptr[i] > ptr[i + 1];
   return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
@@ -131,6 +132,12 @@ inline bool rises(Span<const int32_t> ptr, int64_t last) {
 inline bool within(Span<const int32_t> values, int64_t low, int64_t high) {
   uint32_t first = (uint32_t)low, n = (uint32_t)(high - low), outside = 0;
   for (int32_t value : values) outside |= (uint32_t)value - first >= n;
+  return !outside;
+}
+
+inline bool within(Span<const int64_t> values, int64_t low, int64_t high) {
+  bool outside = false;
+  for (int64_t value : values) outside |= value < low || value >= high;
   return !outside;
 }
 
@@ -153,6 +160,14 @@ Ref make_array(ptrdiff_t size, Span<T>& span) {
   npy_intp shape[1] = {size};
   Ref made(PyArray_SimpleNew(1, shape, NumpyType<T>::number));
   if (made) span = {static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made.get()))), size};
+  return made;
+}
+
+// Makes an uninitialized array of bools, viewed as bytes.
+inline Ref make_flags(ptrdiff_t size, Span<uint8_t>& span) {
+  npy_intp shape[1] = {size};
+  Ref made(PyArray_SimpleNew(1, shape, NPY_BOOL));
+  if (made) span = {static_cast<uint8_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made.get()))), size};
   return made;
 }
 

@@ -45,6 +45,34 @@ struct Span {
   operator Span<const T>() const { return {data, size}; }
 };
 
+// Reverses the order of elements.
+template <class T>
+void turn(Span<T> values) {
+  for (ptrdiff_t i = 0; i < values.size / 2; i++) {
+    T first = values[i];
+    values[i] = values[values.size - 1 - i];
+    values[values.size - 1 - i] = first;
+  }
+}
+
+// Sorts elements by Shell's sort, which is not stable.
+template <class T, class Before>
+void sort(Span<T> values, Before is_before) {
+  ptrdiff_t gap = 1;
+  while (gap < values.size) gap = 3 * gap + 1;
+  for (; gap > 0; gap /= 3)
+    for (ptrdiff_t i = gap; i < values.size; i++) {
+      T moved = values[i];
+      ptrdiff_t k = i;
+      for (; k >= gap && is_before(moved, values[k - gap]); k -= gap) values[k] = values[k - gap];
+      values[k] = moved;
+    }
+}
+
+inline void sort(Span<int32_t> values) {
+  sort(values, [](int32_t a, int32_t b) { return a < b; });
+}
+
 // A vector of plain data. `reserve` and `resize` return false if memory runs out, and then change nothing.
 template <class T>
 class Vec {

@@ -39,7 +39,7 @@ def blocks_of(plan: Plan, type_id: int) -> range:
 
 
 def rows_before(plan: Plan, block: int, row: int) -> int:
-    """The rows of a domain that come before those of a row of nodes."""
+    """Count the rows of a domain that come before those of a row of nodes."""
     return int(plan.segment_ptr[block][row]) if block in plan.segment_ptr else row
 
 
@@ -62,7 +62,7 @@ def check_tile(plan: Plan, tile: Any, type_id: int, begin: int, end: int, bases:
 
 
 def tiles_of_batches(compiled: CompiledPlan) -> Iterator[tuple[Batch, list[Any]]]:
-    """The tiles of each batch: the first of its type that belong to no batch before it."""
+    """Yield each batch with its tiles: the next ones of its type."""
     at = dict.fromkeys(compiled.tables.type_ids, 0)
     for batch in compiled.plan.batches:
         table, first, n_rows = compiled.tables.tiles[batch.type_id], at[batch.type_id], batch.end - batch.start
@@ -73,7 +73,7 @@ def tiles_of_batches(compiled: CompiledPlan) -> Iterator[tuple[Batch, list[Any]]
 
 
 def tiles_of(calls: CallList, part: int) -> Iterator[tuple[list[int], int]]:
-    """The steps of each tile that runs in a part, and its number."""
+    """Yield the steps of each tile that runs in a part, and the number of the tile."""
     for k in range(calls.ptr[part], calls.ptr[part + 1]):
         own = calls.calls[calls.tile_ptr[k] : calls.tile_ptr[k + 1]]
         assert len({*own["tile"].tolist()}) == 1
@@ -81,7 +81,7 @@ def tiles_of(calls: CallList, part: int) -> Iterator[tuple[list[int], int]]:
 
 
 def steps_of(tables: PlanTables, compiled: Any, stage: str, n_whole: dict[int, int]) -> dict[int, list[range]]:
-    """Per type, the steps of a stage that run before all batches, in each of them, and after them."""
+    """Give, per type, the steps of a stage that run before all batches, in each of them, and after them."""
     steps, end = {}, 0
     for type_id in tables.type_ids:
         own = compiled.types.cells[type_id].stage(stage)

@@ -32,7 +32,7 @@ RULES, BASE = QLearning().rules(), MachineRules(0, 0)
 
 
 def chain(n_types: int = 2) -> Dag:
-    """Three nodes in a row, of types 0, 1 and 0."""
+    """Make three nodes in a row, of types 0, 1 and 0."""
     return make_dag([0, 1, 0], [0, 0, 1, 2], [0, 1], n_types)
 
 
@@ -230,7 +230,7 @@ class Stopped(Exception):
 
 
 def stopped_after(seconds: float, call: Callable[[], Any]) -> float:
-    """The seconds that a call went on after a signal came."""
+    """Return the seconds for which a call went on after a signal."""
 
     def stop(*_: Any) -> None:
         raise Stopped

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from autobatch._native import Simulation, find_depths
-from autobatch.graph.dag import Dag, chains_ahead, reverse, to_dag
+from autobatch.graph.dag import Dag, chains_ahead, reverse, stack, to_dag
 from autobatch.policies.fsm.rewards import CRITICAL, PUBLISHED
 from autobatch.schedule.schedule import Schedule, chain_lengths
 from autobatch.schedule.schedule_check import check_schedule
-from autobatch.schedule.simulator import stack
 from helpers.programs.graphs import random_batch, random_dag
 from helpers.runs.ways import each
 
@@ -127,5 +126,5 @@ class TestSimulation:
         for kind in (-1, 4, first):
             with pytest.raises(ValueError, match=f"type must have a ready node, got {kind}"):
                 sim.step(kind)
-        with pytest.raises(ValueError, match="node_ptr must be the ranges of stacked dags"):
+        with pytest.raises(ValueError, match="node_ptr must be the ranges of stacked DAGs"):
             Simulation(to_dag(random_dag(0)), np.array([0, 1], np.int32))

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from autobatch._native import Simulation
 from autobatch.devices.device import Device, Launch
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag
+from autobatch.graph.dag import Dag, stack
 from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.table import Table
 from autobatch.policies.rules.rules import LEARNED, Weights
-from autobatch.schedule.simulator import stack
 
 SOURCE = Path(__file__).with_suffix(".cuh")
 KERNEL, ABOUT = "play_all", "the simulator of schedules"

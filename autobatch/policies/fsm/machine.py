@@ -20,7 +20,7 @@ from autobatch._native import plan_by_machine
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
-from autobatch.graph.graph_check import check_order
+from autobatch.graph.graph_check import naming_cycles
 from autobatch.jit.arrays import IntArray
 from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
 from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
@@ -280,11 +280,8 @@ class Fsm(Directed):
         number = np.zeros(dag.n_types, np.int32)
         number[place] = np.arange(place.size)
         self.unseen = self.decided = 0
-        try:
+        with naming_cycles(graph):
             planned = self.plan_best(dag)
-        except ValueError:
-            check_order(graph)  # names an edge that points backwards
-            raise
         return Schedule(number[planned.batch_type], planned.batch_ptr, planned.order)
 
     def to_known(self, graph: Graph) -> Dag:

@@ -18,7 +18,7 @@ from autobatch._native import plan_by_rule
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.graph_check import check_order
+from autobatch.graph.graph_check import naming_cycles
 from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 from autobatch.policies.files import save_policy
@@ -96,11 +96,8 @@ class Directed(BasePolicy):
         Raises:
             GraphError: the graph has a cycle.
         """
-        try:
+        with naming_cycles(graph):
             return self.plan_best(to_dag(graph))
-        except ValueError:
-            check_order(graph)  # names an edge that points backwards
-            raise
 
     def plan_best(self, dag: Dag) -> Schedule:
         """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""

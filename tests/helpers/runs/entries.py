@@ -31,6 +31,7 @@ from autobatch.backends.options import Options
 from autobatch.backends.tiles import arrays_of
 from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
+from autobatch.graph.dag import stack
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots, Results
 from autobatch.graph.marks import Marks
@@ -47,7 +48,6 @@ from autobatch.policies.search import reduction
 from autobatch.policies.search.layered import search_layers
 from autobatch.policies.search.local_search import local_search
 from autobatch.policies.sequences.embedding import embed_early, embed_late, to_schedule_at
-from autobatch.schedule.simulator import stack
 from helpers.programs.graphs import CELL, random_dag, random_toys
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.programs.random_types import draw_instance, draw_kinds

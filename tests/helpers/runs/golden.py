@@ -122,7 +122,7 @@ def _scheduled(graph: Graph, policy: str) -> tuple[Any, ...]:
 
 
 def _learned(dag: Dag) -> Iterator[Any]:
-    """The tables of machines that learn from a few episodes, and the schedules of one that knows them."""
+    """Yield the tables of machines that learn from a few episodes, and their schedules."""
     names = tuple(f"type {number}" for number in range(dag.n_types))
     for number, encoding in enumerate(ENCODINGS):
         machine = Machine(encoding, critical=number > 0, mask=number > 1)
@@ -134,7 +134,7 @@ def _learned(dag: Dag) -> Iterator[Any]:
 
 
 def _placed(drawn: Drawn, merged: Graph, training: bool) -> Iterator[Any]:
-    """The plan of a mini-batch that was recorded, by the rule of scores."""
+    """Yield the plan of a recorded mini-batch, scheduled by the rule `score`."""
     if drawn.recorder is None:
         return
     graph, _ = rewrite(merged, DEFAULT)
