@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 class FlowArrays(NamedTuple):
-    """For T types, which ports each output depends on, as arrays for compiled loops.
+    """For T types, which ports each output depends on, as arrays for the core.
 
     Attributes:
         n_outputs: int32[T].

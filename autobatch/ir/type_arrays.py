@@ -1,4 +1,4 @@
-"""Properties of node types as int arrays, for compiled loops."""
+"""Properties of node types as int arrays, for the core."""
 
 from __future__ import annotations
 

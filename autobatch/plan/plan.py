@@ -44,7 +44,7 @@ ALIGNMENT = 16  # elements: blocks start on a cache line in float32
 
 
 class TypeTables(NamedTuple):
-    """The layouts of T types as int32 arrays for compiled placement; a block is one domain of one type."""
+    """The layouts of T types as int32 arrays, for placement by the core; a block is one domain of one type."""
 
     out_ptr: IntArray  # [T+1] outputs of each type
     out_block: IntArray  # [outputs] within its type: the block whose rows it has
@@ -280,7 +280,7 @@ class PlannedCell(NamedTuple):
 
 @dataclass(eq=False)
 class PlannedTypes:
-    """All types of a graph, planned; the tables for compiled placement are made once per set of types."""
+    """All types of a graph, planned; the tables for placement are made once per set of types."""
 
     cells: list[PlannedCell]
     slot_shapes: list[tuple[int, ...]]

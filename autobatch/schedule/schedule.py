@@ -1,9 +1,8 @@
 """Schedules: which nodes run together, and in what order; policies, which make schedules; and a lower bound.
 
 A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule. Most
-policies choose a type, and all its ready nodes then run (`native/schedule/simulator.h`). Built-in policies do so in
-compiled loops (`autobatch.policies`); a user's own policy subclasses `FrontierPolicy`, which calls Python for every
-batch.
+policies choose a type, and all its ready nodes then run (`native/schedule/simulator.h`). Built-in policies do so in the
+core (`autobatch.policies`); a user's own policy subclasses `FrontierPolicy`, which calls Python for every batch.
 """
 
 from __future__ import annotations
