@@ -1,4 +1,4 @@
-"""Claim: the core schedules a mini-batch at 20 million nodes per second on one core, several times a loop in Python.
+"""Claim: the core schedules a mini-batch by the agenda at 20 million nodes per second, several times a loop in Python.
 
 One graph is a mini-batch; many graphs are its instances, one after the other. They are scheduled from where nothing has
 run to the end, by the agenda, and by the rule `score`, which reads the chains ahead as well. Beside them stands the
