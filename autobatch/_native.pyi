@@ -655,3 +655,141 @@ def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -
 
 def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
     """Allocate areas; area k is live from step first[k] to step k. Return their places, and the end of memory."""
+
+# native/blas/: see `autobatch.blas.packed`. Rows of strided arrays may lie apart; their last axis is contiguous.
+
+def find_features() -> tuple[bool, bool]:
+    """Tell whether the processor has AVX-512 (F, CD, BW, DQ and VL), and AVX512_BF16."""
+
+def pack(matrix: NDArray[np.float32], panels: NDArray[np.uint32], is_bf16: bool) -> None:
+    """Pack a matrix (inner, n), of which either axis is contiguous, into `panel_words(inner, n, is_bf16)` words.
+
+    Raises:
+        ValueError: the processor lacks the instructions for our own products, or the shapes do not fit.
+    """
+
+def multiply_packed(
+    rows: NDArray[np.float32],
+    panels: NDArray[np.uint32],
+    out: NDArray[np.float32],
+    is_bf16: bool,
+    adds: bool,
+    times: int,
+) -> None:
+    """Multiply rows (copies, m, inner) by a packed matrix into `out` (m, n); each time takes the next copy, in turn.
+
+    Raises:
+        ValueError: see `pack`.
+    """
+
+def add_outer_bf16(x: NDArray[np.float32], y: NDArray[np.float32], out: NDArray[np.float32], times: int) -> None:
+    """Add x' @ y to `out`, with x (rows, m) and y (rows, n) rounded to bf16.
+
+    Raises:
+        ValueError: see `pack`.
+    """
+
+def repeat_product(
+    times: int, itemsize: int, routine: int, product: tuple[int, ...], beta: float, copies: tuple[int, int, int]
+) -> None:
+    """Call a BLAS routine by its address; nothing checks the addresses.
+
+    Args:
+        product: a `Gemm` of `autobatch.blas.product`.
+        beta: 0 overwrites `out`, 1 adds to it.
+        copies: the number of pairs of operands that are used in turn, and the bytes from one a, and one b, to the next.
+    """
+
+def sgemm_address() -> int:
+    """Return the address of our own product of float32 matrices, which is called as BLAS's routine is."""
+
+def transpose(matrix: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the transpose of a contiguous matrix of float32 or float64."""
+
+# native/run/: see `autobatch.backends.cpu`, `autobatch.optim` and `autobatch.params.row_sums`.
+
+def step_addresses() -> dict[str, int]:
+    """Return the addresses of the steps that need no generated kernel; see `native/run/steps.h`."""
+
+def call_steps(addresses: NDArray[Any], calls: NDArray[Any], at: int, end: int) -> int:
+    """Make the calls at:end; return the first of a step that Python runs, or `end`. Nothing checks the addresses."""
+
+class Sweep:
+    """What the threads share that make the calls of a stage together; see `native/run/team.h`."""
+
+    def open(self, first: int, last: int) -> int:
+        """Open a sweep over some parts; return its number."""
+    def close(self) -> None:
+        """Close the sweep: nobody makes a call of it any more."""
+    def lead(self, addresses: NDArray[Any], calls: tuple[NDArray[Any], ...]) -> None:
+        """Make all calls of the open sweep that nobody else makes."""
+    def join(self, number: int, addresses: NDArray[Any], calls: tuple[NDArray[Any], ...]) -> None:
+        """Make calls of the sweep of this number until there are none left, or it is closed."""
+
+def sum_rows(
+    n: int,
+    work: LongArray,
+    values: NDArray[Any],
+    first: int,
+    step: int,
+    width: int,
+    ids: LongArray,
+    sums: NDArray[Any],
+) -> int:
+    """Add up rows by their ids, which are work[0, :n]; return the number of distinct ids.
+
+    Args:
+        work: [4, at least n]; is overwritten.
+        values: flat, of float32 or float64; rows begin at `first`, `step` numbers apart, and have `width` numbers.
+        ids, sums: take the ids, in increasing order, and their sums, flat.
+    """
+
+def merge_rows(
+    n: int,
+    ids: LongArray,
+    values: NDArray[Any],
+    n_more: int,
+    more: LongArray,
+    more_values: NDArray[Any],
+    width: int,
+) -> int:
+    """Add rows to others in place, both in the order of increasing ids; return the number of distinct ids."""
+
+def update_dense(
+    rows: tuple[int, int, int],
+    data: NDArray[Any],
+    first: NDArray[Any] | None,
+    second: NDArray[Any] | None,
+    grad: NDArray[Any],
+    grad_step: int,
+    constants: NDArray[Any],
+) -> None:
+    """Change all rows of a parameter; see `native/run/optimizer.h`.
+
+    Args:
+        rows: of `data`: their number, the numbers in each, and those from one row's beginning to the next.
+        data, grad: flat, from the first number on; the rows of `grad` begin `grad_step` numbers apart.
+        first, second: the state, flat, with contiguous rows.
+    """
+
+def update_rows(
+    rows: tuple[int, int, int],
+    data: NDArray[Any],
+    first: NDArray[Any] | None,
+    second: NDArray[Any] | None,
+    ids: LongArray,
+    values: NDArray[Any],
+    touched: NDArray[np.bool_],
+    constants: NDArray[Any],
+    is_lazy: bool,
+) -> None:
+    """Change rows of a parameter whose gradient is `Rows`; see `update_dense`.
+
+    Args:
+        ids, values: of the gradient's rows; ids increase, and values are flat.
+        touched: for each row, whether it ever had a gradient; is updated.
+        is_lazy: rows without a gradient stay as they are.
+    """
+
+def changes_all(constants: NDArray[Any]) -> bool:
+    """Tell whether plain descent changes a number whose gradient is zero."""

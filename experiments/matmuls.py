@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import call_steps, pack
+from autobatch.backends.cpu import steps, weights
 from autobatch.backends.cpu.backend import CompiledPlan
+from autobatch.backends.tiles import CALL
 from autobatch.backends.values import Activity, RowRange
-from autobatch.blas.calling import call_product
-from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.packed import multiply_float32 as multiply_rows
-from autobatch.blas.own.packed import pack_float32, panel_words
+from autobatch.blas.packed import NAME as PACKED
+from autobatch.blas.packed import panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area, Location
@@ -30,18 +31,17 @@ from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Outer, Product, Term
 from autobatch.compiler.view import View
+from autobatch.compiler.writer import SLOTS
 from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE, Weight
 from autobatch.jit.addresses import address_of
-from autobatch.jit.loops import compiled
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import Targets
 from autobatch.plan.plan import Batch, PlannedCell
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches
-LIBRARY, PACKED_ROWS, PACK = 0, 1, 2  # kinds of calls
-N_NUMBERS = 14  # of a call
+TABLE, GRADIENT = list(SLOTS).index("table"), len(SLOTS)  # slots of the memory of a product
 
 
 class Part(NamedTuple):
@@ -97,35 +97,51 @@ class Matmuls:
     def __init__(self, listed: Sequence[Matmul]) -> None:
         self.listed = [one for one in listed if one.flops]
         dtype = self.listed[0].a.dtype.name if self.listed else "float32"
-        self._size = np.dtype(dtype).itemsize
-        self._all_compiled = all(dtype in one.provider.addresses for one in self.listed)
-        self._panels: list[Array] = []
-        entries = list(self._entries(dtype))
-        parts = [part for part, _ in entries]
+        self._all_native = all(dtype in one.provider.addresses for one in self.listed)
+        self._panels: dict[tuple[object, ...], Array] = {}
+        self._packed: defaultdict[str, list[tuple[Array, Array]]] = defaultdict(list)  # by stage
+        bound = [self._bind(one, dtype) for one in self.listed] if self._all_native else []
+        self._alive = [arrays for _, *arrays in bound]
+        self._addresses = np.array([(f, *map(address_of, arrays[:2])) for f, *arrays in bound], steps.ADDRESSES)
+        self._calls = np.array([(k, 0) for k in range(len(bound))], CALL)
+        parts = [one.part for one in self.listed]
         starts = [k for k, part in enumerate(parts) if k == 0 or part != parts[k - 1]]
         self._runs = [(parts[start], start, end) for start, end in itertools.pairwise([*starts, len(parts)])]
-        self._numbers = np.array([numbers for _, numbers in entries], np.int64).reshape(len(entries), N_NUMBERS)
 
-    def _entries(self, dtype: str) -> Iterator[tuple[Part, tuple[int, ...]]]:
-        """What is called, in order: of each stage what packs matrices for our own product, then the products."""
-        for stage, group in itertools.groupby(self.listed, key=lambda one: one.part.stage):
-            products, panels = list(group), dict[tuple[object, ...], int]()
-            for one in products:
-                key = address_of(one.b), one.b.shape, one.b.strides
-                if self._all_compiled and one.is_packed and key not in panels:
-                    k, n = one.b.shape
-                    self._panels.append(np.empty(panel_words(k, n, False), np.uint32))
-                    panels[key] = address_of(self._panels[-1])
-                    row, column = (step // one.b.itemsize for step in one.b.strides)
-                    yield Part(stage, ONCE), (PACK, 0, row, column, 0, n, k, 0, 0, key[0], 0, panels[key], 0, 0)
-            for one in products:
-                product = describe_product(one.a, one.b, one.out)
-                key = address_of(one.b), one.b.shape, one.b.strides
-                if one.is_packed and key in panels:
-                    product = product._replace(b=panels[key])
-                    yield one.part, (PACKED_ROWS, 0, *product, one.adds)
-                else:
-                    yield one.part, (LIBRARY, one.provider.addresses.get(dtype, 0), *product, one.adds)
+    def _bind(self, one: Matmul, dtype: str) -> tuple[Any, ...]:
+        """The address of the step that multiplies, and its memory, own numbers and fields of a tile.
+
+        The array in the first slot begins at address zero, so that operands are found by their addresses.
+        """
+        product, size = describe_product(one.a, one.b, one.out), one.a.itemsize
+        memory, fields = np.zeros(GRADIENT + 3, np.int64), np.array([0, product.m, 0])
+        memory[TABLE] = address_of(fields)
+        if product.a_flipped:
+            own = np.zeros(weights.GRADIENT + 1, np.int64)
+            own[[weights.M, weights.N_STRIPS, weights.GRADIENT]] = product.m, 1, GRADIENT
+            own[weights.B : weights.B + 4] = 0, 0, product.b, product.b_step
+            memory[GRADIENT:], fields[1] = (product.out, product.out_step, 1), product.k
+            function = "add_outer"
+        else:
+            own = np.zeros(steps.SIZE, np.int64)
+            own[[steps.BETA, steps.INNER]] = one.adds, product.k
+            own[steps.OUT : steps.OUT + 4] = 0, 0, product.out, product.out_step
+            own[[steps.B_FLIPPED, steps.B, steps.B_STEP]] = product.b_flipped, product.b, product.b_step
+            function = "multiply_by_library"
+        if one.is_packed:
+            own[steps.B], function = address_of(self._pack(one)), "multiply_by_panels"
+        own[steps.A : steps.A + 4] = 0, 0, product.a, product.a_step
+        own[[steps.FIELDS, steps.ROWS, steps.N, steps.ITEMSIZE]] = len(fields), 1, product.n, size
+        own[steps.ROUTINE] = one.provider.addresses[dtype]
+        return steps.FUNCTIONS[function], memory, own, fields
+
+    def _pack(self, one: Matmul) -> Array:
+        """The packed matrix, which a stage packs once."""
+        key = one.part.stage, address_of(one.b), one.b.shape, one.b.strides
+        if key not in self._panels:
+            self._panels[key] = np.empty(panel_words(len(one.b), one.b.shape[1], False), np.uint32)
+            self._packed[one.part.stage].append((one.b, self._panels[key]))
+        return self._panels[key]
 
     def flops(self) -> dict[Part, int]:
         """Multiplications and additions of each part."""
@@ -136,20 +152,30 @@ class Matmuls:
 
     def run(self) -> None:
         """Run all of them, in order."""
-        self._run(0, len(self._numbers))
+        for stage in self._packed:
+            self._pack_all(stage)
+        self._run(0, len(self.listed))
 
     def time_parts(self) -> dict[Part, float]:
-        """Run all of them, in order; give the seconds of each part."""
+        """Run all of them, in order; give the seconds of each part. Matrices are packed in the part ONCE of a stage."""
         total: defaultdict[Part, float] = defaultdict(float)
+        for stage in self._packed:
+            began = perf_counter()
+            self._pack_all(stage)
+            total[Part(stage, ONCE)] += perf_counter() - began
         for part, first, end in self._runs:
             began = perf_counter()
             self._run(first, end)
             total[part] += perf_counter() - began
         return dict(total)
 
+    def _pack_all(self, stage: str) -> None:
+        for matrix, panels in self._packed[stage]:
+            pack(matrix, panels, False)
+
     def _run(self, first: int, end: int) -> None:
-        if self._all_compiled:
-            multiply_all(self._numbers, first, end, self._size)
+        if self._all_native:
+            call_steps(self._addresses, self._calls, first, end)
             return
         for one in self.listed[first:end]:
             one.provider.multiply(one.a, one.b, one.out, accumulate=one.adds)
@@ -323,21 +349,3 @@ class _Lister:
             return np.empty((n_rows, width), memory.dtype)
         assert 0 <= first <= memory.size - (n_rows - 1) * step - width, "the rows lie in the memory"
         return np.ndarray((n_rows, width), memory.dtype, memory, first * itemsize, (step * itemsize, itemsize))
-
-
-@compiled
-def multiply_all(numbers: Array, first: int, end: int, size: int) -> None:
-    """Run what a table of products says: a row is the kind, an address, a `Product`, and what is added to.
-
-    Args:
-        numbers: the table, of which rows `first` to `end` are run.
-        size: bytes of an element; only products of float32 are our own.
-    """
-    for p in range(first, end):
-        how, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds = numbers[p]
-        if how == LIBRARY:
-            call_product(size, address, (a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step), adds)
-        elif how == PACKED_ROWS:
-            multiply_rows(m, n, k, (a, a_step), b, (out, out_step), adds)
-        else:
-            pack_float32(b, a_flipped, b_flipped, k, n, out)

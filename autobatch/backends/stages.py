@@ -41,7 +41,7 @@ class CellStages(ABC, Generic[S]):
     def stage(self, name: str) -> S:
         """The stage "forward", "backward" or "weights"."""
         if name not in self._stages:
-            with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
+            with compiling(f"cell {self.cell.program.name!r} ({name})"):
                 program = COMPILE[name](self.cell)
             self._stages[name] = self._make(program)
         return self._stages[name]

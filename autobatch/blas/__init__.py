@@ -1,8 +1,8 @@
 """Matrix products with the library that is fastest on this machine: NumPy, MKL, torch, SciPy or our own.
 
-`get_provider(name)` and `Chooser` return a `Provider`, which multiplies views without copies; `calling` calls one by
-address from compiled code; `limit_threads` limits its threads. `gemm` is our own provider: `packed` multiplies by
-matrices that were packed before, in float32 or bf16, in `tiles` of AVX-512 registers.
+`get_provider(name)` and `Chooser` return a `Provider`, which multiplies views without copies, and which native code
+calls by address; `limit_threads` limits its threads. `packed` is our own provider, which multiplies by matrices that
+were packed before, in float32 or bf16.
 """
 
 from autobatch.blas.choosing import Chooser, measure

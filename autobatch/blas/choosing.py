@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.blas.calling import repeat_product
+from autobatch._native import add_outer_bf16, multiply_packed, pack, repeat_product
 from autobatch.blas.finding import find_versions, get_provider, list_providers
-from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.gemm import Repeated
-from autobatch.blas.own.packed import add_outer_bf16, multiply_bf16, outer_words, pack_bf16, panel_words, rows_words
-from autobatch.blas.own.tiles import can_tile_bf16
+from autobatch.blas.packed import NAME as PACKED
+from autobatch.blas.packed import panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
@@ -32,7 +30,7 @@ from autobatch.jit.later import n_waiting
 from autobatch.system.cache import cache_folder, find_entry, keep_entry
 from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 
-FORMAT = "autobatch matmul 4"
+FORMAT = "autobatch matmul 5"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
 LAP_S, LAPS = 1e-3, 5
@@ -92,8 +90,8 @@ class Chooser:
 
         Cost: see `choose`.
         """
-        if not can_tile_bf16() or self._only is not None:
-            return can_tile_bf16()
+        if not has_bf16() or self._only is not None:
+            return has_bf16()
         size, wide = (_name_size(m, n, k, dtype, a_flipped, False) for dtype in ("bf16", "float32"))
         if size not in self._bf16:
             self._bf16[size] = self._table(size)[size][PACKED] > fastest(self._table(wide)[wide])[1]
@@ -138,7 +136,7 @@ def measure(
     providers: Sequence[Provider], m: int, n: int, k: int, dtype: str = "float32",
     a_flipped: bool = False, b_flipped: bool = False, n_threads: int = 1,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure GFLOP/s of products of (m, k) by (k, n), called from compiled code if possible.
+    """Measure GFLOP/s of products of (m, k) by (k, n), called from native code if possible.
 
     As in a step, rows of a batch come from beyond the nearest caches, while the matrix that they share is in them.
 
@@ -158,13 +156,15 @@ def measure(
     b = _draw(rng, (n_copies if a_flipped else 1, k, n), dtype, b_flipped)
     out = np.zeros((m, n), dtype)
     product, copies = describe_product(a[0], b[0], out), (n_copies, a[0].nbytes, b[0].nbytes if a_flipped else 0)
-    is_packed = dtype == "float32" and not a_flipped
-    repeat = Repeated(product, copies) if is_packed and any(one.name == PACKED for one in providers) else None
+    is_packed = dtype == "float32" and not a_flipped and any(one.name == PACKED for one in providers)
+    panels = np.empty(panel_words(k, n, False) if is_packed else 0, np.uint32)
+    if is_packed:
+        pack(b[0], panels, False)
 
     def run(provider: Provider, times: int) -> float:
         began = perf_counter()
-        if repeat is not None and provider.name == PACKED:
-            repeat(times)
+        if is_packed and provider.name == PACKED:
+            multiply_packed(a, panels, out, False, False, times)
         elif dtype in provider.addresses:
             repeat_product(times, out.itemsize, provider.addresses[dtype], tuple(product), 0.0, copies)
         else:
@@ -189,17 +189,14 @@ def measure_bf16(m: int, n: int, k: int, a_flipped: bool = False) -> float:
     rng = np.random.default_rng(0)
     a, b = rng.random((k, m) if a_flipped else (m, k), np.float32), rng.random((k, n), np.float32)
     out, panels = np.zeros((m, n), np.float32), np.empty(panel_words(k, n, True), np.uint32)
-    scratch = np.empty(outer_words(m, n) if a_flipped else rows_words(k), np.uint32)
-    left, target, place = (a.ctypes.data, a.shape[1]), (out.ctypes.data, n), scratch.ctypes.data
-    pack_bf16(b.ctypes.data, n, 1, k, n, panels.ctypes.data)
+    pack(b, panels, True)
 
     def run(times: int) -> float:
         began = perf_counter()
-        for _ in range(times):
-            if a_flipped:
-                add_outer_bf16(k, m, n, left, (b.ctypes.data, n), target, place)
-            else:
-                multiply_bf16(m, n, k, left, panels.ctypes.data, target, 0, place)
+        if a_flipped:
+            add_outer_bf16(a, b, out, times)
+        else:
+            multiply_packed(a[None], panels, out, True, False, times)
         return perf_counter() - began
 
     return round(2e-9 * m * n * k / _least_seconds({PACKED: run})[PACKED], 2)

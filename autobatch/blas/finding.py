@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.blas.own import gemm
-from autobatch.blas.own.tiles import can_tile
+from autobatch.blas import packed
 from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
 from autobatch.blas.threads import look_again
 from autobatch.errors import BackendError
-from autobatch.release import pip_install
+from autobatch.release import VERSION, pip_install
 from autobatch.system.processor import has_avx512
 
 ROUTINES = {"float32": "sgemm", "float64": "dgemm"}
@@ -55,7 +54,7 @@ def list_absent() -> dict[str, str]:
 
 def find_versions() -> dict[str, str]:
     """List the versions of the installed libraries, without loading any."""
-    versions = {"numpy": np.__version__, gemm.NAME: gemm.find_version()}
+    versions = {"numpy": np.__version__, packed.NAME: VERSION}
     for name in ("mkl", "scipy"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
@@ -135,9 +134,9 @@ def _find_scipy() -> Provider:
 
 
 def _find_packed() -> Provider:
-    if not can_tile():
-        raise Absent(gemm.NAME, "autobatch's own product needs AVX-512", "choose numpy")
-    return gemm.make_provider()
+    if not has_avx512():
+        raise Absent(packed.NAME, "autobatch's own product needs AVX-512", "choose numpy")
+    return packed.make_provider()
 
 
 FINDERS: Mapping[str, Callable[[], Provider]] = {
@@ -145,7 +144,7 @@ FINDERS: Mapping[str, Callable[[], Provider]] = {
     "mkl": _find_mkl,
     "torch": _find_torch,
     "scipy": _find_scipy,
-    gemm.NAME: _find_packed,
+    packed.NAME: _find_packed,
 }
 
 

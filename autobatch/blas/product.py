@@ -19,7 +19,7 @@ KINDS = ("fff", "ddd")  # dtypes of a, b and out
 
 
 class Gemm(NamedTuple):
-    """out = a @ b, in elements and addresses: an argument of `call_product`.
+    """out = a @ b, in elements and addresses: an argument of `repeat_product`.
 
     Attributes:
         a_flipped, b_flipped: 1 if the operand is the transpose of the matrix at its address.

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from autobatch.blas.calling import ONE_PAIR, repeat_product
+from autobatch._native import repeat_product
 from autobatch.blas.product import Matrix, check_product, describe_product
 from autobatch.errors import BackendError, ShapeError
+
+ONE_PAIR = (1, 0, 0)
+"""For `repeat_product`: the number of pairs of operands that are used in turn, and the bytes from one to the next."""
 
 
 class Provider(ABC):
@@ -24,8 +27,8 @@ class Provider(ABC):
     Attributes:
         name: the name by which it is chosen.
         version: the version of the library.
-        addresses: the addresses of its routines for compiled code (`autobatch.blas.calling`), by the dtype of the
-            operands: "float32" and "float64". Compiled code cannot call a routine without address.
+        addresses: the addresses of its routines for native code (`native/blas/calling.h`), by the dtype of the
+            operands: "float32" and "float64". Native code cannot call a routine without address.
     """
 
     def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:
@@ -63,7 +66,7 @@ class ByAddress(Provider):
 
 
 class ByNumPy(Provider):
-    """NumPy; compiled code calls its library's routines by address, if they can be found."""
+    """NumPy; native code calls its library's routines by address, if they can be found."""
 
     def __init__(self, addresses: Mapping[str, int]) -> None:
         super().__init__("numpy", np.__version__, addresses)
@@ -81,7 +84,7 @@ class ByNumPy(Provider):
 
 
 class ByTorch(Provider):
-    """torch, on tensors that share the arrays' memory; compiled code calls its library, if that can be found."""
+    """torch, on tensors that share the arrays' memory; native code calls its library, if that can be found."""
 
     def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:
         import torch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autobatch.jit.compiling import Compilation, watch_compilation
-from autobatch.jit.progress import in_words, say_kept, untold
+from autobatch.jit.progress import say_kept, untold
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,7 @@ class _Compilations:
 
     def begun(self, compilation: Compilation) -> None:
         """Take note of what begins."""
-        what = f"compiling {in_words(compilation)}"
+        what = f"compiling {compilation.what}"
         if not sys.stdout.isatty():
             if self._seconds >= self._untold:
                 self._untold = self._seconds + SECONDS_BETWEEN_LINES

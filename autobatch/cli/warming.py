@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 import autobatch as ab
-from autobatch.backends.cpu.fixed import compile_fixed
 from autobatch.cli import options
 from autobatch.cli.progress import show_compilation
 from autobatch.cli.serving.predictor import Predictor
@@ -38,15 +37,14 @@ N_INSTANCES = 8
 def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: str, threads: int | str) -> None:
     """Compile ahead what models need, such as while the image of a container is built.
 
-    A mini-batch of each MODEL is run, forward and backward, with a step of Adam, on data that it draws itself; of a
-    file a mini-batch of predictions, with its own width and precision; by default a Tree-LSTM, for the loops that all
-    models share. What is compiled lies in the cache: later processes find it, on processors of the same kind.
+    A mini-batch of each MODEL is run, forward and backward, on data that it draws itself; of a file a mini-batch of
+    predictions, with its own width and precision; by default a Tree-LSTM. What is compiled lies in the cache: later
+    processes find it, on processors of the same kind.
     """
     use_threads(threads)
     predictor = None if exported is None else Predictor.of(read_exported(exported))
     names = models or (("tree-lstm",) if predictor is None else ())
     workloads = [load_workload(name, None, dim, 0, precision=precision) for name in names]
-    compile_fixed("float32", precision, threads != 1)
     for workload in workloads:
         run_a_step(workload.with_threads(threads))
         click.echo(f"{workload.spec.name}: compiled")
@@ -57,12 +55,11 @@ def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: st
 
 
 def run_a_step(workload: Workload) -> None:
-    """Run a mini-batch without gradients, and one with them, and step."""
+    """Run a mini-batch without gradients, and one with them."""
     instances = workload.first(N_INSTANCES)
     loss = workload.batched("loss", "auto", "cpu")
     loss(instances)
-    _, grads = loss.value_and_grad(instances)
-    ab.optim.Adam(workload.model).step(grads)
+    loss.value_and_grad(instances)
 
 
 def run_predictions(predictor: Predictor, threads: int | str) -> None:

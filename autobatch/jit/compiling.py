@@ -1,8 +1,8 @@
 """Report what is being compiled to callbacks (`watch_compilation`).
 
-Loops over flat arrays and the kernels of cells are compiled when they are first needed, which takes seconds; code in
-the cache on disk is loaded instead. Numba announces the functions that it compiles. A kernel, with all functions that
-are compiled as part of it, is reported by the name of the block that it is compiled in (`compiling`).
+The kernels of cells are compiled when they are first needed, which takes seconds; code in the cache on disk is loaded
+instead. Numba announces the functions that it compiles. A kernel, with all functions that are compiled as part of it,
+is reported by the name of the block that it is compiled in (`compiling`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ class Compilation(NamedTuple):
     """A compilation, in progress or done.
 
     Attributes:
-        what: the thing that is compiled, in words: `cell 'merge' (forward)`, or `loop 'split_words'`.
-        is_kernel: whether it belongs to a cell; False for the library's own loops.
+        what: the thing that is compiled, in words: `cell 'merge' (forward)`, or `loop 'f'`.
+        is_kernel: whether it is ours; False for loops of the user.
         seconds: how long it took; 0 before it is done.
-        module: that a loop is defined in.
     """
 
     what: str
     is_kernel: bool
     seconds: float = 0.0
-    module: str = ""
 
 
 Told = Callable[[Compilation], object]
@@ -98,9 +96,9 @@ def without_collection() -> Iterator[None]:
 
 
 @contextmanager
-def compiling(what: str, is_kernel: bool, module: str = "") -> Iterator[None]:
-    """Name the things that are compiled in the block. Cost: microseconds while nothing watches."""
-    _NOW.enter(Compilation(what, is_kernel, module=module))
+def compiling(what: str) -> Iterator[None]:
+    """Name the kernels that are compiled in the block. Cost: microseconds while nothing watches."""
+    _NOW.enter(Compilation(what, is_kernel=True))
     try:
         yield
     finally:
@@ -157,7 +155,7 @@ def _listen() -> None:
 
         def on_start(self, event: Any) -> None:
             loop = event.data["dispatcher"].py_func
-            _NOW.enter(Compilation(f"loop {loop.__name__!r}", False, module=loop.__module__ or ""))
+            _NOW.enter(Compilation(f"loop {loop.__name__!r}", is_kernel=False))
             _NOW.begin()
 
         def on_end(self, event: Any) -> None:

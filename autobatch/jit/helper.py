@@ -1,7 +1,7 @@
 """The process that compiles for another one: python -m autobatch.jit.helper; see `autobatch.jit.later`.
 
-It reads (number, task, seconds) from standard input, does the task with the most seconds first, and writes the number
-when that is done or has failed. It ends when it had nothing to do for some seconds. When its parent ended, however that
+It reads (number, task) from standard input, does one task after the other, and writes the number when that is done or
+has failed. It ends when it had nothing to do for some seconds. When its parent ended, however that
 was, it ends with the task that it is at, some seconds later: so programs that run for a second find more compiled each
 time. Only one such process compiles at a time, however many processes want something compiled in one cache: the others
 wait, and then find what it made. An interrupt from the keyboard is its parent's.
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, NoReturn, TextIO
 
 from autobatch.jit.later import Task
@@ -37,29 +38,24 @@ class Inbox:
     """
 
     def __init__(self, pipe: BinaryIO) -> None:
-        self._tasks: dict[int, tuple[Task, float]] = {}
-        self._changed, self.is_closed = threading.Condition(), False
+        self._tasks: SimpleQueue[tuple[int, Task] | None] = SimpleQueue()
+        self.is_closed = False
         threading.Thread(target=self._fill, args=(pipe,), daemon=True).start()
 
     def _fill(self, pipe: BinaryIO) -> None:
         with suppress(EOFError):
             while True:
-                number, task, seconds = pickle.load(pipe)
-                with self._changed:
-                    self._tasks[number] = task, seconds
-                    self._changed.notify()
-        with self._changed:
-            self.is_closed = True
-            self._changed.notify()
+                self._tasks.put(pickle.load(pipe))
+        self.is_closed = True
+        self._tasks.put(None)
 
     def take(self) -> tuple[int, Task] | None:
-        """Take the task with the most seconds, of several the first; None if there is no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._tasks or self.is_closed, IDLE_S)
-            if self.is_closed or not self._tasks:
-                return None
-            number = max(self._tasks, key=lambda number: (self._tasks[number][1], -number))
-            return number, self._tasks.pop(number)[0]
+        """Take the next task; None if there is no more."""
+        try:
+            task = self._tasks.get(timeout=IDLE_S)
+        except Empty:
+            return None
+        return None if self.is_closed else task
 
 
 @contextmanager

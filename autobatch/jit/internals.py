@@ -2,15 +2,9 @@
 
 `pyproject.toml` therefore allows versions up to the newest that the tests ran with. Two things have no public way.
 
-Inlined loops are not optimised separately. Numba optimises every function, makes machine code of it, and links it into
-its callers, where it is optimised again; this takes 1.4 times as long. See docs/decisions/compiled-once.md.
-
-- `JITCodeLibrary` is Numba's class for the code of a function, `_optimize_final_module` and `_finalize_final_module`
-  are its steps that are left out; `_finalize_dynamic_globals` and `_finalized` are what others need of the second.
-- `JITCodeLibrary.codegen`: Numba writes Python objects that code reads to its address, and here there is none.
-- `state.library`, of the documented `Compiler.define_pipelines`: the place of that class.
-- `no_cpython_wrapper` and `no_cfunc_wrapper`, options of `njit`: without them, wrappers for calls are compiled, and of
-  Numba's own functions too, which have the options of their callers; `state.flags` asks for the one that Python calls.
+Fewer wrappers are compiled. `no_cpython_wrapper` and `no_cfunc_wrapper`, options of `njit`, leave out wrappers for
+calls, those of Numba's own functions too, which have the options of their callers; `state.flags` asks for the one that
+a file of machine code needs.
 
 Files of machine code are checked. Numba does not check its files: one that a crash cut short raises `EOFError` at every
 later start, and zeros in one are executed. And two processes that compile one loop for two types at once may write an
@@ -18,7 +12,7 @@ index that takes the code of one for that of the other. So each signature has a 
 
 - `FunctionCache` is Numba's cache of a function; `_cache_file` reads and writes its files, by the key of a signature,
   `_index_key`.
-- `Dispatcher._cache` and `CFunc._cache` hold the cache of a function that Python calls, or that is called by address.
+- `Dispatcher._cache` and `CFunc._cache` hold the cache of a function that is inlined, or that is called by address.
 - `CFunc` is what the public `cfunc` makes and compiles at once, before its cache can be replaced; `_sig` and
   `_targetdescr` are what its file is found by.
 - `serialize.dumps` pickles compiled code, which plain pickle cannot.
@@ -33,7 +27,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from autobatch.system.files import write_whole
 from autobatch.system.owners import PUBLIC, read_own
@@ -42,46 +36,12 @@ SUFFIX = ".kept"
 DIGEST_BYTES = sha256().digest_size
 
 
-class Options(NamedTuple):
-    """Options of `njit`.
-
-    Attributes:
-        called: for a function that Python calls.
-        inlined: for a function that is only inlined: lowered, and optimised where it is inlined.
-    """
-
-    called: Mapping[str, Any]
-    inlined: Mapping[str, Any]
-
-
 @cache
-def make_options() -> Options:
-    """Make the options of our functions. Loads Numba."""
-    from numba.core import codegen, compiler
+def make_options() -> Mapping[str, Any]:
+    """Make the options of `njit` for functions that kernels inline. Loads Numba."""
+    from numba.core import compiler
 
     Compiler: Any = compiler.Compiler
-    Library: Any = codegen.JITCodeLibrary
-
-    class Lowered(Library):  # type: ignore[misc]
-        """Code that is only linked into other code: not optimised, and without an address."""
-
-        def _optimize_final_module(self) -> None:
-            pass
-
-        def _finalize_final_module(self) -> None:
-            self._finalize_dynamic_globals()
-            self._finalized = True
-
-        @property
-        def codegen(self) -> _NoEnvironments:
-            return _NoEnvironments()
-
-    class Inlined(Compiler):  # type: ignore[misc]
-        """Compiles without optimising."""
-
-        def define_pipelines(self) -> Any:
-            self.state.library = Lowered(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-            return super().define_pipelines()
 
     class Called(Compiler):  # type: ignore[misc]
         """Compiles a function that Python can call, although its options forbid the wrapper for that."""
@@ -90,36 +50,15 @@ def make_options() -> Options:
             self.state.flags.no_cpython_wrapper = False  # callees have their own copy of the flags
             return super().define_pipelines()
 
-    without_wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return Options({"pipeline_class": Called, **without_wrappers}, {"pipeline_class": Inlined, **without_wrappers})
+    return {"pipeline_class": Called, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-class _NoEnvironments:
-    """Receives the Python objects that code without an address reads: there must be none."""
-
-    def set_env(self, name: str, environment: Any) -> None:
-        assert not environment.consts, f"{name} reads Python objects, which it cannot where it is inlined"
-
-
-def keep(dispatcher: Any, meanwhile: Callable[[Any], Callable[..., Any] | None]) -> Any:
-    """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function.
-
-    Args:
-        meanwhile: gives what is called for a signature whose code is not on disk; None to compile it.
-    """
+def keep(dispatcher: Any) -> Any:
+    """Let a function of `njit` keep its machine code on disk, if there is a folder for it; return the function."""
     try:
         dispatcher._cache = _make_cache()(dispatcher.py_func)
     except RuntimeError as error:  # Numba found no folder that can be written
         warnings.warn(f"cannot keep compiled code ({error}); going on without.", stacklevel=2)
-        return dispatcher
-    compile_now = dispatcher.compile
-
-    def compile_or_wait(signature: Any) -> Any:
-        has_code = dispatcher._cache.has(signature, dispatcher.targetctx)
-        instead = None if has_code else meanwhile(signature)
-        return compile_now(signature) if instead is None else instead
-
-    dispatcher.compile = compile_or_wait
     return dispatcher
 
 

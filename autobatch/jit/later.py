@@ -1,6 +1,6 @@
 """Have a helper process compile, while mini-batches run without compiled code.
 
-    AUTOBATCH_COMPILE=later    a helper compiles; until it is done, loops run in Python and cells in NumPy (the default)
+    AUTOBATCH_COMPILE=later    a helper compiles; until it is done, NumPy runs cells (the default)
     AUTOBATCH_COMPILE=now      what is not compiled is compiled where it is needed first, which waits for it
     AUTOBATCH_COMPILE=never    nothing is compiled
 
@@ -8,11 +8,11 @@ The helper fills the caches on disk, and this process loads from there; so witho
 It finds modules where this process does.
 Results are equal up to rounding: compiled cells add in another order.
 
-    here      waits_for(task) ──task, seconds──▶ helper: the task that has cost the most seconds first
+    here      waits_for(task) ──task──▶ helper: one task after the other
               waits_for(task) is False ◀──answer── done, or failed
 
-Tasks are asked for again when running without them has cost much more time than was said before. A task that failed is
-done here, where its error shows. The helper ends when it has nothing to do, and with this process.
+A task that failed is done here, where its error shows. The helper ends when it has nothing to do, and with this
+process.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 VARIABLE = "AUTOBATCH_COMPILE"
 LATER, NOW, NEVER = "later", "now", "never"
 MODES = LATER, NOW, NEVER
-MORE = 2.0
-"""A task is asked for again when it has cost so many times the seconds that the helper knows of, and a bit more."""
-LEAST_S = 0.1
 POLL_S = 0.02
 IS_FROZEN = getattr(sys, "frozen", False)
 """Whether the program is an executable of its own, which no helper can be started from."""
@@ -78,7 +75,7 @@ def compile_mode() -> str:
 
 @contextmanager
 def compiling_now() -> Iterator[None]:
-    """Compile what this thread needs in the block where it is needed: for measurements, and for loops that run long."""
+    """Compile what this thread needs in the block where it is needed: for measurements."""
     before, _THREAD.compiles = _THREAD.compiles, True
     try:
         yield
@@ -97,7 +94,7 @@ class Helper:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers: dict[Task, int] = {}
-        self._seconds: dict[int, float] = {}  # of tasks that are not answered, as the helper knows them
+        self._asked: set[int] = set()  # tasks that are not answered
         self._answered: set[int] = set()
         self._messages: SimpleQueue[int | None] | None = None
         self._tasks: list[Task] = []
@@ -105,14 +102,10 @@ class Helper:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._seconds)
+        return len(self._asked)
 
-    def waits_for(self, task: Task, seconds: float) -> bool:
-        """Ask for a task, unless that was done before; say whether the helper is at it.
-
-        Args:
-            seconds: that running without it has cost so far.
-        """
+    def waits_for(self, task: Task) -> bool:
+        """Ask for a task, unless that was done before; say whether the helper is at it."""
         with self._lock:
             number = self._numbers.get(task)
             if number is None:
@@ -121,16 +114,14 @@ class Helper:
                 NOTICE.waiting(lambda: (len(self._tasks) - self.n_waiting, len(self._tasks)))
             if self._failure:
                 self._fail()
-            elif number not in self._answered:
-                known = self._seconds.get(number)
-                if known is None or seconds > MORE * known + LEAST_S:
-                    self._seconds[number] = seconds
-                    self._send(number)
+            elif number not in self._answered and number not in self._asked:
+                self._asked.add(number)
+                self._send(number)
             return number not in self._answered
 
     def wait(self) -> None:
         """Wait until all tasks are done, or have failed."""
-        while self._seconds and not self._failure:
+        while self._asked and not self._failure:
             time.sleep(POLL_S)
 
     def _send(self, number: int) -> None:
@@ -162,7 +153,7 @@ class Helper:
         assert process.stdin is not None
         with suppress(OSError), process.stdin as pipe:  # it may have ended, which the other thread finds too
             while (number := messages.get()) is not None:
-                pickle.dump((number, self._tasks[number], self._seconds.get(number, 0.0)), pipe)
+                pickle.dump((number, self._tasks[number]), pipe)
                 pipe.flush()
 
     def _listen(self, process: Any, said: IO[bytes], messages: SimpleQueue[int | None]) -> None:
@@ -172,7 +163,7 @@ class Helper:
                 number = pickle.load(pipe)
                 with self._lock:
                     self._answered.add(number)
-                    self._seconds.pop(number, None)
+                    self._asked.discard(number)
         messages.put(None)
         status = process.wait()
         with said:
@@ -184,15 +175,15 @@ class Helper:
             if status:
                 self._failure = f"the process that compiles ended with status {status}{last}"
             else:
-                for number in self._seconds:  # asked for while it ended
+                for number in sorted(self._asked):  # asked for while it ended
                     self._send(number)
 
     def _fail(self) -> None:
         """Have the caller compile all that was asked for; the next task starts a process again."""
         warnings.warn(f"compiling here, which mini-batches wait for: {self._failure}.", stacklevel=4)
         self._failure = ""
-        self._answered.update(self._seconds)
-        self._seconds.clear()
+        self._answered |= self._asked
+        self._asked.clear()
 
 
 _helper = Helper()
@@ -207,9 +198,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-def waits_for(task: Task, seconds: float = 0.0) -> bool:
+def waits_for(task: Task) -> bool:
     """Ask the helper of this process for a task; see `Helper.waits_for`."""
-    return _helper.waits_for(task, seconds)
+    return _helper.waits_for(task)
 
 
 def n_waiting() -> int:

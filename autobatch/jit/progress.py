@@ -16,14 +16,6 @@ SECONDS_UNTOLD = 2.0  # of compiling, before a line tells of it
 SECONDS_APART = 10.0  # without compiling, after which a line may come again
 
 
-def in_words(compilation: Compilation) -> str:
-    """Name what is compiled as its user knows it: cells by name, the library's own loops by what they are for."""
-    package, _, inside = compilation.module.partition(".")
-    if compilation.is_kernel or package != "autobatch":
-        return compilation.what
-    return "what multiplies matrices" if inside.startswith("blas.") else "what plans mini-batches"
-
-
 def say_kept() -> str:
     """Say that later runs find what is compiled, if there is a cache."""
     return "" if cache_folder() is None else ", which later runs find in the cache"
@@ -44,7 +36,7 @@ class Notice:
 
     def begun(self, compilation: Compilation) -> None:
         """Take note of what begins; other people's loops do not count."""
-        if not (compilation.is_kernel or compilation.module.startswith("autobatch.")):
+        if not compilation.is_kernel:
             return
         if monotonic() - self._ended > SECONDS_APART:
             self._seconds, self._told = 0.0, False
@@ -61,7 +53,7 @@ class Notice:
 
     def _tell(self, compilation: Compilation) -> None:
         self._told = True
-        sys.stderr.write(f"autobatch: compiling {in_words(compilation)} and what else is new{say_kept()}.\n")
+        sys.stderr.write(f"autobatch: compiling {compilation.what} and what else is new{say_kept()}.\n")
 
     def waiting(self, count: Callable[[], tuple[int, int]]) -> None:
         """Print a line, once in a process, if another process is compiling for some seconds.

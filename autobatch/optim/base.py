@@ -2,7 +2,7 @@
 
 An optimizer holds the parameters that its model had when it was made, under the names of `Module.parameters`, and
 state of the same shapes; it checks all gradients before it changes the first parameter. State is where its parameter
-is. On the host a step is one compiled pass over each parameter, its state and its gradient (`autobatch.optim.rules`),
+is. On the host a step is one native pass over each parameter, its state and its gradient (`native/run/optimizer.h`),
 and allocates nothing; on a device it is one launch for all parameters, of the same rules to the bit
 (`autobatch.optim.on_device`), and waits for nothing.
 
@@ -29,7 +29,7 @@ from autobatch.arguments import RAW, check_int, is_number, refusal
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.eager import plain_array, to_numbers
-from autobatch.optim.change import N_NUMBERS, Change, Placed, Updates, store_of
+from autobatch.optim.change import N_CONSTANTS, Change, Placed, Updates, store_of
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
 from autobatch.params.gradients import Gradients
 from autobatch.params.known import KnownModule
@@ -198,7 +198,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
-        """Compute the constants of the rule (`autobatch.optim.rules`) at a step; the first step is 1."""
+        """Compute the constants of the rule (`native/run/optimizer.h`) at a step; the first step is 1."""
 
     def _change(self, name: str, grad: Gradient, made: dict[Any, FloatArray]) -> Change:
         """What this step changes of a parameter; `made` has the constants that this step made so far."""
@@ -207,7 +207,7 @@ class Optimizer(ABC):
         if key not in made:
             lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
             numbers = self._constants(self._steps[name], lr, decay)
-            made[key] = np.zeros(N_NUMBERS, parameter.dtype)
+            made[key] = np.zeros(N_CONSTANTS, parameter.dtype)
             made[key][: len(numbers)] = numbers
         placed = self._placed.get(name)
         if placed is None or placed.data is not parameter.array:

@@ -12,8 +12,7 @@ from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Gradient, Rows
 
 N_CONSTANTS = 9
-N_NUMBERS = N_CONSTANTS + 4
-"""The constants of a rule, and the numbers that it is tried on (`autobatch.optim.rules`)."""
+"""The hyperparameters of a rule, and zeros behind them; see `native/run/optimizer.h`."""
 
 
 class Placed(NamedTuple):
@@ -29,7 +28,7 @@ class Change(NamedTuple):
     Attributes:
         data, state: see `Placed`; state is contiguous.
         grad: an array of its shape, or `Rows` of one.
-        constants: of the rule (`autobatch.optim.rules`), N_NUMBERS in the dtype of the parameter.
+        constants: of the rule, N_CONSTANTS in the dtype of the parameter.
 
     All arrays but the constants are on one device.
     """
@@ -65,7 +64,7 @@ def store_of(grad: Any) -> Store:
 
 
 class Lines(NamedTuple):
-    """An array as compiled code and kernels read it: rows of consecutive numbers that begin `step` numbers apart."""
+    """An array as native code and kernels read it: rows of consecutive numbers that begin `step` numbers apart."""
 
     array: FloatArray
     """The array itself, or a copy if its memory has no such rows."""

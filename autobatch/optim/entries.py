@@ -35,7 +35,7 @@ _loaded: dict[Device, dict[str, Any]] = {}
 def load_kernels(device: Device) -> dict[str, Any]:
     """The kernels by name, compiled once for each device."""
     if device not in _loaded:
-        with compiling(ABOUT, is_kernel=True):
+        with compiling(ABOUT):
             _loaded[device] = device.load(source(), KERNELS, ABOUT)
     return _loaded[device]
 

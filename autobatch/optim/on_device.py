@@ -1,6 +1,6 @@
 """Steps of optimizers on a device: one launch for all parameters, and one small upload; the host waits for nothing.
 
-The kernel of `kernels.cuh` follows the rules of `autobatch.optim.rules` to the bit. Its list of entries is kept from
+The kernel of `kernels.cuh` follows the rules of `native/run/optimizer.cpp` to the bit. Its list of entries is kept from
 step to step; what changes are the constants and the rows of sparse gradients. Where rows without a gradient change too,
 none is left out: a row that never had a gradient would stay the same.
 """
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import changes_all
 from autobatch.devices.device import Device
 from autobatch.devices.staging import Staging
-from autobatch.optim import rules
-from autobatch.optim.change import N_CONSTANTS, Change, to_lines
+from autobatch.optim.change import Change, to_lines
 from autobatch.optim.entries import (
     ALL,
     ENTRY,
@@ -67,7 +67,7 @@ class DeviceUpdates:
         Copies stand for arrays that do not lie in rows of consecutive numbers, or are of another dtype.
         """
         entry, dtype = self._entries[at], change.data.dtype
-        entry["constants"].view(dtype)[:: 8 // dtype.itemsize] = change.constants[:N_CONSTANTS]
+        entry["constants"].view(dtype)[:: 8 // dtype.itemsize] = change.constants
         grad, known = change.grad, self._described[at]
         if known and all(a is b for a, b in zip(known, (change.data, grad, *change.state), strict=True)):
             return change.data, known[1]
@@ -105,5 +105,4 @@ def _which_rows(change: Change, lazy: bool) -> int:
     if lazy:
         return GIVEN
     is_plain = change.state[0] is None
-    only = is_plain and rules.rows_that_change(rules.ALL, None, None, change.constants) == rules.ONLY
-    return GIVEN if only else SPARSE
+    return GIVEN if is_plain and not changes_all(change.constants) else SPARSE

@@ -1,4 +1,4 @@
-"""Steps of optimizers on the host: one compiled pass over each parameter, its state and its gradient."""
+"""Steps of optimizers on the host: one native pass over each parameter, its state and its gradient."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import update_dense, update_rows
 from autobatch.optim.change import Change, Lines, Placed, to_lines
-from autobatch.optim.rules import ALL, N_ZEROS, ONLY, update_dense, update_rows
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Rows
 
@@ -41,7 +41,6 @@ class HostUpdates:
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
-        self._zeros: dict[np.dtype[Any], FloatArray] = {}
 
     def run(self, changes: Sequence[Change], lazy: bool, finite: Any) -> None:
         """See `Updates`."""
@@ -61,16 +60,11 @@ class HostUpdates:
 
     def _change_rows(self, job: Job, grad: Rows, change: Change, lazy: bool) -> None:
         _, n_rows, width, step = job.data
-        dtype = change.data.dtype
         if job.touched is None:
             job.touched = _touched_rows(change, n_rows, width)
-        ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, dtype, order="C").reshape(-1)
-        if dtype not in self._zeros or self._zeros[dtype].size < width:
-            self._zeros[dtype] = np.zeros(max(N_ZEROS, width), dtype)
-        update_rows(
-            ONLY if lazy else ALL, (n_rows, width, step), job.flat, *job.state, (ids, values, job.touched),
-            self._zeros[dtype], change.constants,
-        )  # fmt: skip
+        ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, change.data.dtype, order="C").reshape(-1)
+        rows = n_rows, width, step
+        update_rows(rows, job.flat, *job.state, ids, values, job.touched, change.constants, lazy)
 
 
 def _change_all(job: Job, grad: FloatArray, change: Change) -> None:
@@ -96,7 +90,7 @@ def _is_for(job: Job, change: Change) -> bool:
 
 
 def _readable(array: FloatArray) -> Lines:
-    """An array as lines that compiled code can read."""
+    """An array as lines that native code can read."""
     return to_lines(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 

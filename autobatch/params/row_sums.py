@@ -9,18 +9,17 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from autobatch._native import merge_rows, sum_rows
 from autobatch.devices.device import Device, Launch
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError
 from autobatch.jit.compiling import compiling
-from autobatch.jit.loops import compiled
 from autobatch.params.parameter import FloatArray, Shape
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 LongArray: TypeAlias = npt.NDArray[np.int64]
 Found: TypeAlias = tuple[IntArray, FloatArray]
 """Increasing ids, and their rows."""
-unsigned = np.uint64
 
 
 class RowSums(Protocol):
@@ -115,19 +114,18 @@ _kernels: dict[Device, Any] = {}
 def _kernel(device: Device) -> Any:
     """The kernel, compiled once for each device."""
     if device not in _kernels:
-        with compiling(ABOUT, is_kernel=True):
+        with compiling(ABOUT):
             text = (Path(__file__).parent / "row_sums.cuh").read_text(encoding="utf-8")
             _kernels[device] = device.load(text, ["sum_rows"], ABOUT)["sum_rows"]
     return _kernels[device]
 
 
-def check_ids(ids: IntArray, shape: Shape) -> int:
-    """Give the largest id, 0 if there are none; raise a DataError if one is not a row of an array of this shape."""
+def check_ids(ids: IntArray, shape: Shape) -> None:
+    """Raise a DataError if an id is not that of a row of an array of this shape."""
     smallest, largest = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
     if smallest < 0 or largest >= max(shape[0], 1):
         wrong = smallest if smallest < 0 else largest
         raise DataError(f"cannot add to row {wrong} of Rows; the array has rows 0 to {shape[0] - 1}.")
-    return largest
 
 
 class Room:
@@ -143,7 +141,6 @@ class Room:
         self.ids = np.empty(0, np.int64)
         self.values: FloatArray = np.empty((0, *shape[1:]), dtype)
         self._work = np.empty((4, 0), np.int64)
-        self._counts = np.empty(N_BUCKETS, np.int64)
 
     def reserve(self, n: int, held: int) -> None:
         """Make room for n rows; the first `held` rows stay."""
@@ -166,116 +163,11 @@ class Room:
             self._work = np.empty((4, self.ids.size), np.int64)
         keys = self._work[0, :n]
         keys[...] = ids
-        largest = check_ids(keys, self.shape)
-        place, sums = (first, step, self.width), self.values.reshape(-1)
-        return sum_rows(n, largest, self._work, self._counts, values, place, self.ids, sums)
+        check_ids(keys, self.shape)
+        return sum_rows(n, self._work, values, first, step, self.width, self.ids, self.values.reshape(-1))
 
     def merge(self, held: int, other: Room, n: int) -> int:
         """Add the n rows of another room to those held here; return the number of ids."""
         self.reserve(held + n, held)
-        return merge_rows(
-            held, self.ids, self.values.reshape(-1), n, other.ids, other.values.reshape(-1), self.width
-        )  # fmt: skip
-
-
-N_BITS = 11
-N_BUCKETS = 2**N_BITS
-
-
-@compiled
-def sum_rows(
-    n: int, largest: int, work: LongArray, counts: LongArray, values: FloatArray, place: tuple[int, int, int],
-    ids: LongArray, sums: FloatArray,
-) -> int:  # fmt: skip
-    """Sort ids, which are work[0], and add up the rows of each; return the number of distinct ids.
-
-    Args:
-        n, largest: the number of ids, and the largest id.
-        work: four rows of at least n ints.
-        counts: N_BUCKETS ints.
-        values: see `Rows.add`; place: the first row's offset, the distance between rows, and the width of a row.
-        ids, sums: take the result; sums are flat.
-    """
-    first, step, width = place
-    keys, order, other_keys, other_order = work[0], work[1], work[2], work[3]
-    for at in range(n):
-        order[at] = at
-    shift = 0
-    while shift == 0 or largest >> shift:
-        sort_by_bits(n, shift, counts, keys, order, other_keys, other_order)
-        keys, order, other_keys, other_order = other_keys, other_order, keys, order
-        shift += N_BITS
-    n_ids = 0
-    for at in range(n):
-        row = first + order[at] * step
-        if at and keys[at] == keys[at - 1]:
-            add_numbers(sums, (n_ids - 1) * width, values, row, width)
-        else:
-            ids[n_ids] = keys[at]
-            copy_numbers(sums, n_ids * width, values, row, width)
-            n_ids += 1
-    return n_ids
-
-
-@compiled
-def sort_by_bits(
-    n: int, shift: int, counts: LongArray, keys: LongArray, order: LongArray, other_keys: LongArray,
-    other_order: LongArray,
-) -> None:  # fmt: skip
-    """Sort keys, and `order` with them, by the N_BITS from `shift` on; the sort is stable."""
-    counts[:] = 0
-    for at in range(n):
-        counts[(keys[at] >> shift) & (N_BUCKETS - 1)] += 1
-    total = 0
-    for bucket in range(N_BUCKETS):
-        here = counts[bucket]
-        counts[bucket] = total
-        total += here
-    for at in range(n):
-        bucket = (keys[at] >> shift) & (N_BUCKETS - 1)
-        place = counts[bucket]
-        counts[bucket] = place + 1
-        other_keys[place], other_order[place] = keys[at], order[at]
-
-
-@compiled
-def merge_rows(
-    n: int, ids: LongArray, values: FloatArray, n_more: int, more: LongArray, more_values: FloatArray, width: int
-) -> int:
-    """Add rows to others in place, both in order of increasing ids; return the number of distinct ids."""
-    common = at = other = 0
-    while at < n and other < n_more:
-        a, b = ids[at], more[other]
-        common += a == b
-        at += a <= b
-        other += b <= a
-    total = place = n + n_more - common
-    at, other = n, n_more
-    while other > 0:  # backwards, so that no row is overwritten before it is moved
-        place -= 1
-        if at > 0 and ids[at - 1] >= more[other - 1]:
-            at -= 1
-            ids[place] = ids[at]
-            copy_numbers(values, place * width, values, at * width, width)
-            if ids[place] == more[other - 1]:
-                other -= 1
-                add_numbers(values, place * width, more_values, other * width, width)
-        else:
-            other -= 1
-            ids[place] = more[other]
-            copy_numbers(values, place * width, more_values, other * width, width)
-    return total
-
-
-@compiled
-def copy_numbers(target: FloatArray, to: int, source: FloatArray, of: int, size: int) -> None:
-    """Copy numbers; unsigned indices let the loop be vectorised."""
-    for i in range(size):
-        target[unsigned(to + i)] = source[unsigned(of + i)]
-
-
-@compiled
-def add_numbers(target: FloatArray, to: int, source: FloatArray, of: int, size: int) -> None:
-    """Add numbers to others."""
-    for i in range(size):
-        target[unsigned(to + i)] += source[unsigned(of + i)]
+        values, more = self.values.reshape(-1), other.values.reshape(-1)
+        return merge_rows(held, self.ids, values, n, other.ids, more, self.width)

@@ -7,9 +7,8 @@ import os
 import platform
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from autobatch._native import find_features
 
 CPUINFO = Path("/proc/cpuinfo")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -59,30 +58,14 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-@cache
-def has_bf16() -> bool:
-    """Tell whether the processor multiplies vectors of bf16 numbers; where the system does not say, it counts as no."""
-    return "avx512_bf16" in _cpu_info("flags").split()
-
-
-@cache
 def has_avx512() -> bool:
     """Tell whether the processor has the AVX-512 instructions of servers since 2017 (F, CD, BW, DQ and VL)."""
-    config: Any = np.show_config(mode="dicts")
-    found = config.get("SIMD Extensions", {}).get("found", ())
-    return bool({"X86_V4", "AVX512_SKX"} & set(found))  # the names of NumPy since 2.4, and before
+    return find_features()[0]
 
 
-@cache
-def code_features() -> frozenset[str]:
-    """List the features of this processor that Numba compiles for; none where the user has it compile for another."""
-    import llvmlite.binding as llvm
-    import numba
-
-    config: Any = numba.config
-    if config.CPU_NAME or config.CPU_FEATURES:
-        return frozenset()
-    return frozenset(llvm.get_host_cpu_features().flatten().split(","))
+def has_bf16() -> bool:
+    """Tell whether the processor multiplies vectors of bf16 numbers (AVX512_BF16)."""
+    return find_features()[1]
 
 
 def _cpu_info(what: str) -> str:

@@ -25,6 +25,11 @@ struct NumpyType<int64_t> {
   static constexpr const char* name = "int64";
 };
 template <>
+struct NumpyType<uint32_t> {
+  static constexpr int number = NPY_UINT32;
+  static constexpr const char* name = "uint32";
+};
+template <>
 struct NumpyType<uint64_t> {
   static constexpr int number = NPY_UINT64;
   static constexpr const char* name = "uint64";
@@ -146,6 +151,20 @@ template <class T, class U>
 bool overlap(Span<const T> one, Span<const U> other) {
   uintptr_t a = (uintptr_t)one.data, b = (uintptr_t)other.data;
   return one.size && other.size && a < b + (size_t)other.size * sizeof(U) && b < a + (size_t)one.size * sizeof(T);
+}
+
+// Reads a one-dimensional array of records that are laid out as a struct of int64.
+template <class T>
+bool read_records(PyObject* object, const char* what, Span<const T>& span) {
+  if (!check_array(object, what, NPY_VOID, "records", 1)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  if (PyArray_ITEMSIZE(array) == sizeof(T) && (uintptr_t)PyArray_DATA(array) % alignof(T) == 0) {
+    span = {static_cast<const T*>(PyArray_DATA(array)), PyArray_DIM(array, 0)};
+    return true;
+  }
+  PyErr_Format(PyExc_ValueError, "%s must be records of %d bytes, got some of %d", what, (int)sizeof(T),
+               (int)PyArray_ITEMSIZE(array));
+  return false;
 }
 
 // Reads an int, of 32 or 64 bits, or a float. Objects that would have to run code to become one are refused, because

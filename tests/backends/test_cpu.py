@@ -12,8 +12,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.blas.own.tiles import can_tile
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.system.processor import has_avx512
 from helpers.checkers.parity import TOLERANCES, compare, compare_gradients
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.twins.cases import CASES, Case
@@ -47,7 +47,7 @@ def test_random_programs(seed: int) -> None:
     ("dtype", "provider"),
     [
         ("float32", None),
-        pytest.param("float32", "packed", marks=pytest.mark.skipif(not can_tile(), reason="needs AVX-512")),
+        pytest.param("float32", "packed", marks=pytest.mark.skipif(not has_avx512(), reason="needs AVX-512")),
         ("float64", None),
     ],
 )

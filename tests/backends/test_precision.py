@@ -23,16 +23,17 @@ from click.testing import CliRunner
 import autobatch as ab
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.rounding import RoundedStep, multiply_in_float32
+from autobatch.backends.cpu.rounding import RoundedStep
 from autobatch.backends.cpu.stages import CompiledCell
+from autobatch.backends.cpu.steps import FUNCTIONS
 from autobatch.backends.reference import Reference
 from autobatch.blas import Chooser, choosing
-from autobatch.blas.own.tiles import can_tile
 from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.jit.bits import rounded
+from autobatch.system.processor import has_avx512
 from helpers.fakes.noting_backend import NotingBackend
 from helpers.runs.ways import each
 from helpers.twins.cases import CASES, Case
@@ -283,7 +284,7 @@ def test_a_model_learns_in_bf16_as_in_float32(backend: str) -> None:
 
 def fake_speeds(monkeypatch: pytest.MonkeyPatch, of_bf16: float, of_float32: dict[str, float]) -> None:
     """Have a table that says so of all sizes, on a machine that multiplies bf16."""
-    monkeypatch.setattr(choosing, "can_tile_bf16", lambda: True)
+    monkeypatch.setattr(choosing, "has_bf16", lambda: True)
     speeds = {"bf16": {"packed": of_bf16}, "float32": of_float32}
     monkeypatch.setattr(Chooser, "_table", lambda self, size: {size: speeds[size.split()[0]]})
 
@@ -297,7 +298,7 @@ def test_bf16_is_multiplied_as_the_measured_table_says(
     for is_gradient in (False, True):
         assert Chooser().prefers_bf16(64, 320, 128, a_flipped=is_gradient) == expected
         assert Chooser("numpy").prefers_bf16(64, 320, 128, a_flipped=is_gradient)  # nothing is measured
-    monkeypatch.setattr(choosing, "can_tile_bf16", lambda: False)
+    monkeypatch.setattr(choosing, "has_bf16", lambda: False)
     assert not Chooser().prefers_bf16(64, 320, 128)
 
 
@@ -314,10 +315,10 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By compiled code, packed or a library's: to the bit where sums are exact."""
-    if library == "packed" and not can_tile():
+    if library == "packed" and not has_avx512():
         pytest.skip("this processor has no tiles")
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    fake_speeds(monkeypatch, 59.0, {"numpy": 100.0 + 50.0 * (library == "numpy"), "packed": 110.0 * can_tile()})
+    fake_speeds(monkeypatch, 59.0, {"numpy": 100.0 + 50.0 * (library == "numpy"), "packed": 110.0 * has_avx512()})
     model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
     model.astype("float32")
     expected = gradients(model, instances, "reference", "bf16")
@@ -327,7 +328,7 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     products: list[Any] = [product for step in rounded_steps(backend) for product in step.bound.values()]
     assert not any(product.is_bf16 for product in products)
     assert {product.provider.name for product in products} == {library}
-    assert {product.function for product in products} == {multiply_in_float32.address}
+    assert {product.function for product in products} == {FUNCTIONS["multiply_rounded"]}
     for form in FORMS:
         test_operands_are_rounded_and_nothing_else("cpu", form)
 
@@ -340,7 +341,7 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     ],
 )
 def test_the_doctor_says_whether_bf16_pays(speed: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "can_tile_bf16", lambda: True)
+    monkeypatch.setattr(products, "has_bf16", lambda: True)
     monkeypatch.setattr(products, "measure_bf16", lambda m, n, k: speed)
     monkeypatch.setattr(products, "measure", lambda found, m, n, k: {"numpy": 100.0})
     assert re.match(told, products.describe_bf16())

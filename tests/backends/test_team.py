@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
-from autobatch.backends.cpu.atomic import fetch_add
 from autobatch.backends.cpu.steps import ADDRESSES
 from autobatch.backends.cpu.team import Helper, Sweeps
 from autobatch.backends.tiles import CALL, CallList
-from autobatch.jit.addresses import address_of, array_at
-from autobatch.jit.loops import by_address
 
 N_RUNS = 60
 
 
-@by_address
-def note(memory: int, own: int, k: int) -> None:
-    """Write the time of call k, and how often it was made; work a little."""
-    now = fetch_add(memory, 1)
-    notes = array_at(own, np.int64)
-    notes[2 * k] = now
-    fetch_add(own + 8 * (2 * k + 1), 1)
-    for i in range(50):
-        notes[2 * k] = max(notes[2 * k], now - i)
+class Notes:
+    """A step that notes the time of each call, and how often it was made.
+
+    Attributes:
+        times, n_calls: by the number of the call.
+        record: the step, as in `ADDRESSES`.
+    """
+
+    def __init__(self, calls: CallList) -> None:
+        self.times, self.n_calls = np.zeros((2, len(calls.calls)), np.int64)
+        self._clock: Iterator[int] = count()
+        self._step = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._note)
+        self.record = ctypes.cast(self._step, ctypes.c_void_p).value, 0, 0
+
+    def _note(self, memory: int, own: int, k: int) -> None:
+        self.times[k] = next(self._clock)
+        self.n_calls[k] += 1
+        time.sleep(1e-5)  # another thread goes on meanwhile
 
 
 def draw_calls(rng: np.random.Generator) -> CallList:
@@ -60,36 +69,35 @@ def test_calls_are_made_once_and_in_order(n_threads: int) -> None:
     rng = np.random.default_rng(n_threads)
     sweeps = Sweeps()
     for _ in range(N_RUNS):
-        calls, clock = draw_calls(rng), np.zeros(1, np.int64)
-        notes = np.zeros((len(calls.calls), 2), np.int64)
-        addresses = np.array([[(note.address, address_of(clock), address_of(notes))]] * n_threads, ADDRESSES)
-        sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
-        assert notes[:, 1].tolist() == [1] * len(notes)
-        assert_in_order(calls, notes[:, 0])
+        calls = draw_calls(rng)
+        notes = Notes(calls)
+        sweeps.run(np.array([[notes.record]] * n_threads, ADDRESSES), calls, 0, len(calls.ptr) - 1)
+        assert set(notes.n_calls.tolist()) <= {1}
+        assert_in_order(calls, notes.times)
 
 
 def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted before it has begun itself, a sweep waits for those who have, and makes no more calls afterwards."""
     sweeps, start = Sweeps(), Helper.start
-    calls, clock = draw_calls(np.random.default_rng(5)), np.zeros(1, np.int64)
-    notes = np.zeros((len(calls.calls), 2), np.int64)
-    addresses = np.array([[(note.address, address_of(clock), address_of(notes))]] * 3, ADDRESSES)
+    calls = draw_calls(np.random.default_rng(5))
+    notes = Notes(calls)
+    addresses = np.array([[notes.record]] * 3, ADDRESSES)
 
-    def start_first(helper: Helper, work: tuple[Any, ...]) -> None:
-        start(helper, work)
+    def start_first(helper: Helper, *work: Any) -> None:
+        start(helper, *work)
         time.sleep(0.05)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Helper, "start", start_first)
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
-    made = notes[:, 1].copy()
+    made = notes.n_calls.copy()
     assert made.max() <= 1
     time.sleep(0.05)
-    np.testing.assert_array_equal(notes[:, 1], made)
+    np.testing.assert_array_equal(notes.n_calls, made)
     monkeypatch.undo()
     sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
-    np.testing.assert_array_equal(notes[:, 1], made + 1)
+    np.testing.assert_array_equal(notes.n_calls, made + 1)
 
 
 def test_several_at_once() -> None:
@@ -100,11 +108,10 @@ def test_several_at_once() -> None:
         rng, sweeps = np.random.default_rng(seed), Sweeps()
         try:
             for _ in range(N_RUNS):
-                calls, clock = draw_calls(rng), np.zeros(1, np.int64)
-                notes = np.zeros((len(calls.calls), 2), np.int64)
-                addresses = np.array([[(note.address, address_of(clock), address_of(notes))]] * 3, ADDRESSES)
-                sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
-                assert notes[:, 1].tolist() == [1] * len(notes)
+                calls = draw_calls(rng)
+                notes = Notes(calls)
+                sweeps.run(np.array([[notes.record]] * 3, ADDRESSES), calls, 0, len(calls.ptr) - 1)
+                assert set(notes.n_calls.tolist()) <= {1}
         except BaseException as error:
             failed.append(error)
 

@@ -11,7 +11,6 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.weights import sum_rows
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.ops.randomness import Randomness
@@ -157,15 +156,6 @@ def test_gradients_of_warm_steps_are_the_same_arrays() -> None:
     for name, gradient in third.items():
         assert gradient.dtype == np.float32
         np.testing.assert_allclose(gradient, second[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("n_rows", [0, 1, 3, 4, 9, 1250])
-def test_sums_of_rows_are_the_sums(n_rows: int) -> None:
-    """Of whole numbers, so that no order matters; columns 3 to 10 of rows of 13, from the third number on."""
-    buffer = np.random.default_rng(0).integers(-9, 9, 3 + 13 * n_rows).astype(np.float64)
-    total = np.full(7, np.nan)
-    sum_rows(buffer, 3 + 3, 13, n_rows, total)
-    np.testing.assert_array_equal(total, buffer[3:].reshape(n_rows, 13)[:, 3:10].sum(axis=0))
 
 
 def test_a_refused_gradient_is_refused_again() -> None:

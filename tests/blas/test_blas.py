@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from autobatch._native import repeat_product
 from autobatch.blas import (
     Chooser,
     Provider,
@@ -31,9 +32,9 @@ from autobatch.blas import (
     threads,
     threads_in_force,
 )
-from autobatch.blas.calling import ONE_PAIR, repeat_product
 from autobatch.blas.finding import FINDERS
-from autobatch.blas.own import gemm, tiles
+from autobatch.blas.packed import NAME as PACKED
+from autobatch.blas.provider import ONE_PAIR
 from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
 from autobatch.errors import BackendError, ShapeError
@@ -69,7 +70,7 @@ def test_products_of_views_are_exact_and_stay_in_their_place(
     provider: Provider, size: tuple[int, int, int], dtype: str
 ) -> None:
     """All eight ways for three matrices to lie in memory, overwriting and adding."""
-    if provider.name == gemm.NAME and dtype != "float32":
+    if provider.name == PACKED and dtype != "float32":
         return  # our own product is of float32 alone
     rng = np.random.default_rng(0)
     m, n, k = size
@@ -96,9 +97,9 @@ def test_an_axis_of_length_one_may_be_turned_round(provider: Provider) -> None:
 
 
 @each("dtype", DTYPES)
-def test_products_called_from_compiled_code_are_those_of_python(provider: Provider, dtype: str) -> None:
+def test_products_called_by_address_are_those_of_python(provider: Provider, dtype: str) -> None:
     if dtype not in provider.addresses:
-        return  # it cannot be called from compiled code
+        return  # it cannot be called by address
     rng = np.random.default_rng(1)
     for flips in product((False, True), repeat=3):
         a, b = draw(rng, 9, 14, dtype, flips[0]), draw(rng, 14, 6, dtype, flips[1])
@@ -110,7 +111,7 @@ def test_products_called_from_compiled_code_are_those_of_python(provider: Provid
 
 
 def test_no_operand_is_copied(provider: Provider) -> None:
-    """A matrix is four megabytes; what a product allocates where Python can see it is a hundredth, or a block."""
+    """A matrix is four megabytes; what a product allocates where Python can see it is a hundredth."""
     a, b, out = (np.ones((1200, 2048), np.float32)[:1024, :1024] for _ in range(3))
     views = [(a, b, out), (a.T, b, out), (a, b.T, out), (a, b, out.T)]
     provider.multiply(a, b, out)
@@ -119,7 +120,7 @@ def test_no_operand_is_copied(provider: Provider) -> None:
         provider.multiply(left, right, target)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 10_000 + (4 * gemm.BLOCK_WORDS if provider.name == gemm.NAME else 0)
+    assert peak < 10_000
 
 
 def test_torch_does_not_warn_of_operands_that_are_read_only() -> None:
@@ -149,7 +150,7 @@ def test_matrices_that_do_not_fit_are_refused(provider: Provider) -> None:
     ]:
         with pytest.raises(ShapeError, match=why):
             provider.multiply(a, b, out)
-    if provider.name == gemm.NAME:
+    if provider.name == PACKED:
         with pytest.raises(ShapeError, match=r"matrices of float64: packed does not"):
             provider.multiply(x.astype(float), x.T.astype(float), np.zeros((4, 4)))
 
@@ -174,8 +175,7 @@ def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.Monkey
             get_provider(name)
         with pytest.raises(BackendError, match=why):
             Chooser(name)
-    for module in (finding, tiles):
-        monkeypatch.setattr(module, "has_avx512", lambda: False)
+    monkeypatch.setattr(finding, "has_avx512", lambda: False)
     assert [one.name for one in list_providers()] == ["numpy"]
     assert sorted(list_absent()) == ["mkl", "packed", "scipy", "torch"]
 
@@ -341,7 +341,7 @@ def test_speeds_are_measured_of_all_that_multiply_the_dtype() -> None:
     names = [one.name for one in providers]
     assert sorted(measure(providers, 8, 16, 16)) == sorted(names)
     speeds = measure(providers, 8, 16, 16, "float64", a_flipped=True, b_flipped=True)
-    assert sorted(speeds) == sorted({*names} - {gemm.NAME})
+    assert sorted(speeds) == sorted({*names} - {PACKED})
     assert min(speeds.values()) > 0
 
 
@@ -351,7 +351,7 @@ def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.Monkey
     assert told.exit_code == 0, told.output
     lines = [line.split() for line in told.output.splitlines()]
     for one in list_providers():
-        for kind in ("float32", "float64")[: 1 if one.name == gemm.NAME else 2]:
+        for kind in ("float32", "float64")[: 1 if one.name == PACKED else 2]:
             (line,) = (line for line in lines if line[:1] == [one.name] and kind in line)
             assert float(line[-1]) > 0
     for name, why in list_absent().items():

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.blas.own import gemm, packed, tiles
+from autobatch import _native
+from autobatch.blas import packed
 from autobatch.jit.bits import rounded
+from autobatch.system.processor import has_avx512, has_bf16
 from helpers.runs.ways import each
 
 Array = Any
@@ -18,13 +20,9 @@ SIZES = (
 )  # fmt: skip
 UNTOUCHED = np.float32(-77.0)
 KINDS = [
-    pytest.param(False, marks=pytest.mark.skipif(not tiles.can_tile(), reason="needs AVX-512"), id="float32"),
-    pytest.param(True, marks=pytest.mark.skipif(not tiles.can_tile_bf16(), reason="needs AVX-512 bf16"), id="bf16"),
+    pytest.param(False, marks=pytest.mark.skipif(not has_avx512(), reason="needs AVX-512"), id="float32"),
+    pytest.param(True, marks=pytest.mark.skipif(not has_bf16(), reason="needs AVX-512 bf16"), id="bf16"),
 ]
-
-
-def address(array: Array) -> int:
-    return int(array.ctypes.data)
 
 
 def spread(matrix: Array, gap: int) -> Array:
@@ -36,20 +34,9 @@ def spread(matrix: Array, gap: int) -> Array:
 
 def multiply(x: Array, w: Array, out: Array, is_bf16: bool, adds: bool, is_flipped: bool) -> None:
     """out = x @ w by packing; rows of `x` and `out` lie apart, and `w` may be the transpose of what lies in memory."""
-    (m, _), (inner, n) = x.shape, w.shape
-    lies = np.ascontiguousarray(w.T) if is_flipped else w
-    steps = (1, inner) if is_flipped else (n, 1)
-    words = np.empty(packed.panel_words(inner, n, is_bf16), np.uint32)
-    wide = spread(x, 3)
-    place = address(out), out.strides[0] // 4
-    if not is_bf16:
-        packed.pack_float32(address(lies), steps[0], steps[1], inner, n, address(words))
-        packed.multiply_float32(m, n, inner, (address(wide), wide.shape[1]), address(words), place, int(adds))
-        return
-    packed.pack_bf16(address(lies), steps[0], steps[1], inner, n, address(words))
-    rows = np.full(packed.rows_words(inner), 0x7FC07FC0, np.uint32)
-    lines = address(wide), wide.shape[1]
-    packed.multiply_bf16(m, n, inner, lines, address(words), place, int(adds), address(rows))
+    words = np.empty(packed.panel_words(len(w), w.shape[1], is_bf16), np.uint32)
+    _native.pack(np.ascontiguousarray(w.T).T if is_flipped else w, words, is_bf16)
+    _native.multiply_packed(spread(x, 3)[None, :, : x.shape[1]], words, out, is_bf16, adds, 1)
 
 
 def assert_close(found: Array, x: Array, w: Array, before: Array, is_bf16: bool) -> None:
@@ -110,33 +97,25 @@ def test_gradients_of_matrices(size: tuple[int, int, int], is_bf16: bool) -> Non
     whole = np.full((m + 1, n + 4), UNTOUCHED, np.float32)
     out = whole[:m, :n]
     if is_bf16:
-        scratch = np.empty(packed.outer_words(m, n), np.uint32)
-        packed.add_outer_bf16(
-            rows, m, n, (address(x), m + 2), (address(y), n + 1), (address(out), n + 4), address(scratch)
-        )  # fmt: skip
+        _native.add_outer_bf16(x[:, :m], y[:, :n], out, 1)
     else:
-        gemm.make_provider().multiply(x[:, :m].T, y[:, :n], out, accumulate=True)
+        packed.make_provider().multiply(x[:, :m].T, y[:, :n], out, accumulate=True)
     assert_close(out, x[:, :m].T, y[:, :n], np.full((m, n), UNTOUCHED), is_bf16)
     assert (whole[m] == UNTOUCHED).all()
     assert (whole[:, n:] == UNTOUCHED).all()
 
 
-@pytest.mark.skipif(not tiles.can_tile(), reason="needs AVX-512")
-def test_sums_stay_in_registers() -> None:
-    """Each loop multiplies once per vector of its tile: LLVM unrolled none, for which it would need more registers."""
-    import numba
-
-    block: Any = tiles.block_float32
-    types: Any = numba.types
-    pair, triple, rows = (types.UniTuple(types.int64, n) for n in (2, 3, 4))
-    signature = types.void(triple, triple, triple, pair, types.int64, rows, rows)
-
-    def call(size: Any, a: Any, panels: Any, out: Any, adds: int, next_rows: Any, next_columns: Any) -> None:
-        block(size, a, panels, out, adds, next_rows, next_columns)
-
-    (assembly,) = numba.njit(signature)(call).inspect_asm().values()
-    of_rows = sum(tiles.VECTORS * n_rows for n_rows in range(1, tiles.ROWS + 1))
-    assert assembly.count("vfmadd") == of_rows + tiles.TALL == 100
+@pytest.mark.parametrize("is_bf16", KINDS)
+def test_sets_of_rows_are_multiplied_in_turn(is_bf16: bool) -> None:
+    rng = np.random.default_rng(4)
+    rows, w = rng.standard_normal((3, 5, 9)).astype(np.float32), rng.standard_normal((9, 70)).astype(np.float32)
+    words, out = np.empty(packed.panel_words(9, 70, is_bf16), np.uint32), np.zeros((5, 70), np.float32)
+    _native.pack(w, words, is_bf16)
+    _native.multiply_packed(rows, words, out, is_bf16, True, 7)
+    expected = np.zeros((5, 70), np.float32)
+    for x in rows[[0, 1, 2, 0, 1, 2, 0]]:
+        multiply(x, w, expected, is_bf16, True, False)
+    np.testing.assert_array_equal(out, expected)
 
 
 def nearest_bf16(x: Any) -> Any:
@@ -152,35 +131,39 @@ def nearest_bf16(x: Any) -> Any:
     return (low + up).astype(np.uint16)
 
 
-def round_rows(x: Array, gap: int) -> tuple[Array, Array]:
-    """Rows that lie apart, rounded in both forms, as the bits of bf16 numbers."""
-    wide, (n_rows, width) = spread(x, gap), x.shape
-    narrow, whole = np.empty((n_rows, (width + 1) // 2), np.uint32), np.empty((n_rows, width), np.uint32)
-    packed.round_rows(address(wide), width + gap, n_rows, width, address(narrow))
-    packed.round_to_float32(address(wide), width + gap, n_rows, width, address(whole))
-    assert (whole & 0xFFFF == 0).all()
-    return narrow.view(np.uint16)[:, :width], (whole >> 16).astype(np.uint16)
+def round_by_packing(x: Array, is_flipped: bool) -> Array:
+    """The bits of rows that are rounded while they are packed, in pairs of rows or of columns."""
+    matrix = x.T if is_flipped else x
+    words = np.empty(packed.panel_words(len(matrix), matrix.shape[1], True), np.uint32)
+    _native.pack(matrix, words, True)
+    pairs = words.view(np.uint16).reshape(-1, (len(matrix) + 1) // 2, packed.WIDTH, 2)
+    found = pairs.transpose(1, 3, 0, 2).reshape(pairs.shape[1] * 2, -1)[: len(matrix), : matrix.shape[1]]
+    return found.T if is_flipped else found
 
 
-def test_rounding_to_bf16_takes_the_nearest_and_the_even_of_two() -> None:
+@pytest.mark.skipif(not has_bf16(), reason="needs AVX-512 bf16")
+@each("is_flipped", (False, True))
+def test_rounding_to_bf16_takes_the_nearest_and_the_even_of_two(is_flipped: bool) -> None:
     rng = np.random.default_rng(2)
     bits = rng.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32)
     bits[::4] = (bits[::4] & np.uint32(0xFFFF0000)) | np.uint32(0x8000)  # ties
     x = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
     x = x[: x.size // 9 * 9].reshape(-1, 9)
-    for found in round_rows(x, 3):
-        np.testing.assert_array_equal(found, nearest_bf16(x))
+    np.testing.assert_array_equal(round_by_packing(x, is_flipped), nearest_bf16(x))
     n_ties = int(((x.view(np.uint32) & 0xFFFF) == 0x8000).sum())
     assert n_ties > 40_000
 
 
-def test_rounding_to_bf16_keeps_nan_and_infinity() -> None:
+@pytest.mark.skipif(not has_bf16(), reason="needs AVX-512 bf16")
+@each("is_flipped", (False, True))
+def test_rounding_to_bf16_keeps_nan_and_infinity(is_flipped: bool) -> None:
     bits = np.array([[0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FFFFF, 0x80000000]], np.uint32)
-    for (found,) in round_rows(bits.view(np.float32), 0):
-        assert [hex(word) for word in found[[0, 1, 5, 6]]] == ["0x7f80", "0xff80", "0x7f80", "0x8000"]
-        assert np.isnan((found[2:5].astype(np.uint32) << 16).view(np.float32)).all()
+    (found,) = round_by_packing(bits.view(np.float32), is_flipped)
+    assert [hex(word) for word in found[[0, 1, 5, 6]]] == ["0x7f80", "0xff80", "0x7f80", "0x8000"]
+    assert np.isnan((found[2:5].astype(np.uint32) << 16).view(np.float32)).all()
 
 
+@pytest.mark.skipif(not has_bf16(), reason="needs AVX-512 bf16")
 @pytest.mark.slow
 @each("is_flipped", (False, True))
 @each("size", SIZES)
@@ -188,11 +171,10 @@ def test_matrices_are_packed_in_pairs_of_rounded_rows(size: tuple[int, int, int]
     """Word (k, j) of a panel holds rows 2k and 2k + 1 of its column j; there are zeros where there is nothing."""
     _, n, inner = size
     w = np.random.default_rng(3).standard_normal((inner, n)).astype(np.float32)
-    lies = spread(w.T if is_flipped else w, 2)
-    steps = (1, inner + 2) if is_flipped else (n + 2, 1)
+    apart = spread(w.T if is_flipped else w, 2)[:, : inner if is_flipped else n]
     found = np.full(packed.panel_words(inner, n, True), 0x7FC07FC0, np.uint32)
-    packed.pack_bf16(address(lies), *steps, inner, n, address(found))
-    whole = np.zeros((inner + inner % 2, -(-n // tiles.WIDTH) * tiles.WIDTH), np.uint32)
+    _native.pack(apart.T if is_flipped else apart, found, True)
+    whole = np.zeros((inner + inner % 2, -(-n // packed.WIDTH) * packed.WIDTH), np.uint32)
     whole[:inner, :n] = nearest_bf16(w)
-    panels = (whole[::2] | whole[1::2] << 16).reshape(len(whole) // 2, -1, tiles.WIDTH).swapaxes(0, 1)
+    panels = (whole[::2] | whole[1::2] << 16).reshape(len(whole) // 2, -1, packed.WIDTH).swapaxes(0, 1)
     np.testing.assert_array_equal(found.reshape(panels.shape), panels)

@@ -38,14 +38,12 @@ def test_a_model_that_there_is_not_ends_it_in_a_sentence(command: Command) -> No
 
 def test_it_says_where_there_is_no_cache(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOBATCH_JIT", "0")
-    monkeypatch.setattr("autobatch.cli.warming.compile_fixed", lambda *arguments: None)
     status, out, _ = command("warm", "--dim", 4)
     assert (status, out) == (0, "tree-lstm: compiled\nThere is no cache: AUTOBATCH_CACHE is off.\n")
 
 
 def test_of_a_file_its_predictions_are_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOBATCH_JIT", "0")
-    monkeypatch.setattr("autobatch.cli.warming.compile_fixed", lambda *arguments: None)
     ran = list[int]()
     monkeypatch.setattr("autobatch.cli.warming.run_a_step", lambda workload: ran.append(0))
     export(command, tmp_path)

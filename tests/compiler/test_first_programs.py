@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from autobatch.blas.own.tiles import can_tile
+from autobatch.system.processor import has_avx512
 
 Body = Callable[[Any, Any, int], Any]
 N = 3
@@ -108,7 +108,7 @@ VIEWS = ("rows backwards", "every other column", "every other row", "columns bac
     ("precision", "provider"),
     [
         ("bf16", None),
-        pytest.param("float32", "packed", marks=pytest.mark.skipif(not can_tile(), reason="needs AVX-512")),
+        pytest.param("float32", "packed", marks=pytest.mark.skipif(not has_avx512(), reason="needs AVX-512")),
     ],
 )
 @pytest.mark.parametrize("name", VIEWS)

@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends.cpu.steps import ADDRESSES, call_steps
-from autobatch.backends.tiles import CALL
 from autobatch.cli import progress
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.jit import progress as notices
-from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.compiling import Compilation, compiling, watch_compilation
-from autobatch.jit.loops import by_address, compiled
+from autobatch.jit.internals import keep, make_callback
 
 
 def square(x: int) -> int:
@@ -29,7 +26,7 @@ def square(x: int) -> int:
 @pytest.fixture
 def compile_something() -> Callable[[], int]:
     """A loop that no cache holds, and that calls another one."""
-    inner = compiled(square)
+    inner = numba.njit(square)
     names: dict[str, Any] = {"inner": inner, "serial": id(inner)}
     exec("def outer(x):\n    return inner(x) + serial", names)
     return lambda: numba.njit(names["outer"])(3) - id(inner)
@@ -52,9 +49,9 @@ def test_a_loop_is_told_once_and_with_all_that_it_calls(compile_something: Calla
 
 def test_a_block_names_what_is_compiled_in_it(compile_something: Callable[[], int]) -> None:
     def work() -> None:
-        with compiling("cell 'x' (forward)", is_kernel=True):
+        with compiling("cell 'x' (forward)"):
             compile_something()
-        with compiling("cell 'y' (forward)", is_kernel=True):
+        with compiling("cell 'y' (forward)"):
             pass
 
     told = watch(work)
@@ -65,7 +62,7 @@ def test_a_block_names_what_is_compiled_in_it(compile_something: Callable[[], in
 
 def test_nobody_is_told_after_an_error_or_after_the_end(compile_something: Callable[[], int]) -> None:
     told: list[Compilation] = []
-    with pytest.raises(ZeroDivisionError), watch_compilation(told.append), compiling("cell 'x' (forward)", True):
+    with pytest.raises(ZeroDivisionError), watch_compilation(told.append), compiling("cell 'x' (forward)"):
         raise ZeroDivisionError
     compile_something()
     assert told == []
@@ -94,8 +91,8 @@ def test_kernels_are_named_by_their_cells() -> None:
 def test_a_program_is_told_once_that_compiling_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def compile_for(seconds: float, *, is_kernel: bool = True, module: str = "") -> None:
-        one = Compilation(f"cell 'took {seconds}'", is_kernel, module=module)
+    def compile_for(seconds: float, *, is_kernel: bool = True) -> None:
+        one = Compilation(f"cell 'took {seconds}'", is_kernel)
         notice.begun(one)
         if notice.timer is not None and notice.timer.interval <= seconds:
             notice.timer.join()
@@ -105,7 +102,7 @@ def test_a_program_is_told_once_that_compiling_takes_long(
     monkeypatch.setattr(notices, "SECONDS_UNTOLD", 0.2)
     monkeypatch.setenv("AUTOBATCH_CACHE", "a-folder")
     notice = notices.Notice()
-    compile_for(5.0, is_kernel=False, module="of_a_user")
+    compile_for(5.0, is_kernel=False)
     assert notice.timer is None
     notice = notices.Notice()
     compile_for(0.1)
@@ -114,8 +111,8 @@ def test_a_program_is_told_once_that_compiling_takes_long(
     compile_for(3.0)
     assert capsys.readouterr() == ("", line)
     monkeypatch.setattr(notices, "SECONDS_APART", -1.0)
-    compile_for(2.0, is_kernel=False, module="autobatch.graph.dag")
-    assert capsys.readouterr() == ("", line.replace("cell 'took 2.0'", "what plans mini-batches"))
+    compile_for(2.0)
+    assert capsys.readouterr() == ("", line)
     notice.is_quiet = True
     compile_for(2.0)
     assert capsys.readouterr() == ("", "")
@@ -126,10 +123,10 @@ def test_what_is_compiled_reaches_the_notice(
 ) -> None:
     monkeypatch.setattr(notices, "SECONDS_UNTOLD", 0.0)
     monkeypatch.setattr(notices, "SECONDS_APART", -1.0)
-    with show_compilation(), compiling("cell 'x' (forward)", is_kernel=True):
+    with show_compilation(), compiling("cell 'x' (forward)"):
         compile_something()
     assert capsys.readouterr().err == ""
-    with compiling("cell 'y' (forward)", is_kernel=True):
+    with compiling("cell 'y' (forward)"):
         compile_something()
     assert capsys.readouterr().err.startswith("autobatch: compiling cell 'y' (forward)")
 
@@ -149,16 +146,6 @@ def test_elsewhere_a_line_comes_after_some_seconds_of_compiling(
         assert capsys.readouterr().out.splitlines() == [f"  compiling loop 'took {s}'{told}" for s in (4.0, 1.0)]
 
 
-def test_what_is_compiled_is_named_in_words_of_its_user() -> None:
-    told = {
-        Compilation("cell 'merge' (forward)", True): "cell 'merge' (forward)",
-        Compilation("loop '_first_out_of_range'", False, module="autobatch.graph.dag"): "what plans mini-batches",
-        Compilation("loop 'panel_words'", False, module="autobatch.blas.own.packed"): "what multiplies matrices",
-        Compilation("loop 'mine'", False, module="of_a_user"): "loop 'mine'",
-    }
-    assert [notices.in_words(one) for one in told] == list(told.values())
-
-
 @pytest.mark.parametrize("with_bar", [False, True])
 def test_on_a_terminal_all_is_named_and_nothing_stays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_bar: bool
@@ -167,7 +154,7 @@ def test_on_a_terminal_all_is_named_and_nothing_stays(
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     noted: list[str] = []
     monkeypatch.setattr(progress._Bar, "note", lambda self, what: noted.append(what))
-    with show_compilation(), compiling("cell 'x' (forward)", True):
+    with show_compilation(), compiling("cell 'x' (forward)"):
         if with_bar:
             with show_progress(2):
                 numba.njit(lambda x: x + 1)(2)
@@ -188,17 +175,17 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
     def cube(x: int) -> int:
         return x * x * x
 
-    def store_cube(place: int, x: int, unused: int) -> None:
-        array_at(place, np.int64)[0] = x * x * x
+    def do_nothing(x: int) -> None:
+        pass
 
-    loop, place = compiled(cube), np.zeros(1, np.int64)
+    loop = keep(numba.njit(cube))
     with pytest.warns(UserWarning, match="cannot keep compiled code .*No space left on device"):
         assert loop(3) == 27
     assert loop(4) == 64
+    callback = make_callback(do_nothing, is_kept=True)
     with pytest.warns(UserWarning, match="going on without"):
-        address = by_address(store_cube).address
-    call_steps(np.array([(address, address_of(place), 5)], ADDRESSES), np.zeros(1, CALL), 0, 1)
-    assert place[0] == 125
+        callback.compile()
+    assert callback.address
 
 
 WATCHED_LATE = """

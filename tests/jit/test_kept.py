@@ -18,8 +18,8 @@ import pytest
 
 from autobatch.blas import choosing
 from autobatch.compiler.numba import loading
+from autobatch.compiler.numba.inlined import in_kernels
 from autobatch.jit.internals import keep, make_callback
-from autobatch.jit.loops import compiled
 from autobatch.system.cache import find_entry, keep_entry
 from helpers.runs.ways import each
 
@@ -73,8 +73,8 @@ def hits_of(loop: Any, *args: Any) -> int:
 
 
 def kept(function: Any) -> Any:
-    """A loop whose code is kept, compiled where it is needed."""
-    return keep(numba.njit(function), lambda signature: None)
+    """A loop whose code is kept."""
+    return keep(numba.njit(function))
 
 
 def callback_hits(function: Any) -> Any:
@@ -127,10 +127,10 @@ def test_each_signature_has_a_file(triple: Any, tmp_path: Path) -> None:
 
 def test_machine_code_of_another_version_of_the_file_is_replaced(tmp_path: Path) -> None:
     first = import_function(tmp_path / "triple.py", "def triple(x):\n    return 2 * x\n")
-    assert compiled(first)(2) == 4
+    assert in_kernels(first).compiled(2) == 4
     second = import_function(tmp_path / "triple.py", "def triple(x):\n    return 3 * x\n")
-    assert hits_of(compiled(second).called, 2) == 0
-    assert hits_of(compiled(second).called, 2) == 1
+    assert hits_of(in_kernels(second).compiled, 2) == 0
+    assert hits_of(in_kernels(second).compiled, 2) == 1
 
 
 def test_machine_code_is_written_whole(triple: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,8 @@ def test_machine_code_is_written_whole(triple: Any, tmp_path: Path, monkeypatch:
 def test_without_a_folder_loops_are_compiled_all_the_same() -> None:
     names: dict[str, Any] = {}
     exec(compile("def double(x):\n    return 2 * x\n", "<nowhere>", "exec"), names)
-    loop = compiled(names["double"])
     with pytest.warns(UserWarning, match=r"cannot keep compiled code \(.*no locator available.*\); going on"):
-        assert loop(2) == 4
+        assert kept(names["double"])(2) == 4
 
 
 TWO_TYPES = """
@@ -155,7 +154,7 @@ import numba
 from double import double
 from autobatch.jit.internals import keep
 
-loop = keep(numba.njit(double), lambda signature: None)
+loop = keep(numba.njit(double))
 assert [loop(x) for x in map(eval, sys.argv[1:])] == [2 * x for x in map(eval, sys.argv[1:])]
 print(sum(loop.stats.cache_hits.values()))
 """

@@ -61,52 +61,32 @@ def test_the_mode_is_later_unless_there_is_no_cache(cache: Path, monkeypatch: py
 
 def test_tasks_are_done_once_and_failures_are_answered(cache: Path, tmp_path: Path) -> None:
     helper, first, second = Helper(), make(tmp_path / "first"), make(tmp_path)
-    assert helper.waits_for(first, 0.0)
-    assert helper.waits_for(second, 0.0)
+    assert helper.waits_for(first)
+    assert helper.waits_for(second)
     wait(lambda: helper.n_waiting == 0)
     assert (tmp_path / "first").is_dir()
-    assert not helper.waits_for(first, 9.0)
-    assert not helper.waits_for(second, 9.0)
+    assert not helper.waits_for(first)
+    assert not helper.waits_for(second)
 
 
 def test_measurements_wait_for_the_helper(cache: Path, tmp_path: Path) -> None:
     helper = Helper()
-    helper.waits_for(make(tmp_path / "made"), 0.0)
+    helper.waits_for(make(tmp_path / "made"))
     helper.wait()
     assert (tmp_path / "made").is_dir()
-    helper.waits_for(Task("os", "_exit", (3,)), 0.0)
+    helper.waits_for(Task("os", "_exit", (3,)))
     helper.wait()
     assert helper._failure, "it waits no longer"
 
 
-def test_the_task_that_costs_most_comes_first(cache: Path, tmp_path: Path) -> None:
-    """While the first one is being done, the others are asked for; one of them again, as it has cost more."""
-    log, helper = tmp_path / "log", Helper()
-    gate = Task(
-        "subprocess", "run", ((sys.executable, "-c", f"while not __import__('os').path.exists({str(log)!r}): 0"),)
-    )
-
-    def note(name: str) -> Task:
-        return Task("subprocess", "run", ((sys.executable, "-c", f"open({str(log)!r}, 'a').write({name!r})"),))
-
-    helper.waits_for(gate, 0.0)
-    wait(lambda: (cache / "compiling.lock").exists())
-    for name, seconds in (("a", 0.0), ("b", 2.0), ("c", 1.0), ("d", 0.0), ("c", 5.0)):
-        assert helper.waits_for(note(name), seconds)
-    time.sleep(0.5)
-    log.touch()
-    wait(lambda: helper.n_waiting == 0)
-    assert log.read_text() == "cbad"
-
-
 def test_a_helper_that_dies_is_told_and_its_tasks_are_done_here(cache: Path, tmp_path: Path) -> None:
     helper, task = Helper(), make(tmp_path / "made")
-    helper.waits_for(Task("os", "_exit", (3,)), 1.0)
+    helper.waits_for(Task("os", "_exit", (3,)))
     wait(lambda: helper._failure)
     with pytest.warns(UserWarning, match="the process that compiles ended with status 3"):
-        assert not helper.waits_for(Task("os", "_exit", (3,)), 1.0)
+        assert not helper.waits_for(Task("os", "_exit", (3,)))
     assert helper.n_waiting == 0
-    assert helper.waits_for(task, 0.0)
+    assert helper.waits_for(task)
     wait((tmp_path / "made").is_dir)
 
 
@@ -114,16 +94,16 @@ def test_the_last_words_of_a_helper_are_told(cache: Path, monkeypatch: pytest.Mo
     (tmp_path / "numpy.py").write_text("raise ImportError('no such numbers')")
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = Helper()
-    helper.waits_for(make(tmp_path), 0.0)
+    helper.waits_for(make(tmp_path))
     wait(lambda: helper._failure)
     with pytest.warns(UserWarning, match=r"ended with status 1 \(ImportError: no such numbers\)"):
-        helper.waits_for(make(tmp_path), 0.0)
+        helper.waits_for(make(tmp_path))
 
 
 def test_what_a_task_prints_is_no_answer(cache: Path, tmp_path: Path) -> None:
     helper, task = Helper(), make(tmp_path / "made")
-    helper.waits_for(Task("os", "system", ("echo hello",)), 1.0)
-    helper.waits_for(task, 0.0)
+    helper.waits_for(Task("os", "system", ("echo hello",)))
+    helper.waits_for(task)
     wait(lambda: helper.n_waiting == 0)
     assert (tmp_path / "made").is_dir()
     assert not helper._failure
@@ -132,10 +112,10 @@ def test_what_a_task_prints_is_no_answer(cache: Path, tmp_path: Path) -> None:
 def test_where_no_process_can_be_started_tasks_are_done_here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     helper, task = Helper(), Task("os", "getpid", ())
-    helper.waits_for(task, 0.0)
+    helper.waits_for(task)
     wait(lambda: helper._failure)
     with pytest.warns(UserWarning, match=r"no process can be started \(No such file or directory\)"):
-        assert not helper.waits_for(task, 0.0)
+        assert not helper.waits_for(task)
 
 
 @pytest.fixture
@@ -157,7 +137,7 @@ def started(cache: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 def ask(process: subprocess.Popen[bytes], number: int, task: Task) -> None:
     assert process.stdin is not None
-    pickle.dump((number, task, 0.0), process.stdin)
+    pickle.dump((number, task), process.stdin)
     process.stdin.flush()
 
 
@@ -210,7 +190,7 @@ def test_the_process_finds_modules_where_its_parent_does(
 ) -> None:
     (tmp_path / "only_here.py").write_text("import os\nmake = os.mkdir\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert Helper().waits_for(Task("only_here", "make", (str(tmp_path / "made"),)), 0.0)
+    assert Helper().waits_for(Task("only_here", "make", (str(tmp_path / "made"),)))
     wait((tmp_path / "made").is_dir)
 
 
@@ -224,7 +204,7 @@ def test_an_executable_of_its_own_starts_no_process(cache: Path, monkeypatch: py
 def test_it_ends_when_there_is_nothing_to_do_and_is_started_again(cache: Path, tmp_path: Path) -> None:
     helper = Helper()
     for name in ("first", "second"):
-        assert helper.waits_for(make(tmp_path / name), 0.0)
+        assert helper.waits_for(make(tmp_path / name))
         wait(lambda: helper.n_waiting == 0)
         wait(lambda: helper._messages is None)
         assert (tmp_path / name).is_dir()

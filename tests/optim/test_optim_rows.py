@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
 from autobatch.errors import ShapeError
-from autobatch.optim import SGD, Adam, AdamW, Group, rules
+from autobatch.optim import SGD, Adam, AdamW, Group
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Rows
@@ -245,21 +243,6 @@ def test_copies_of_an_optimizer_change_their_own_model() -> None:
     np.testing.assert_array_equal(model.table.data, before)
     optimizer.step(with_bias(np.ones(SHAPE)))
     np.testing.assert_array_equal(copied_model.table.data, model.table.data)
-
-
-@pytest.mark.slow
-def test_passes_take_several_numbers_at_a_time() -> None:
-    """What is compiled has square roots and quotients of whole vectors, for a row of a table too."""
-    config: Any = numba.config
-    if config.CPU_NAME == "generic":
-        pytest.skip("LLVM makes no vectors of square roots for a processor of which it knows nothing")
-    long, flat = np.zeros(4, np.int64), np.zeros(64, np.float32)
-    update = numba.njit(error_model="numpy")(rules.update_rows.python)
-    gradient = long[:0], flat, np.zeros(4, bool)
-    update(rules.ALL, (4, 16, 16), flat, flat.copy(), flat.copy(), gradient, flat.copy(), flat.copy())
-    (code,) = update.inspect_llvm().values()
-    for operation in (r"= .*call .*<\d+ x float> @llvm\.sqrt", r"= fdiv .*<\d+ x float>"):
-        assert len(re.findall(operation, code)) >= 2, operation
 
 
 @each("lazy", [False, True])

@@ -19,7 +19,6 @@ from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
-from helpers.counters.counting import count_lines, plain_loops
 from helpers.programs.graphs import chain, dags, random_batch, random_dag, random_tree
 from helpers.runs.ways import each
 
@@ -100,21 +99,3 @@ def test_what_cannot_be_compacted_is_reported() -> None:
 def test_unknown_types_and_an_empty_graph_leave_nothing_superfluous() -> None:
     assert compact(to_dag(chain("a", "b")), np.array([5, 0, -1, 1, 0], np.int32)).tolist() == [0, 1]
     assert compact(to_dag(random_dag(0, n_nodes=0)), np.array([0, 1], np.int32)).tolist() == []
-
-
-@each("n", [1, 30])
-def test_the_cost_per_node_does_not_grow(n: int) -> None:
-    def lines(times: int) -> int:
-        dag = to_dag(chain(*"abcde" * times))
-        return count_lines(compact, dag, np.repeat(dag.type_id, 2))
-
-    assert lines(10 * n) < 10.5 * lines(n)
-
-
-@each("seed", range(5))
-def test_plain_loops_do_the_same(seed: int) -> None:
-    dag = to_dag(random_batch(seed))
-    sequence = random_sequence(dag, np.random.default_rng(seed), spare=1.0)
-    with plain_loops():
-        plain = compact(dag, sequence)
-    assert plain.tolist() == compact(dag, sequence).tolist()

@@ -14,8 +14,7 @@ from autobatch.jit.arrays import IntArray
 from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
-from helpers.counters.counting import count_lines, plain_loops
-from helpers.programs.graphs import chain, dags, random_batch, random_dag, random_tree
+from helpers.programs.graphs import chain, dags, random_batch, random_tree
 from helpers.runs.ways import each
 
 SEEDS = range(20)
@@ -114,23 +113,3 @@ def test_schedules_at_the_extremes_are_valid_and_drop_empty_positions(seed: int)
 def test_places_that_are_none_are_refused(position: list[int], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         to_schedule_at(to_dag(chain("a", "b")), np.array([0, 1], np.int32), np.array(position, np.int32))
-
-
-def test_a_long_chain_of_many_types_costs_the_same_per_node() -> None:
-    def lines(n_nodes: int) -> int:
-        names = [str(n) for n in np.random.default_rng(0).integers(50, size=n_nodes)]
-        dag = to_dag(chain(*names))
-        return count_lines(embed_early, dag, dag.type_id)
-
-    few, many = lines(500), lines(5000)
-    assert many < 10.5 * few
-
-
-@each("seed", range(5))
-def test_plain_loops_do_the_same(seed: int) -> None:
-    dag = to_dag(random_dag(seed))
-    sequence = any_sequence(dag, seed)
-    with plain_loops():
-        plain = embed_early(dag, sequence), embed_late(dag, sequence)
-    assert plain[0].tolist() == embed_early(dag, sequence).tolist()
-    assert plain[1].tolist() == embed_late(dag, sequence).tolist()

@@ -17,7 +17,6 @@ from autobatch.policies.search.reduction import reduce_graph
 from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import finishes
 from helpers.checkers.supersequences import fewest_batches, random_sequence
-from helpers.counters.counting import plain_loops
 from helpers.programs.graphs import chain, random_batch, random_dag
 from helpers.runs.ways import each
 
@@ -82,10 +81,3 @@ def test_a_start_that_does_not_finish_is_refused_and_an_empty_graph_needs_nothin
     with pytest.raises(ScheduleError, match="does not finish the graph"):
         local_search(to_dag(chain("a", "b", "a")), np.array([0, 1], np.int32), rng)
     assert local_search(to_dag(random_dag(0, n_nodes=0)), np.array([0, 1], np.int32), rng).tolist() == []
-
-
-def test_plain_loops_do_the_same() -> None:
-    dag = to_dag(random_dag(5, n_nodes=20))
-    with plain_loops():
-        plain = local_search(dag, start_of(dag, 5), np.random.default_rng(3), 60)
-    assert plain.tolist() == local_search(dag, start_of(dag, 5), np.random.default_rng(3), 60).tolist()

@@ -12,7 +12,6 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Policy, Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from helpers.counters.counting import count_lines, plain_loops
 from helpers.programs.graphs import LETTERS, chain, random_batch, random_dag, random_tree
 from helpers.runs.ways import each
 
@@ -130,28 +129,3 @@ def test_a_cycle_is_refused() -> None:
     graph.edge_src[0] = 2
     with pytest.raises(GraphError, match=r"edge 2 \('c'\) -> 1 \('b'\) points backwards"):
         make_schedule(graph, policies.get("agenda"))
-
-
-@each("policy", LOOPS)
-def test_the_cost_per_node_does_not_grow(policy: Policy) -> None:
-    few, many = (count_lines(policy.schedule, merge_graphs([random_tree(1)] * n)) for n in (10, 100))
-    assert many < 10.5 * few
-
-
-@pytest.mark.slow
-@each("policy", LOOPS)
-def test_a_long_chain_costs_the_same_per_node(policy: Policy) -> None:
-    few, many = (count_lines(policy.schedule, chain(*"ab" * n)) for n in (50, 500))
-    assert many < 10.5 * few
-
-
-@each("policy", LOOPS)
-@each("seed", range(5))
-def test_plain_loops_do_the_same(policy: Policy, seed: int) -> None:
-    graph = random_batch(seed)
-    with plain_loops():
-        plain = make_schedule(graph, policy)
-    compiled = make_schedule(graph, policy)
-    assert plain.order.tolist() == compiled.order.tolist()
-    assert plain.batch_type.tolist() == compiled.batch_type.tolist()
-    assert plain.batch_ptr.tolist() == compiled.batch_ptr.tolist()

@@ -12,8 +12,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, Schedule, chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import trusted
-from helpers.counters.counting import count_lines, plain_loops
-from helpers.programs.graphs import LETTERS, chain, random_batch, random_dag, random_tree
+from helpers.programs.graphs import LETTERS, chain, random_batch, random_dag
 from helpers.runs.ways import each
 
 SEEDS = range(20)
@@ -249,17 +248,3 @@ class TestFrontierPolicy:
         graph.edge_src[0] = 2
         with pytest.raises(GraphError, match=r"edge 2 \('a'\) -> 1 \('a'\) points backwards"):
             make_schedule(graph, Stubborn(0))
-
-
-def test_the_bound_costs_the_same_per_node() -> None:
-    few, many = (count_lines(min_batches, merge_graphs([random_tree(1)] * n)) for n in (10, 100))
-    assert many < 10.5 * few
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_plain_loops_do_the_same(seed: int) -> None:
-    graph = random_batch(seed)
-    with plain_loops():
-        plain, bound = make_schedule(graph, Alternating()), min_batches(graph)
-    assert str(plain) == str(make_schedule(graph, Alternating()))
-    assert bound == min_batches(graph)

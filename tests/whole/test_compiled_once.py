@@ -15,10 +15,10 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.workload import load_workload
+from autobatch.compiler.numba.inlined import Built, Inlined
 from autobatch.compiler.numba.loading import load
 from autobatch.compiler.numba.sources import write_sources
 from autobatch.compiler.stage import compile_backward, compile_forward
-from autobatch.jit.loops import Compiled
 from autobatch.models import MODELS
 from helpers.runs.planned import place_batch
 from helpers.zoo import machines, transformer
@@ -89,10 +89,10 @@ def test_a_new_width_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_another_float_type_compiles_the_arithmetic_alone() -> None:
-    """The loops of recording, planning, scheduling and launching are those of the first type."""
+    """What else kernels call is that of the first type."""
     folder = Path(__file__).parent
     path = [str(folder), str(folder.parent), *sys.path]  # a process of its own has loaded nothing before
-    call = "import json, test_compiled_once as t; print(json.dumps(t.loops_of_another_float_type()))"
+    call = "import json, test_compiled_once as t; print(json.dumps(t.functions_of_another_float_type()))"
     done = subprocess.run(
         [sys.executable, "-c", call],
         capture_output=True,
@@ -105,8 +105,8 @@ def test_another_float_type_compiles_the_arithmetic_alone() -> None:
     assert not [name for name, types in new if "float64" not in types]
 
 
-def loops_of_another_float_type() -> list[tuple[str, str]]:
-    """The loops that a training step in float64 needs after one in float32."""
+def functions_of_another_float_type() -> list[tuple[str, str]]:
+    """The functions that a training step in float64 needs after one in float32."""
     known: set[tuple[str, str]] = set()
     new: set[tuple[str, str]] = set()
     for dtype in ("float32", "float64"):
@@ -122,8 +122,11 @@ def loops_of_another_float_type() -> list[tuple[str, str]]:
 
 
 def signatures() -> set[tuple[str, str]]:
-    """The loops that are compiled or loaded in this process, and the types of their arguments."""
-    loops = [one for one in gc.get_objects() if issubclass(type(one), Compiled) and "called" in vars(one)]
+    """The functions that are compiled or loaded in this process, and the types of their arguments."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), Inlined) and "compiled" in vars(one)]
     return {
-        (f"{loop.python.__module__}.{loop.__name__}", str(types)) for loop in loops for types in loop.called.signatures
+        (f"{one.python.__module__}.{one.__name__}", str(types))
+        for one in found
+        if not isinstance(one, Built)
+        for types in one.compiled.signatures
     }

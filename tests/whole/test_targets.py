@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMPILED = (
     "blas", "compiler/test_vectormath.py", "compiler/test_kernels.py", "compiler/test_first_programs.py",
+    "native/test_steps.py",
     "optim/test_optim_rows.py", "ops/test_accuracy.py", "backends/test_cpu.py", "backends/test_precision.py",
     "backends/test_weights.py",
 )  # fmt: skip
@@ -38,7 +39,10 @@ class Target:
 
 def code_for(processor: str, *needs: str) -> Target:
     """A code target of Numba by LLVM's name: its own instructions, and not those of the processor that is here."""
-    return Target({"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}, frozenset(needs), COMPILED)
+    environment = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}
+    if "avx512f" not in needs:
+        environment["AUTOBATCH_DISABLE_CPU_FEATURES"] = "avx512" if "avx2" in needs else "avx2"
+    return Target(environment, frozenset(needs), COMPILED)
 
 
 def routines_for(core: str, *needs: str) -> Target:

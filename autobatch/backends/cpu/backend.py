@@ -1,8 +1,8 @@
 """The cpu backend: cells compiled into a few steps, on the plans that the reference backend interprets.
 
 Batches are cut into tiles. The rows of each tile and the calls for it are worked out once per plan. A step is
-a call with the number of a tile: of a generated kernel, a matrix product, or an interpreted op. One compiled loop
-makes all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
+a call with the number of a tile: of a generated kernel, a matrix product, or an interpreted op. One native loop makes
+all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
 depend on parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over
 all rows of a type, and that of a bias is one pass over them.
 """
@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autobatch.backends.base import Timer
 from autobatch.backends.cpu.compiled import BoundRun, BoundTypes, place_type
-from autobatch.backends.cpu.fixed import is_fixed_compiled
 from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.driver import PlanExecutable, PlanRun
@@ -108,13 +107,11 @@ class CompiledPlan(PlanExecutable):
         """Whether the plan is to run compiled: all of its machine code is at hand, or is compiled when first needed."""
         not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
         if not not_compiled.isdisjoint(type_ids) and self.backend.jitted:
-            mode, options = compile_mode(), self.options
+            mode = compile_mode()
             if mode == NEVER:
                 return False
-            if mode == LATER:
-                cells = self.types.are_compiled(type_ids, place_type(self.plan))
-                if not (is_fixed_compiled(options.dtype.name, options.precision, self.n_threads) and cells):
-                    return False
+            if mode == LATER and not self.types.are_compiled(type_ids, place_type(self.plan)):
+                return False
             not_compiled.difference_update(type_ids)
         self._is_compiled = True
         return True

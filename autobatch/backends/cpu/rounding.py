@@ -10,44 +10,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.cpu.stage_values import StageValues
-from autobatch.backends.cpu.steps import (
-    B_FLIPPED,
-    B_STEP,
-    BETA,
-    FIELDS,
-    INNER,
-    ITEMSIZE,
-    OUT,
-    ROUTINE,
-    ROWS,
-    SCRATCH,
-    TABLE,
-    A,
-    B,
-    BoundProduct,
-    N,
-    ProductStep,
-    address_in,
-)
-from autobatch.blas.calling import call_product
+from autobatch.backends.cpu.steps import FUNCTIONS, ROUTINE, SCRATCH, BoundProduct, ProductStep
 from autobatch.blas.choosing import Chooser
-from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.packed import ROWS_AT_ONCE, multiply_bf16, multiply_float32, round_to_float32
-from autobatch.blas.own.tiles import WORD
+from autobatch.blas.packed import NAME as PACKED
+from autobatch.blas.packed import ROWS_AT_ONCE
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.compiler.statement import Product
-from autobatch.compiler.writer import SLOTS
-from autobatch.jit.addresses import array_at
 from autobatch.jit.bits import rounded
-from autobatch.jit.loops import by_address
 
 Array = NDArray[Any]
-MEMORY = list(SLOTS).index("scratch")
 
 
 class RoundedStep(ProductStep):
@@ -55,7 +30,7 @@ class RoundedStep(ProductStep):
 
     def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
         super().__init__(stage, product, number, once)
-        self.own[SCRATCH] = WORD * stage.turn_width
+        self.own[SCRATCH] = stage.dtype.itemsize * stage.turn_width
         stage.turn_width += ROWS_AT_ONCE * self.inner
 
     def _choose(self, n_rows: int, chooser: Chooser) -> tuple[Any, ...]:
@@ -80,52 +55,14 @@ class BoundRounded(BoundProduct):
         matrix = matrix.T if self.step.term.transposed else matrix
         if self.is_bf16:
             self._pack(matrix, is_bf16=True)
-            self.function = multiply_rounded.address
+            self.function = FUNCTIONS["multiply_by_bf16_panels"]
         elif self.provider.name == PACKED and self._is_compiled:
             self._pack(rounded(matrix))
-            self.own[ROUTINE], self.function = 0, multiply_in_float32.address
+            self.own[ROUTINE], self.function = 0, FUNCTIONS["multiply_rounded"]
         else:
             self._take(rounded(matrix))
-            self.function = multiply_in_float32.address if self.own[ROUTINE] and self._is_compiled else 0
+            self.function = FUNCTIONS["multiply_rounded"] if self.own[ROUTINE] and self._is_compiled else 0
 
     def _rows(self, k: int) -> Array:
         rows: Array = rounded(super()._rows(k))
         return rows
-
-
-@by_address
-def multiply_rounded(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a batch by a packed matrix, both rounded."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    multiply_bf16(
-        row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
-        numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
-        arrays[MEMORY] + numbers[SCRATCH],
-    )  # fmt: skip
-
-
-@by_address
-def multiply_in_float32(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a batch, rounded, by a rounded matrix: by a library, or packed."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    source, target = address_in(arrays, numbers, row, A), address_in(arrays, numbers, row, OUT)
-    scratch, inner = arrays[MEMORY] + numbers[SCRATCH], numbers[INNER]
-    for first in range(0, row[numbers[ROWS]], ROWS_AT_ONCE):
-        n_rows = min(ROWS_AT_ONCE, row[numbers[ROWS]] - first)
-        out = target + WORD * first * numbers[OUT + 3]
-        round_to_float32(source + WORD * first * numbers[A + 3], numbers[A + 3], n_rows, inner, scratch)
-        if numbers[ROUTINE]:
-            call_product(
-                numbers[ITEMSIZE], numbers[ROUTINE],
-                (
-                    0, numbers[B_FLIPPED], n_rows, numbers[N], inner, scratch, inner, numbers[B], numbers[B_STEP], out,
-                    numbers[OUT + 3],
-                ),
-                numbers[BETA],
-            )  # fmt: skip
-        else:
-            multiply_float32(
-                n_rows, numbers[N], inner, (scratch, inner), numbers[B], (out, numbers[OUT + 3]), numbers[BETA]
-            )

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import transpose
 from autobatch.backends.stages import Stage, StageRun
 from autobatch.backends.values import DATA, RowLocation
 from autobatch.blas.product import readable
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.sources import StageSources
-from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
 from autobatch.devices.store import HOST

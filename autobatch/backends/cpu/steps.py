@@ -1,8 +1,9 @@
-"""The steps of a compiled stage, and the compiled loop that calls them.
+"""The steps of a compiled stage, and the loop that calls them.
 
 A step runs for tile k of the batches of a type. A plan binds it (`autobatch.backends.cpu.compiled`): a compiled step
 then has three addresses, of its function, of the memory of its stage (the addresses of the arrays of a run), and of its
-own numbers. Any other step is a Python function. Plans with batches of about the same size share bound steps.
+own numbers. The functions of products are native (`native/run`); any other step is a Python function. Plans with
+batches of about the same size share bound steps.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import call_steps, pack, step_addresses
 from autobatch.backends.cpu.stage_values import StageValues
-from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import Chooser
-from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.packed import multiply_float32 as multiply_rows
-from autobatch.blas.own.packed import pack_bf16, pack_float32, panel_words
+from autobatch.blas.packed import NAME as PACKED
+from autobatch.blas.packed import panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import threads_now
@@ -27,39 +27,26 @@ from autobatch.compiler.numba.source import Source
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import SLOTS
 from autobatch.ir.program import NODE
-from autobatch.jit.addresses import address_of, aligned, array_at, call_at
+from autobatch.jit.addresses import address_of, aligned
 from autobatch.jit.compiling import compiling
-from autobatch.jit.loops import by_address, compiled, compiled_at_once
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
 
 ADDRESSES = np.dtype([("function", np.int64), ("memory", np.int64), ("own", np.int64)])
 """The addresses of a step: of its function, of the memory of its stage, of its own numbers."""
-TABLE = list(SLOTS).index("table")
+FUNCTIONS = step_addresses()
+"""The addresses of native steps by name; see `native/run/steps.h`."""
 ROUTINE, BETA, FIELDS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
 B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
-"""The own numbers of a product. A and OUT each have four: the slot of the array, the field of a tile that holds
-where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH is the place of rounded rows
-in scratch memory, see `autobatch.backends.cpu.rounding`."""
-
-
-@compiled_at_once
-def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
-    """Make the calls from `at` on; return the first call of a step that has no address, or `end`."""
-    while at < end:
-        step = addresses[calls[at]["step"]]
-        if step["function"] == 0:
-            return at
-        call_at(step["function"], step["memory"], step["own"], calls[at]["tile"])
-        at += 1
-    return at
+"""The own numbers of a product, which `native/run/products.cpp` reads. A and OUT each have four: the slot of the array,
+the field of a tile that holds where rows begin, the bytes from there, and the elements from one row to the next.
+SCRATCH is the place of rounded rows in scratch memory, see `autobatch.backends.cpu.rounding`."""
 
 
 def make_calls(addresses: Array, steps: Sequence[BoundStep], calls: Array, at: int, end: int) -> None:
-    """Make the calls at:end, of compiled steps and of others."""
+    """Make the calls at:end, of native and generated steps and of others."""
     while at < end:
         at = call_steps(addresses, calls, at, end)
         if at < end:
@@ -90,7 +77,7 @@ class BoundStep(Protocol):
     """A step of which a plan knows how it runs.
 
     Attributes:
-        function: the address of the compiled function; 0 if Python runs the step.
+        function: the address of the native or generated function; 0 if Python runs the step.
         own_address: that of the step's own numbers, which stay where they are.
         calls_library: whether it may call a library of matrix products, whose threads are to be limited.
     """
@@ -128,7 +115,7 @@ class KernelStep:
         if not self.stage.jitted:
             return 0
         lowered = self.stage.lowered
-        with compiling(f"cell {lowered.name!r} ({lowered.stage})", is_kernel=True):
+        with compiling(f"cell {lowered.name!r} ({lowered.stage})"):
             address: int = load(self.source.text, self.stage.dtype.name, place).address
         return address
 
@@ -202,7 +189,7 @@ class BoundProduct:
         self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
         self._weight: Array | None = None
         self._panels: Array = np.empty(0, np.uint32)
-        self._packing: tuple[int, ...] = ()
+        self._packing: tuple[Array, Array] | None = None
         self._version = self._n_moved = -1
 
     @property
@@ -219,18 +206,18 @@ class BoundProduct:
         stage, term = self.step.stage, self.step.term
         if self.provider.name == PACKED and self._is_compiled:
             if self._packing and self._n_moved == stage.n_moved:
-                pack_float32(*self._packing)
+                pack(*self._packing, False)
                 return
             whole = stage.shared.arrays[term.weight][0]
             matrix = readable(whole)
             packing = self._pack(matrix.T if term.transposed else matrix)
-            self._packing, self._n_moved = packing if matrix is whole else (), stage.n_moved
-            self.function = multiply_packed.address
+            self._packing, self._n_moved = packing if matrix is whole else None, stage.n_moved
+            self.function = FUNCTIONS["multiply_by_panels"]
             return
         weight = stage.matrix(term.weight, term.transposed)
         if weight is not self._weight:
             self._take(weight)
-            self.function = multiply.address if self.own[ROUTINE] and self._is_compiled else 0
+            self.function = FUNCTIONS["multiply_by_library"] if self.own[ROUTINE] and self._is_compiled else 0
 
     def _take(self, weight: Array) -> None:
         """Take a weight, and store its address for a library."""
@@ -243,17 +230,15 @@ class BoundProduct:
             self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
         self.own[ROUTINE] = self.provider.addresses.get(self.step.stage.dtype.name, 0)
 
-    def _pack(self, weight: Array, is_bf16: bool = False) -> tuple[int, ...]:
-        """Pack the weight for our own product; give the numbers by which it is packed again, where it is now."""
+    def _pack(self, weight: Array, is_bf16: bool = False) -> tuple[Array, Array]:
+        """Pack the weight for our own product; return what it is packed from, and into."""
         inner, n = weight.shape
         n_words = panel_words(inner, n, is_bf16)
         if self._panels.size < n_words:
             self._panels = aligned(n_words, np.dtype(np.uint32))
         self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self._panels)
-        row, column = (step // weight.itemsize for step in weight.strides)
-        packing = address_of(weight), row, column, inner, n, address_of(self._panels)
-        (pack_bf16 if is_bf16 else pack_float32)(*packing)
-        return packing
+        pack(weight, self._panels, is_bf16)
+        return weight, self._panels
 
     def _rows(self, k: int) -> Array:
         rows: Array = self.step.stage.run.view(self.step.term.rows, k)
@@ -286,39 +271,3 @@ class InterpretedStep:
     def __call__(self, k: int) -> None:
         """Run."""
         self.stage.run.run_interpreted(self.interpreted, k)
-
-
-@by_address
-def multiply(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a tile by a matrix, with a library."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    if row[numbers[ROWS]] > 0:
-        call_product(
-            numbers[ITEMSIZE], numbers[ROUTINE],
-            (
-                0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
-                address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
-                address_in(arrays, numbers, row, OUT), numbers[OUT + 3],
-            ),
-            numbers[BETA],
-        )  # fmt: skip
-
-
-@by_address
-def multiply_packed(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a tile by a packed matrix."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    if row[numbers[ROWS]] > 0:
-        multiply_rows(
-            row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
-            numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
-        )  # fmt: skip
-
-
-@compiled
-def address_in(arrays: Array, numbers: Array, row: Array, place: int) -> int:
-    """The address where the rows of an operand begin."""
-    first: int = arrays[numbers[place]] + numbers[place + 2] + row[numbers[place + 1]] * numbers[ITEMSIZE]
-    return first

@@ -17,35 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.cpu.stage_values import StageValues
-from autobatch.backends.cpu.steps import FIELDS, ITEMSIZE, ROUTINE, ROWS, TABLE, A, N, Sizes, address_in
+from autobatch.backends.cpu.steps import FIELDS, FUNCTIONS, ITEMSIZE, ROUTINE, ROWS, A, N, Sizes
 from autobatch.backends.stages import as_matrix, dense
-from autobatch.blas.calling import call_product
-from autobatch.blas.own.packed import add_outer_bf16, outer_words, round_to_float32
-from autobatch.blas.own.tiles import WORD
+from autobatch.blas.packed import outer_words
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
 from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import SLOTS
 from autobatch.ir.program import NODE
-from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.addresses import address_of
 from autobatch.jit.bits import rounded
-from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Rows
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
 
-MEMORY = list(SLOTS).index("scratch")
 M, N_STRIPS, B, SCRATCH, GRADIENT = 1, 5, 11, 15, 16
-"""The own numbers of these steps beside those in `steps`: the rows of the gradient as a matrix, the strips that it is
-cut into, the second operand, bytes from the thread's scratch memory, and the first slot of the gradient. A sum of rows
-has the number of parameters in place of the routine, and a slot for each from GRADIENT on."""
-STRIP = 48  # rows, or columns, of a strip are a multiple of this, so that products and sums take whole tiles of them
+"""The own numbers of these steps beside those in `steps`, for `native/run/weights.cpp`: the rows of the gradient as a
+matrix, the strips that it is cut into, the second operand, bytes from the thread's scratch memory, and the first
+slot of the gradient. A sum of rows has the number of parameters in place of the routine, and a slot for each from
+GRADIENT on."""
 ROUNDED_ROWS = 256  # rows of both factors that are rounded at once for a float32 library
-unsigned = np.uint64
 
 
 class OuterStep:
@@ -86,9 +80,9 @@ class BoundOuter:
         self.function = 0
         if stage.jitted and m and n:
             if is_rounded and chooser.prefers_bf16(m, n, n_rows, a_flipped=True):
-                self.function = add_bf16_outer.address
+                self.function = FUNCTIONS["add_bf16_outer"]
             elif routine is not None:
-                self.function = add_rounded_outer.address if is_rounded else add_outer.address
+                self.function = FUNCTIONS["add_rounded_outer" if is_rounded else "add_outer"]
         self.own_address = address_of(self.own)
 
     def refresh(self) -> None:
@@ -136,7 +130,7 @@ class BoundRowSum:
     def __init__(self, step: RowSumStep, n_strips: int) -> None:
         self._step, self.own = step, step.own.copy()
         self.own[N_STRIPS], self.own_address = n_strips, address_of(self.own)
-        self.function = add_row_sum.address if step.stage.jitted and step.total.rows.size else 0
+        self.function = FUNCTIONS["add_row_sum"] if step.stage.jitted and step.total.rows.size else 0
 
     def refresh(self) -> None:
         """Do nothing: no operand is a parameter."""
@@ -211,112 +205,3 @@ def numbers_of(stage: StageValues, domain: int, size: int, a: View, b: View) -> 
     own[ROWS] = stage.fields.index(f"rows_{letter_of(domain)}")
     own[A : A + 4], own[B : B + 4] = stage.place(a), stage.place(b)
     return own
-
-
-@by_address
-def add_outer(memory: int, own: int, k: int) -> None:
-    """Add a strip of a' @ b to a gradient, with a library."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
-    if m > 0 and row[numbers[ROWS]] > 0:
-        product = 1, 0, m, n, row[numbers[ROWS]], a, a_step, b, b_step, out, out_step
-        call_product(numbers[ITEMSIZE], numbers[ROUTINE], product, 1.0)
-
-
-@by_address
-def add_bf16_outer(memory: int, own: int, k: int) -> None:
-    """Add a strip of a' @ b, both rounded to bf16, to a gradient, by our own product."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
-    if m > 0:
-        scratch = arrays[MEMORY] + numbers[SCRATCH]
-        add_outer_bf16(row[numbers[ROWS]], m, n, (a, a_step), (b, b_step), (out, out_step), scratch)
-
-
-@by_address
-def add_rounded_outer(memory: int, own: int, k: int) -> None:
-    """Add a strip of a' @ b, both rounded to bf16, to a gradient, with a float32 library."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    m, n, a, a_step, b, b_step, out, out_step = operands_of(arrays, numbers, row)
-    scratch, n_rows = arrays[MEMORY] + numbers[SCRATCH], row[numbers[ROWS]]
-    right = scratch + WORD * ROUNDED_ROWS * m
-    for first in range(0, n_rows if m > 0 else 0, ROUNDED_ROWS):
-        at_once = min(ROUNDED_ROWS, n_rows - first)
-        round_to_float32(a + WORD * first * a_step, a_step, at_once, m, scratch)
-        round_to_float32(b + WORD * first * b_step, b_step, at_once, n, right)
-        call_product(WORD, numbers[ROUTINE], (1, 0, m, n, at_once, scratch, m, right, n, out, out_step), 1.0)
-
-
-@compiled
-def operands_of(arrays: LongArray, numbers: LongArray, row: LongArray) -> tuple[int, int, int, int, int, int, int, int]:
-    """The rows m and columns n of a strip of a gradient, and the addresses and steps of a, b and the strip."""
-    slot, size, strip = numbers[GRADIENT], numbers[ITEMSIZE], row[numbers[FIELDS] - 1]
-    a, a_step = address_in(arrays, numbers, row, A), numbers[A + 3]
-    b, b_step = address_in(arrays, numbers, row, B), numbers[B + 3]
-    m, n, out_step = numbers[M], numbers[N], arrays[slot + 1]
-    if arrays[slot + 2] != 1:  # the gradient is the transpose of rows
-        a, a_step, b, b_step, m, n, out_step = b, b_step, a, a_step, n, m, arrays[slot + 2]
-    first, end = strip_of(m, strip, numbers[N_STRIPS])
-    return end - first, n, a + first * size, a_step, b, b_step, arrays[slot] + first * out_step * size, out_step
-
-
-@compiled
-def strip_of(size: int, strip: int, n_strips: int) -> tuple[int, int]:
-    """The first element of a strip, and its end."""
-    at_once = (size + n_strips * STRIP - 1) // (n_strips * STRIP) * STRIP
-    return min(strip * at_once, size), min((strip + 1) * at_once, size)
-
-
-@by_address
-def add_row_sum(memory: int, own: int, k: int) -> None:
-    """Add a strip of a sum of rows to gradients."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[FIELDS] :]
-    if numbers[ITEMSIZE] == 4:
-        add_sum(arrays, numbers, row, np.float32)
-    else:
-        add_sum(arrays, numbers, row, np.float64)
-
-
-@compiled
-def add_sum(arrays: LongArray, numbers: LongArray, row: LongArray, dtype: Any) -> None:
-    """Sum a strip of rows of a dtype, and add it to gradients."""
-    first, end = strip_of(numbers[M] * numbers[N], row[numbers[FIELDS] - 1], numbers[N_STRIPS])
-    total = array_at(arrays[MEMORY] + numbers[SCRATCH], dtype)[first:end]
-    sum_rows(array_at(address_in(arrays, numbers, row, A), dtype), first, numbers[A + 3], row[numbers[ROWS]], total)
-    for number in range(numbers[ROUTINE]):
-        slot = numbers[GRADIENT + number]
-        add_total(total, first, numbers[N], array_at(arrays[slot], dtype), arrays[slot + 1], arrays[slot + 2])
-
-
-@compiled
-def add_total(total: Array, first: int, n: int, target: Array, row: int, column: int) -> None:
-    """Add elements from `first` on to a matrix of n columns."""
-    if column == 1 and row == n:
-        for i in range(total.size):
-            target[unsigned(first + i)] += total[i]
-        return
-    for i in range(total.size):
-        target[(first + i) // n * row + (first + i) % n * column] += total[i]
-
-
-@compiled
-def sum_rows(buffer: Array, first: int, step: int, n_rows: int, total: Array) -> None:
-    """Write the sum of rows to `total`, which has the length of a row; rows begin `step` elements apart.
-
-    Four rows are read at a time, so that sums are written a quarter as often; unsigned indices let LLVM vectorise it.
-    """
-    total[:] = 0
-    done = n_rows - n_rows % 4
-    for row in range(0, done, 4):
-        a = first + row * step
-        b, c, d = a + step, a + 2 * step, a + 3 * step
-        for i in range(total.size):
-            one, other = buffer[unsigned(a + i)] + buffer[unsigned(b + i)], buffer[unsigned(c + i)]
-            total[i] += one + (other + buffer[unsigned(d + i)])
-    for row in range(done, n_rows):
-        for i in range(total.size):
-            total[i] += buffer[unsigned(first + row * step + i)]

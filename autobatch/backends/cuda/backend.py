@@ -100,7 +100,7 @@ class Cuda:
         key = tuple(kernels), dtype, place
         if key not in self._modules:
             about = f"{len(kernels)} kernels for the GPU"
-            with compiling(about, is_kernel=True):
+            with compiling(about):
                 text = module_text(kernels, dtype, place, self.blocks)
                 self._modules[key] = self.device.load(text, ["sweep"], about)["sweep"]
         return self._modules[key]

@@ -7,8 +7,7 @@ import click
 from autobatch.blas import Chooser, list_absent, list_providers, measure
 from autobatch.blas.choosing import fastest, measure_bf16
 from autobatch.blas.finding import faster_routines
-from autobatch.blas.own.gemm import NAME as PACKED
-from autobatch.blas.own.tiles import can_tile_bf16
+from autobatch.blas.packed import NAME as PACKED
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.system.processor import has_bf16
@@ -26,7 +25,7 @@ def describe_providers() -> str:
 
 def describe_bf16() -> str:
     """Compare the speeds of products in bf16 and in float32, measured with many rows, in a line."""
-    if not can_tile_bf16():
+    if not has_bf16():
         return "nothing here multiplies it: operands are rounded and multiplied in float32, which takes longer"
     size = ROWS[-1], N_OUT, N_IN
     speed, (other, other_speed) = measure_bf16(*size), fastest(measure(list_providers(), *size))
@@ -39,7 +38,7 @@ def describe_bf16() -> str:
 def show_speeds() -> None:
     """Measure every library on one thread; print a table of GFLOP/s, the missing libraries, and the one chosen.
 
-    "packed" is our own compiled code, for matrices that are packed once per run.
+    "packed" is our own code, for matrices that are packed once per run.
     """
     providers = list_providers()
     with show_progress(len(DTYPES) * len(ROWS)) as progress:
@@ -54,7 +53,7 @@ def show_speeds() -> None:
         for one in providers
         if one.name in speeds[dtype, ROWS[0]]
     ]
-    if can_tile_bf16():
+    if has_bf16():
         rows.append((PACKED, "", "bf16", *(f"{measure_bf16(n, N_OUT, N_IN):.0f}" for n in ROWS)))
     header = ("library", "version", "numbers", *(f"{n_rows} rows" for n_rows in ROWS))
     click.echo(f"GFLOP/s of rows of {N_IN} times a matrix ({N_IN}, {N_OUT}), one thread\n")
@@ -69,7 +68,7 @@ def show_speeds() -> None:
             f"NumPy's OpenBLAS does not recognise this processor. It may be faster, above all in float64, where the "
             f"environment has OPENBLAS_CORETYPE={routines} before Python starts."
         )
-    if not can_tile_bf16():
-        click.echo("Nothing here multiplies bf16: compiled code has no AVX-512 instructions for it.")
+    if not has_bf16():
+        click.echo("Nothing here multiplies bf16: the processor has no AVX-512 instructions for it.")
     chosen = Chooser().choose(ROWS[-1], N_OUT, N_IN)
     click.echo(f"Chosen for {ROWS[-1]} rows: {chosen.name}.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from autobatch.compiler.numba.scoped import address_in
 
+FAR = 1 << 40  # elements that an array made from an address seems to have: the address does not tell its end
 FIRST_WITH_MAXIMUM = 17  # the first version of LLVM that has llvm.maximum for all processors
 
 
@@ -61,3 +63,42 @@ def make_larger() -> Callable[..., Any]:
         return x if x > y or x != x else y
 
     return larger if binding.llvm_version_info[0] >= FIRST_WITH_MAXIMUM else larger_by_comparison
+
+
+@cache
+def make_array_at() -> Callable[..., Any]:
+    """Make (address, dtype) -> a flat array, for compiled code; dtype is a NumPy type, such as np.int64."""
+    import numba
+
+    types: Any = numba.types
+    intrinsic: Any = numba.extending.intrinsic
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def make(typing: Any, address: Any, dtype: Any) -> Any:
+        flat = types.Array(dtype.dtype, 1, "C")
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            found = context.make_array(flat)(context, builder)
+            element = context.get_data_type(flat.dtype)
+            size = context.get_abi_sizeof(element)
+
+            def number(value: int) -> Any:
+                return context.get_constant(types.intp, value)
+
+            context.populate_array(
+                found,
+                data=builder.inttoptr(args[0], element.as_pointer()),
+                shape=context.make_tuple(builder, types.UniTuple(types.intp, 1), [number(FAR)]),
+                strides=context.make_tuple(builder, types.UniTuple(types.intp, 1), [number(size)]),
+                itemsize=number(size),
+                meminfo=None,
+            )
+            return found._getvalue()
+
+        return flat(types.int64, dtype), emit
+
+    @numba.njit(forceinline=True)
+    def at(address: int, dtype: Any) -> Any:
+        return make(address, dtype)
+
+    return at

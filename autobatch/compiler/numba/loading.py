@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.compiler.numba import scoped, support
+from autobatch.compiler.numba import intrinsics, scoped, support
+from autobatch.compiler.numba.inlined import Inlined
 from autobatch.compiler.numba.scoped import plain_get, plain_put
 from autobatch.compiler.numba.vectormath import FUNCTIONS
-from autobatch.jit import addresses
 from autobatch.jit.internals import is_on_disk, make_callback
 from autobatch.jit.later import Task, waits_for
-from autobatch.jit.loops import Compiled
 from autobatch.ops import error_function
 from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
@@ -121,8 +120,8 @@ def _make_kernel(source: str, dtype: str, place: str) -> _Kernel:
         functions="\n".join(imports),
     ) + source  # fmt: skip
     called = [*(getattr(support, name) for name in HELPERS), *functions.values()]
-    digests = [f.digest() for f in called if isinstance(f, Compiled)]
-    sources = getsource(scoped), getsource(addresses)
+    digests = [f.digest() for f in called if isinstance(f, Inlined)]
+    sources = getsource(scoped), getsource(intrinsics)
     about = [text, *digests, *sources, sys.version, numba.__version__, str(sorted(FAST_MATH))]
     digest = sha256("\n".join(about).encode()).hexdigest()[:24]
     path = _keep(text, digest)
@@ -135,11 +134,11 @@ def _make_kernel(source: str, dtype: str, place: str) -> _Kernel:
 _HEAD = """from math import sqrt
 import numpy as np
 from numpy import {types}
-from autobatch.jit.addresses import array_at
+from autobatch.compiler.numba.intrinsics import make_array_at
 from autobatch.compiler.numba.scoped import make_get, make_put
 from autobatch.compiler.numba.support import {helpers}
 {functions}
-get, put = make_get(), make_put()
+array_at, get, put = make_array_at(), make_get(), make_put()
 INF, NAN, real, place = np.inf, np.nan, np.{dtype}, np.{place}
 """
 

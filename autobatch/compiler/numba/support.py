@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from autobatch.compiler.numba.inlined import in_kernels, reordered, replaced_by
 from autobatch.compiler.numba.intrinsics import make_larger, make_part
-from autobatch.jit.loops import in_kernels, reordered, replaced_by
 
 Array = Any
 Float = Any
@@ -78,16 +78,3 @@ def send(buffer: Array, value: Array, size: int, first: int, adds: bool) -> None
     else:
         for i in range(size):
             place[i] = value[i]
-
-
-@in_kernels
-def transpose(matrix: Array, out: Array) -> None:
-    """Write the transpose of a contiguous matrix to `out`, in blocks that stay in cache."""
-    n_rows, n_columns = matrix.shape
-    for first in range(0, n_rows, 16):
-        last = min(first + 16, n_rows)
-        for left in range(0, n_columns, 16):
-            right = min(left + 16, n_columns)
-            for column in range(left, right):
-                for row in range(first, last):
-                    out[column, row] = matrix[row, column]

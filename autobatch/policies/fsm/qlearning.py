@@ -23,7 +23,6 @@ from autobatch.arguments import check_int
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.jit.later import compiling_now
 from autobatch.policies.fsm.episodes import LearningRules
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
@@ -216,7 +215,6 @@ def make_lessons(
     return lessons
 
 
-@compiling_now()
 def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
     """Learn the table of one direction.
 

@@ -1,29 +1,17 @@
-"""Run compiled loops as plain Python, and count what they do: costs are asserted by counts, not by the clock."""
+"""Count what calls do: costs are asserted by counts, not by the clock."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from cProfile import Profile
 from pathlib import Path
 from pstats import Stats
 from types import FrameType
 from typing import Any
 
-import pytest
-
 import autobatch
-from autobatch.jit.loops import Compiled
-
-
-@contextmanager
-def plain_loops() -> Iterator[None]:
-    """Within, every `@compiled` loop runs uncompiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compiled, "__call__", lambda loop, *args, **kwargs: loop.python(*args, **kwargs))
-        yield
 
 
 def count_calls(function: Callable[..., Any], *args: Any) -> int:
@@ -34,7 +22,7 @@ def count_calls(function: Callable[..., Any], *args: Any) -> int:
 
 
 def count_lines(function: Callable[..., Any], *args: Any) -> int:
-    """Count the lines of autobatch that a call executes, its loops uncompiled."""
+    """Count the lines of autobatch that a call executes."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -44,13 +32,12 @@ def count_lines(function: Callable[..., Any], *args: Any) -> int:
         lines += event == "line"
         return trace
 
-    with plain_loops():
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            function(*args)
-        finally:
-            sys.settrace(before)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*args)
+    finally:
+        sys.settrace(before)
     return lines
 
 

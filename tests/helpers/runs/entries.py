@@ -27,8 +27,11 @@ import numpy as np
 import autobatch
 from autobatch import _native
 from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cpu.steps import ADDRESSES
 from autobatch.backends.options import Options
-from autobatch.backends.tiles import arrays_of
+from autobatch.backends.tiles import CALL, CallList, arrays_of
+from autobatch.blas.packed import panel_words
+from autobatch.blas.product import describe_product
 from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.dag import stack
@@ -59,8 +62,8 @@ REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
 N_EXAMPLES = 6  # workloads
 IS_SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
-SEARCHES = ("local_search", "search_layers")  # their arguments may ask for years of searching
-SECONDS = 0.3  # after which a search is interrupted
+LONG = ("local_search", "search_layers", "multiply_packed", "add_outer_bf16")  # their arguments may ask for years
+SECONDS = 0.3  # after which they are interrupted
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -93,8 +96,19 @@ def simulate(of_dag: Any, node_ptr: Any, kind: Any, types: Any) -> None:
     simulation.ready(), simulation.unrun(), simulation.batches(), simulation.tables()
 
 
-METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate}
+def sweep(first: Any, last: Any, addresses: Any, calls: Any) -> None:
+    """Open a sweep, make its calls, and close it."""
+    found = _native.Sweep()
+    number = found.open(first, last)
+    found.lead(addresses, calls)
+    found.close()
+    found.join(number, addresses, calls)
+
+
+METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate, "Sweep": sweep}
 """Functions that use each class of the core."""
+UNCHECKED = {"repeat_product"}
+"""Functions that call what lies at an address, whatever that is."""
 
 
 def parameters() -> dict[str, dict[str, str]]:
@@ -154,7 +168,9 @@ def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:
     _native.seal(type("Sealed", (_native.Handle,), {"__slots__": ()}))
     _native.seal_cells(type("Cells", (_native.Cell,), {}))
     place(rng)
-    return schedule(rng, of_dag)
+    multiply(rng)
+    update(rng)
+    return schedule(rng, of_dag) | {"Sweep": call_nothing(rng)}
 
 
 def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:
@@ -202,6 +218,55 @@ def place(rng: Rng) -> None:
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
     _native.give_out(first, rng.integers(0, 99, 9), 0)
+
+
+def multiply(rng: Rng) -> None:
+    """Multiply matrices by our own products, as far as the processor has them."""
+    m, n, inner = rng.integers(1, 99, 3).tolist()
+    x, y = (rng.random(shape).astype(np.float32) for shape in ((m, inner), (inner, n)))
+    out = np.zeros((m, n), np.float32)
+    _native.transpose(x, np.zeros((inner, m), np.float32))
+    _native.transpose(y.astype(np.float64), np.zeros((n, inner)))
+    features = _native.find_features()
+    for is_bf16 in (False, True)[: sum(features)]:
+        panels = np.empty(panel_words(inner, n, is_bf16), np.uint32)
+        _native.pack(y, panels, is_bf16)
+        _native.multiply_packed(x[None], panels, out, is_bf16, False, 2)
+    if features[1]:
+        _native.add_outer_bf16(np.ascontiguousarray(x.T), y, out, 1)
+    _native.repeat_product(0, 4, _native.sgemm_address(), tuple(describe_product(x, y, out)), 0.0, (1, 0, 0))
+    _native.step_addresses()
+
+
+def update(rng: Rng) -> None:
+    """Add up rows by their ids, and change parameters by gradients of all or some rows."""
+    n_rows, width, n = rng.integers(1, 9, 3).tolist()
+    dtype = (np.float32, np.float64)[int(rng.integers(2))]
+    work, ids, more = np.zeros((4, n), np.int64), np.zeros(2 * n, np.int64), np.zeros(n, np.int64)
+    work[0] = rng.integers(0, n_rows, n)
+    values, sums = rng.random(n * width).astype(dtype), np.zeros((2, 2 * n * width), dtype)
+    n_more = _native.sum_rows(n, work, values, 0, width, width, more, sums[1])
+    work[0] = rng.integers(0, n_rows, n)
+    n_ids = _native.sum_rows(n, work, values, 0, width, width, ids, sums[0])
+    n_ids = _native.merge_rows(n_ids, ids, sums[0], n_more, more, sums[1], width)
+    data, grad = rng.random((2, n_rows * width)).astype(dtype)
+    first, second = (None if rng.random() < 0.3 else np.zeros_like(data) for _ in range(2))
+    state = first, None if first is None else second
+    constants = rng.random(9).astype(dtype)
+    _native.changes_all(constants)
+    _native.update_dense((n_rows, width, width), data, *state, grad, width, constants)
+    touched, rows = np.zeros(n_rows, bool), (n_rows, width, width)
+    _native.update_rows(rows, data, *state, ids[:n_ids], sums[0], touched, constants, bool(rng.random() < 0.5))
+
+
+def call_nothing(rng: Rng) -> list[tuple[Any, ...]]:
+    """Go through calls of steps that have no function; return arguments for a sweep."""
+    sizes, lengths = rng.integers(0, 4, 5), rng.integers(1, 3, 20)
+    addresses, calls = np.zeros(3, ADDRESSES), np.zeros(int(lengths.sum()), CALL)
+    calls["step"] = rng.integers(0, 3, calls.size)
+    _native.call_steps(addresses, calls, 0, calls.size)
+    listed = CallList(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), rng.random(3) < 0.3)
+    return [(0, sizes.size, addresses, listed), (1, 3, addresses, listed)]
 
 
 def grow(rng: Rng, phase: Graph) -> None:
@@ -381,7 +446,8 @@ def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
     """The function of a number, and wrong arguments."""
     rng = np.random.default_rng(seed)
     known = examples(int(rng.integers(N_EXAMPLES)))
-    name = sorted(known)[int(rng.integers(len(known)))]
+    names = sorted(known.keys() - UNCHECKED)
+    name = names[int(rng.integers(len(names)))]
     args = list(copied(known[name][int(rng.integers(len(known[name])))]))
     if rng.random() < 0.02:
         args = args[:-1] if rng.random() < 0.5 else [*args, None]
@@ -395,7 +461,7 @@ def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
 def call_wrongly(seed: int) -> str:
     """Make the wrong call of a number; say how it ended, which must be "done" or "refused"."""
     name, args = draw_call(seed)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS if name in SEARCHES else 0)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS if name in LONG else 0)
     try:
         (functions() | METHODS)[name](*args)
     except (*REFUSALS, Stopped):
@@ -414,7 +480,7 @@ class Stopped(BaseException):
 
 
 def interrupt(*_: Any) -> None:
-    """Stop a search."""
+    """Stop what takes long."""
     raise Stopped
 
 

@@ -10,6 +10,7 @@ the error function and those made from it.
 from collections.abc import Mapping
 from typing import Any
 
+from autobatch.compiler.numba.inlined import Inlined
 from autobatch.compiler.numba.vectormath.float32 import (
     cos32,
     exp32,
@@ -31,9 +32,8 @@ from autobatch.compiler.numba.vectormath.float64 import (
     tanh64,
 )
 from autobatch.compiler.numba.vectormath.normal import erf32, erf64, gelu32, gelu64, ndtr32, ndtr64
-from autobatch.jit.loops import Compiled
 
-FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
+FUNCTIONS: Mapping[str, Mapping[str, Inlined[[Any], Any]]] = {
     "float32": {
         "exp": exp32,
         "log": log32,

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch.jit.loops import contracted
+from autobatch.compiler.numba.inlined import contracted
 from autobatch.ops.error_function import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float32

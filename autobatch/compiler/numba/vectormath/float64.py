@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch.jit.loops import in_kernels
+from autobatch.compiler.numba.inlined import in_kernels
 from autobatch.ops.error_function import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float64

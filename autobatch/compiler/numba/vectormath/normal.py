@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from autobatch.compiler.numba.inlined import contracted
 from autobatch.compiler.numba.vectormath.float32 import ALL_BUT_SIGN, ONE, SIGN_BIT, ZERO, scale, split_exp
-from autobatch.jit.loops import contracted
 from autobatch.ops import error_function as wide
 
 Float: TypeAlias = Any  # np.float32 or np.float64

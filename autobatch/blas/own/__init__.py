@@ -1,1 +1,0 @@
-"""Our own matrix products: packed operands and register tiles."""

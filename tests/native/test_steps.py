@@ -1,0 +1,143 @@
+"""Native steps, called by their addresses as a run calls them, against float64 NumPy on operands drawn at random."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.backends.cpu import steps, weights
+from autobatch.blas import get_provider
+from autobatch.compiler.writer import SLOTS
+from autobatch.jit.addresses import address_of
+from autobatch.jit.bits import rounded
+from helpers.runs.ways import each
+
+Array = Any
+SCRATCH, TABLE, FIRST = list(SLOTS).index("scratch"), list(SLOTS).index("table"), len(SLOTS)
+UNTOUCHED = -77.0
+
+
+class Stage:
+    """The memory of a stage, and the fields of one tile, the last of which is the number of a strip."""
+
+    def __init__(self, n_rows: int, strip: int = 0) -> None:
+        self.slots, self.fields = np.zeros(FIRST + 9, np.int64), np.array([n_rows, 0, 0, 0, strip])
+        self.scratch, self._n_operands, self._alive = np.full(100_000, np.nan), 0, list[Array]()
+        self.slots[SCRATCH], self.slots[TABLE] = address_of(self.scratch), address_of(self.fields)
+
+    def place(self, rng: np.random.Generator, values: Array) -> tuple[Array, tuple[int, int, int, int]]:
+        """Put rows somewhere into an array of their own; return them there, and the numbers of the operand."""
+        first, offset, gap = rng.integers(0, 9, 3).tolist()
+        step, before = values.shape[1] + gap, first + offset
+        whole = np.full(before + len(values) * step + 1, UNTOUCHED, values.dtype)
+        size = values.itemsize
+        rows = np.ndarray(values.shape, values.dtype, whole, before * size, (step * size, size))
+        rows[...] = values
+        slot = FIRST + self._n_operands
+        self._n_operands += 1
+        self.slots[slot], self.fields[self._n_operands] = address_of(whole), first
+        self._alive.append(whole)
+        return rows, (slot, self._n_operands, offset * size, step)
+
+    def call(self, function: str, own: Array) -> None:
+        """Call a step for this tile."""
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+        kind(steps.FUNCTIONS[function])(address_of(self.slots), address_of(own), 0)
+
+    def assert_rest_untouched(self, written: Array) -> None:
+        """Nothing but `written` changed in the last operand."""
+        written[...] = UNTOUCHED
+        assert set(self._alive[-1].tolist()) == {UNTOUCHED}
+
+
+def own_of_product(product: tuple[int, int, int], dtype: Any, beta: bool, rows: Any, out: Any) -> Array:
+    own = np.zeros(steps.SIZE, np.int64)
+    own[[steps.N, steps.INNER]] = product[1:]
+    own[[steps.BETA, steps.FIELDS, steps.ROWS, steps.ITEMSIZE]] = beta, 5, 0, np.dtype(dtype).itemsize
+    own[steps.A : steps.A + 4], own[steps.OUT : steps.OUT + 4] = rows, out
+    return own
+
+
+@each("dtype", ["float32", "float64"])
+@each("is_rounded", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_times_a_matrix(dtype: str, is_rounded: bool, seed: int) -> None:
+    if is_rounded and dtype == "float64":
+        return  # only float32 numbers are rounded
+    rng, routine = np.random.default_rng(seed), get_provider("numpy").addresses.get(dtype)
+    if routine is None:
+        pytest.skip("NumPy has no library whose routines can be found")
+    m, (n, inner) = int(rng.integers(0, 120)), rng.integers(1, 90, 2).tolist()
+    stage, beta, is_flipped = Stage(m), bool(rng.random() < 0.5), bool(rng.random() < 0.5)
+    x, at_x = stage.place(rng, rng.standard_normal((m, inner)).astype(dtype))
+    out, at_out = stage.place(rng, rng.standard_normal((m, n)).astype(dtype))
+    w = rng.standard_normal((n, inner) if is_flipped else (inner, n)).astype(dtype)
+    w = rounded(w) if is_rounded else w
+    own = own_of_product((m, n, inner), dtype, beta, at_x, at_out)
+    own[steps.ROUTINE], own[steps.B], own[steps.B_STEP] = routine, address_of(w), w.shape[1]
+    own[steps.B_FLIPPED] = is_flipped
+    left = (rounded(x) if is_rounded else x).astype(np.float64)
+    expected = left @ (w.T if is_flipped else w) + (out if beta else 0.0)
+    stage.call("multiply_rounded" if is_rounded else "multiply_by_library", own)
+    tolerance = 1e-12 if dtype == "float64" else 3e-5
+    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
+    stage.assert_rest_untouched(out)
+
+
+@each("dtype", ["float32", "float64"])
+@each("form", ["rows", "columns"])
+@pytest.mark.parametrize("seed", range(12))
+def test_strips_of_a_gradient_make_all_of_it(dtype: str, form: str, seed: int) -> None:
+    """In three strips, some of which may be empty; the gradient may be the transpose of rows."""
+    rng, routine = np.random.default_rng(seed), get_provider("numpy").addresses.get(dtype)
+    if routine is None:
+        pytest.skip("NumPy has no library whose routines can be found")
+    n_rows, (m, n) = int(rng.integers(0, 50)), rng.integers(1, 160, 2).tolist()
+    stage = Stage(n_rows)
+    x, at_x = stage.place(rng, rng.standard_normal((n_rows, m)).astype(dtype))
+    y, at_y = stage.place(rng, rng.standard_normal((n_rows, n)).astype(dtype))
+    start = rng.standard_normal((m, n)).astype(dtype)
+    held, (slot, field, offset, step) = stage.place(rng, start if form == "rows" else start.T)
+    stage.slots[slot] += offset + stage.fields[field] * held.itemsize
+    stage.slots[slot + 1 : slot + 3] = (step, 1) if form == "rows" else (1, step)
+    own = np.zeros(weights.GRADIENT + 1, np.int64)
+    own[[steps.ROUTINE, weights.M, steps.FIELDS, steps.ROWS, steps.N]] = routine, m, 5, 0, n
+    own[[weights.N_STRIPS, steps.ITEMSIZE, weights.GRADIENT]] = 3, held.itemsize, slot
+    own[steps.A : steps.A + 4], own[weights.B : weights.B + 4] = at_x, at_y
+    for strip in range(3):
+        stage.fields[4] = strip
+        stage.call("add_outer", own)
+    found = held if form == "rows" else held.T
+    expected = start.astype(np.float64) + x.T.astype(np.float64) @ y
+    tolerance = 1e-12 if dtype == "float64" else 3e-5
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    stage.assert_rest_untouched(held)
+
+
+@each("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n_rows", [0, 1, 2, 3, 4, 5, 7, 9, 1250])
+def test_strips_of_a_sum_make_all_of_it(dtype: str, n_rows: int) -> None:
+    """Of whole numbers, so that no order matters; added to rows, and to a transpose, of a matrix of their own."""
+    rng = np.random.default_rng(n_rows)
+    m, n = rng.integers(1, 60, 2).tolist()
+    stage = Stage(n_rows)
+    rows, at_rows = stage.place(rng, rng.integers(-9, 9, (n_rows, m * n)).astype(dtype))
+    targets = [np.ones((m, n), dtype), np.ones((m, n + 3), dtype)[:, :n], np.ones((n, m), dtype).T]
+    own = np.zeros(weights.GRADIENT + len(targets), np.int64)
+    own[[steps.ROUTINE, weights.M, steps.FIELDS, steps.ROWS, steps.N]] = len(targets), m, 5, 0, n
+    own[[weights.N_STRIPS, steps.ITEMSIZE]] = 4, rows.itemsize
+    own[steps.A : steps.A + 4] = at_rows
+    slots = np.zeros(FIRST + 9 + 3 * len(targets), np.int64)
+    slots[: stage.slots.size] = stage.slots
+    for k, target in enumerate(targets):
+        own[weights.GRADIENT + k] = slot = stage.slots.size + 3 * k
+        slots[slot : slot + 3] = address_of(target), *(stride // target.itemsize for stride in target.strides)
+    stage.slots = slots
+    for strip in range(4):
+        stage.fields[4] = strip
+        stage.call("add_row_sum", own)
+    for target in targets:
+        np.testing.assert_array_equal(target, 1 + rows.sum(axis=0).reshape(m, n))
