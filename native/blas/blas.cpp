@@ -13,8 +13,7 @@ constexpr npy_intp MOST_ROWS = INT32_MAX;  // so that products of sizes can be c
 // Reads an array of float32 with any steps between its elements, which are counted in elements; null with an error.
 PyArrayObject* read_strided(PyObject* object, const char* what, int ndim, bool is_written) {
   if (!PyArray_Check(object) || PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)) != NPY_FLOAT32)
-    return PyErr_Format(PyExc_TypeError, "%s must be an array of float32, got %.80s", what, Py_TYPE(object)->tp_name),
-           nullptr;
+    return refuse_type(what, "an array of float32", object), nullptr;
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
   bool fits = PyArray_NDIM(array) == ndim && PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
   for (int axis = 0; fits && axis < ndim; axis++)
@@ -146,9 +145,8 @@ PyObject* add_outer_bf16(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
 
 // Reads a tuple of ints.
 template <int N>
-bool read_tuple(PyObject* tuple, const char* what, int64_t (&ints)[N]) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != N)
-    return PyErr_Format(PyExc_TypeError, "%s must be a tuple of %d ints", what, N), false;
+bool read_tuple(PyObject* tuple, const char* what, const char* kind, int64_t (&ints)[N]) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != N) return refuse_type(what, kind, tuple);
   for (int i = 0; i < N; i++)
     if (!read_long(PyTuple_GET_ITEM(tuple, i), what, ints[i])) return false;
   return true;
@@ -161,8 +159,8 @@ PyObject* repeat_product(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
   double beta;
   if (!takes("repeat_product", n_arguments, 6) || !read_long(arguments[0], "times", times) ||
       !read_long(arguments[1], "itemsize", itemsize) || !read_long(arguments[2], "routine", routine) ||
-      !read_tuple(arguments[3], "product", product) || !read_double(arguments[4], "beta", beta) ||
-      !read_tuple(arguments[5], "copies", copies))
+      !read_tuple(arguments[3], "product", "a Gemm", product) || !read_double(arguments[4], "beta", beta) ||
+      !read_tuple(arguments[5], "copies", "three ints", copies))
     return nullptr;
   if (!routine || copies[0] < 1 || (itemsize != 4 && itemsize != 8))
     return refuse("routine, itemsize and copies must be those of a product, got others");

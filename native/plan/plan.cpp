@@ -39,7 +39,7 @@ bool gather_attributes(const TypedGraph& graph, const Rows& rows, Span<const dou
 
 bool read_batches(PyObject* tuple, const TypedGraph& graph, int32_t n_types, BatchSpans& batches) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 3)
-    return PyErr_SetString(PyExc_TypeError, "batches must be (batch_type, batch_ptr, order)"), false;
+    return refuse_type("batches", "(batch_type, batch_ptr, order)", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read<int32_t>(parts[0], "batch_type", batches.type_id) || !read<int32_t>(parts[1], "batch_ptr", batches.ptr) ||
       !read<int32_t>(parts[2], "order", batches.order))

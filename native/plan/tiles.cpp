@@ -158,8 +158,7 @@ bool fits(const PlanArrays& plan, ptrdiff_t n_dest) {
 }  // namespace
 
 bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 21)
-    return PyErr_SetString(PyExc_TypeError, "plan must be PlanArrays"), false;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 21) return refuse_type("plan", "PlanArrays", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   ptrdiff_t n_dest, n_ints, n_floats;
   if (!read_long(parts[4], "mirror", plan.mirror) || !read<int32_t>(parts[0], "batch_type", plan.batch_type) ||
@@ -184,8 +183,7 @@ bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
 }
 
 bool read_cell_sizes(PyObject* tuple, const PlanArrays& plan, CellSizes& sizes) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7)
-    return PyErr_SetString(PyExc_TypeError, "sizes must be CellSizes"), false;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) return refuse_type("sizes", "CellSizes", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read<int64_t>(parts[0], "saved", sizes.saved) || !read_table<int64_t>(parts[1], "scratch", sizes.scratch) ||
       !read<int64_t>(parts[2], "fields", sizes.fields) || !read<int64_t>(parts[3], "own", sizes.own) ||

@@ -168,8 +168,7 @@ PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
 
 // Reads a `Network`.
 bool read_network(PyObject* tuple, Network& network) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7)
-    return PyErr_SetString(PyExc_TypeError, "weights must be a Network"), false;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) return refuse_type("weights", "a Network", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   Table<const double> w1, w2, v2, u2;
   if (!read_table<double>(parts[0], "w1", w1) || !read<double>(parts[1], "b1", network.b1) ||
@@ -282,8 +281,7 @@ bool are_suffixes(Span<const int32_t> numbers, int32_t end) {
 
 // Reads a `Suffixes`, which must have been compared if `is_compared`.
 bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
-    return PyErr_SetString(PyExc_TypeError, "suffixes must be a Suffixes"), false;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6) return refuse_type("suffixes", "a Suffixes", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   Table<const uint64_t> rows;
   if (!read_int(parts[5], "n_types", found.n_types) || !read<int32_t>(parts[0], "type_id", found.type_id) ||
@@ -470,7 +468,7 @@ bool refuse_backward_edges(const Dag& dag) {
 
 bool read_weights(PyObject* tuple, Weights& weights) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
-    return PyErr_SetString(PyExc_TypeError, "weights must be a tuple of four floats"), false;
+    return refuse_type("weights", "a tuple of four floats", tuple);
   double* parts[] = {&weights.critical, &weights.ready, &weights.own, &weights.height};
   for (int i = 0; i < 4; i++)
     if (!read_double(PyTuple_GET_ITEM(tuple, i), "a weight", *parts[i])) return false;
@@ -479,8 +477,7 @@ bool read_weights(PyObject* tuple, Weights& weights) {
 
 bool read_machine(PyObject* tuple, Machine& machine) {
   int32_t encoding, mask;
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 2)
-    return PyErr_SetString(PyExc_TypeError, "machine must be MachineRules"), false;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 2) return refuse_type("machine", "MachineRules", tuple);
   if (!read_int(PyTuple_GET_ITEM(tuple, 0), "encoding", encoding) ||
       !read_int(PyTuple_GET_ITEM(tuple, 1), "mask", mask))
     return false;
@@ -491,8 +488,7 @@ bool read_machine(PyObject* tuple, Machine& machine) {
 
 bool read_rules(PyObject* tuple, LearningRules& rules) {
   int32_t reward, bootstraps, is_optimistic;
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6)
-    return PyErr_SetString(PyExc_TypeError, "rules must be LearningRules"), false;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6) return refuse_type("rules", "LearningRules", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read_double(parts[0], "learning_rate", rules.learning_rate) ||
       !read_double(parts[1], "discount", rules.discount) || !read_int(parts[2], "n_steps", rules.n_steps) ||

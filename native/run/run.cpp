@@ -15,7 +15,7 @@ bool check_calls(Span<const BoundStep> steps, Span<const Call> calls, int64_t at
 
 bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first, int64_t last, CallList& list) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
-    return PyErr_SetString(PyExc_TypeError, "calls must be (calls, tile_ptr, ptr, is_serial)"), false;
+    return refuse_type("calls", "(calls, tile_ptr, ptr, is_serial)", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read_records(parts[0], "calls", list.calls) || !read<int64_t>(parts[1], "tile_ptr", list.tile_ptr) ||
       !read<int64_t>(parts[2], "ptr", list.ptr) || !read_flags(parts[3], "is_serial", list.is_serial))
@@ -175,7 +175,7 @@ template <class T>
 bool read_parameter(PyObject* const* given, PyObject* numbers, Parameter<T>& p, Span<const T>& constants) {
   Span<T> data;
   if (!PyTuple_Check(given[0]) || PyTuple_GET_SIZE(given[0]) != 3)
-    return PyErr_SetString(PyExc_TypeError, "rows must be (n_rows, width, step)"), false;
+    return refuse_type("rows", "(n_rows, width, step)", given[0]);
   PyObject** rows = &PyTuple_GET_ITEM(given[0], 0);
   if (!read_long(rows[0], "n_rows", p.n_rows) || !read_long(rows[1], "width", p.width) ||
       !read_long(rows[2], "step", p.step) || !read_mutable<T>(given[1], "data", data) ||

@@ -67,6 +67,11 @@ inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
   return given == n;
 }
 
+// Sets a TypeError for an argument that is no `kind`; returns false.
+inline bool refuse_type(const char* what, const char* kind, PyObject* given) {
+  return PyErr_Format(PyExc_TypeError, "%s must be %s, got %.80s", what, kind, Py_TYPE(given)->tp_name), false;
+}
+
 // Returns null with a MemoryError, or with the error that is set already.
 inline PyObject* fail() { return PyErr_Occurred() ? nullptr : PyErr_NoMemory(); }
 
