@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import call_steps, pack
+from autobatch.arrays import address_of
 from autobatch.backends.cpu import steps, weights
 from autobatch.backends.cpu.backend import CompiledPlan
 from autobatch.backends.tiles import CALL
@@ -34,7 +35,6 @@ from autobatch.compiler.view import View
 from autobatch.compiler.writer import SLOTS
 from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE, Weight
-from autobatch.jit.addresses import address_of
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import Targets
 from autobatch.plan.plan import Batch, PlannedCell

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.plan.plan import Plan
 
 LongArray = NDArray[np.int64]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.api import Batched, batched
+from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.deploy.encoding import Decoder, Encoder
 from autobatch.deploy.loading import make_parameter
 from autobatch.deploy.policy import describe_policy, read_policy
@@ -35,7 +36,6 @@ from autobatch.graph.words import HEADER, encoded_size, sections
 from autobatch.ir.arguments import Key
 from autobatch.ir.program_check import check_cell
 from autobatch.ir.typetable import NodeType, TypeTable
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.define import Shape
 from autobatch.params.module import Module

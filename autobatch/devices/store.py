@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.addresses import address_of, aligned
+from autobatch.arrays import address_of, aligned
 
 
 class Store(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.arguments import show
+from autobatch.arrays import LongArray
 from autobatch.backends.base import Backend, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.devices.late import Late
@@ -31,7 +32,6 @@ from autobatch.engine.planning import Planning
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
-from autobatch.jit.arrays import LongArray
 from autobatch.jit.later import n_waiting
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient

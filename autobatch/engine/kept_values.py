@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.execution import Executor
 from autobatch.graph.growing import KEPT, ROW, RUN, SLOT, GrowingGraph, KeptRows
-from autobatch.jit.arrays import IntArray
 from autobatch.trace.kept import Kept
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step, join_steps
@@ -21,7 +22,6 @@ from autobatch.engine.planning import Planning
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NOWHERE
-from autobatch.jit.arrays import IntArray
 from autobatch.trace.phases import Phases, record_in_phases
 from autobatch.trace.record import MiniBatch, Recorder, note_instance
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch._native import count_chains, reverse_dag
+from autobatch.arrays import IntArray
 from autobatch.graph.graph import Graph, refuse_graph
-from autobatch.jit.arrays import IntArray
 from autobatch.keywords import refuse_arguments
 
 

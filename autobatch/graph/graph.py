@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import data_starts
+from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.errors import GraphError
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Encoded
 from autobatch.ir.type_arrays import TypeArrays
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
 MAX_WORDS = 2**31 - 1  # positions are int32
 MAX_LINES = 60  # of a printed graph

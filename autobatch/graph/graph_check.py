@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.words import HEADER, MOST_ROWS, OUTPUT, OUTPUT_BITS, words_size
-from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 
 

@@ -31,8 +31,8 @@ from autobatch._native import (
     sketch_pending,
     values_of,
 )
+from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
 NONE = np.zeros(0, np.int32)
 PENDING, CHOSEN, DONE = 0, 1, 2  # the states of nodes

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autobatch.jit.arrays import IntArray
+from autobatch.arrays import IntArray
 
 HEADER = 6
 OUTPUT_BITS = 8  # of a word that names an output of a node; the others number a row of it

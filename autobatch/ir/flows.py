@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import IntArray
 from autobatch.ir.program import NODE, CellProgram, Instruction, Var, Weight
-from autobatch.jit.arrays import IntArray
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.linear import affine, matmul
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.arrays import IntArray
+from autobatch.arrays import IntArray
 
 
 class TypeArrays(NamedTuple):

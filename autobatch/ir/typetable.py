@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, Var, origin
 from autobatch.ir.type_arrays import TypeArrays, extended
-from autobatch.jit.arrays import IntArray
 from autobatch.ops.choosing import choose_rows
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.operators import OPS

@@ -1,1 +1,1 @@
-"""Compiled loops: functions over flat arrays that Numba compiles at the first call, cached on disk; array addresses."""
+"""Machine code of kernels: compiled by Numba, in a helper process, kept on disk; and what tells of it."""

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.graph.graph import Graph
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
@@ -36,7 +37,6 @@ from autobatch.ir.program import NODE, CellProgram
 from autobatch.ir.type_arrays import TypeArrays, extended
 from autobatch.ir.typetable import NodeType, make_arrays
 from autobatch.ir.weights import stacks_in
-from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.schedule.schedule import Schedule
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from autobatch._native import Simulation, longest_chains
 from autobatch.arguments import show
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import naming_cycles
-from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 
 MAX_BATCHES_PRINTED = 40

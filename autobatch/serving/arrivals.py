@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import stage
 from autobatch.trace.phases import Phases
 from autobatch.trace.record import Recorder

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import IntArray
 from autobatch.graph.graph import Graph, work_of
-from autobatch.jit.arrays import IntArray
 from autobatch.schedule.schedule import Policy, Schedule
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import IntArray
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
 from autobatch.plan.plan import Plan
 from autobatch.schedule.schedule import Schedule
 from autobatch.serving.running import Ended, Round

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.arrays import IntArray
+from autobatch.arrays import IntArray
 
 
 class Ledger:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import IntArray
 from autobatch.engine.kept_values import KeptValues
 from autobatch.graph.growing import KEPT, ROW, RUN, SLOT
-from autobatch.jit.arrays import IntArray
 
 
 class KeptResults(KeptValues):

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.api import Batched
+from autobatch.arrays import IntArray
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
 from autobatch.graph.graph import PER_NODE, Graph, work_of
 from autobatch.graph.growing import NONE
-from autobatch.jit.arrays import IntArray
 from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
 from autobatch.serving.budget import Budget

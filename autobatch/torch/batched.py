@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.arguments import show
+from autobatch.arrays import LongArray
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
@@ -26,7 +27,6 @@ from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.inspect.profiling import Profile
 from autobatch.inspect.report import Report
-from autobatch.jit.arrays import LongArray
 from autobatch.keywords import refuse
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from autobatch.arrays import address_of
 from autobatch.errors import GraphError
-from autobatch.jit.addresses import address_of
 from autobatch.ops.operators import Symbol
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.guards import content_of

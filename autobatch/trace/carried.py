@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.words import sections
 from autobatch.ir.arguments import Key
-from autobatch.jit.arrays import IntArray
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module

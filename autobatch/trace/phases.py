@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NOWHERE, SLOT, GrowingGraph, OutputSlots, Results
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
-from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.arguments import refusal
+from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.taped import EagerTape
 from autobatch.params.known import KnownModule

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from autobatch._native import Simulation, add_states, visit_states
+from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.table import Table, make_table, with_room
 from autobatch.policies.rules.directed import Directed

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from autobatch.arrays import FloatArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.graph.sketch import Sketch
-from autobatch.jit.arrays import FloatArray
 from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights

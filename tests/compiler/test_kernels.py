@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.arrays import address_of
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.numba.loading import load
 from autobatch.compiler.numba.sources import write_sources
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import views_of
-from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import PlannedCell
 from helpers.checkers.vector_code import compile_for, inner_loops
 from helpers.twins.cases import CASES
@@ -151,7 +151,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import autobatch as ab
-from autobatch.jit.addresses import address_of
+from autobatch.arrays import address_of
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.compiler.numba.loading import load
 

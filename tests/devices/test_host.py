@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch.arrays import address_of
 from autobatch.devices.device import Launch
 from autobatch.errors import BackendError
-from autobatch.jit.addresses import address_of
 from helpers.runs.device_kernels import MODULES, Module
 from host_device import HostArray, HostDevice
 from host_device import device as host

@@ -20,6 +20,7 @@ from autobatch._native import (
     sketch_pending,
     values_of,
 )
+from autobatch.arrays import IntArray
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.growing import KEPT as KEPT_ROW
@@ -38,7 +39,6 @@ from autobatch.graph.growing import (
     Results,
 )  # fmt: skip
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
-from autobatch.jit.arrays import IntArray
 from helpers.programs.graphs import CELL, TOYS, ToyType, ToyTypes
 from helpers.runs.ways import each
 

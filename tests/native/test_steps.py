@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch.arrays import address_of
 from autobatch.backends.cpu import steps, weights
 from autobatch.blas import get_provider
 from autobatch.compiler.writer import SLOTS
-from autobatch.jit.addresses import address_of
 from autobatch.jit.bits import rounded
 from helpers.runs.ways import each
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autobatch.arrays import IntArray
 from autobatch.errors import ScheduleError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
 from autobatch.policies import Agenda
 from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autobatch.arrays import IntArray
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run

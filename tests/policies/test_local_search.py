@@ -7,11 +7,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from autobatch.arrays import IntArray
 from autobatch.errors import ScheduleError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import NamedTypes
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.search.local_search import local_search
 from autobatch.policies.search.reduction import reduce_graph
 from autobatch.policies.sequences.compaction import compact

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autobatch.arrays import FloatArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import NamedTypes
-from autobatch.jit.arrays import FloatArray
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph

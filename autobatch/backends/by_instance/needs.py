@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from autobatch.arrays import LongArray
 from autobatch.backends.by_instance.forms import Computed, Product, Scattered, Total
 from autobatch.backends.by_instance.rows import InstanceRows, cut, round_up
 from autobatch.backends.by_instance.sources import Read, Source, forms_of, reads_of
 from autobatch.backends.options import ByInstance
 from autobatch.ir.program import NODE
-from autobatch.jit.arrays import LongArray
 from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Plan, PlannedTypes
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import LongArray
 from autobatch.ir.program import NODE
-from autobatch.jit.arrays import LongArray
 from autobatch.plan.plan import Plan
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import IntArray, address_of
 from autobatch.backends.cpu.memory import CpuMemory
 from autobatch.backends.cpu.stage_values import CpuStageRun
 from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
@@ -28,8 +29,6 @@ from autobatch.blas.threads import threads_now
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.devices.store import HOST
-from autobatch.jit.addresses import address_of
-from autobatch.jit.arrays import IntArray
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import address_of, aligned
 from autobatch.backends.memory import Memory
 from autobatch.devices.store import HOST
-from autobatch.jit.addresses import address_of, aligned
 
 Array = NDArray[Any]
 

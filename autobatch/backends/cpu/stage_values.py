@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import transpose
+from autobatch.arrays import LINE
 from autobatch.backends.stages import Stage, StageRun
 from autobatch.backends.values import DATA, RowLocation
 from autobatch.blas.product import readable
@@ -19,7 +20,6 @@ from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
 from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE
-from autobatch.jit.addresses import LINE
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import Plan

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import call_steps, pack, step_addresses
+from autobatch.arrays import address_of, aligned
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.packed import NAME as PACKED
@@ -28,7 +29,6 @@ from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE
-from autobatch.jit.addresses import address_of, aligned
 from autobatch.jit.compiling import compiling
 
 Array = NDArray[Any]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import address_of
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import FIELDS, FUNCTIONS, ITEMSIZE, ROUTINE, ROWS, A, N, Sizes
 from autobatch.backends.stages import as_matrix, dense
@@ -26,7 +27,6 @@ from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
 from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE
-from autobatch.jit.addresses import address_of
 from autobatch.jit.bits import rounded
 from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Rows

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import Simulation
+from autobatch.arrays import IntArray, LongArray
 from autobatch.devices.device import Device, Launch
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, stack
-from autobatch.jit.arrays import IntArray, LongArray
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.table import Table

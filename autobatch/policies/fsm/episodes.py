@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch._native import Course
-from autobatch.jit.arrays import IntArray
+from autobatch.arrays import IntArray
 from autobatch.policies.fsm.machine import MachineRules
 from autobatch.policies.fsm.table import Table
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias,
 import numpy as np
 
 from autobatch._native import plan_by_machine
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import naming_cycles
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
 from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror

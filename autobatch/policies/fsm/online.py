@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autobatch._native import Course
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Fsm, Machine
 from autobatch.policies.fsm.qlearning import QLearning

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from autobatch._native import Course, learn_from_all, plan_by_machine
+from autobatch.arrays import FloatArray
 from autobatch.devices.device import Device
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import FloatArray
 from autobatch.policies.fsm.device_simulator import (
     CHANCES,
     DeviceSimulator,

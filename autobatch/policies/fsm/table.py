@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import add_states
-from autobatch.jit.arrays import IntArray
+from autobatch.arrays import IntArray
 from autobatch.policies.fsm.encoding import Encoding, State
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch._native import visit_states
+from autobatch.arrays import IntArray
 from autobatch.display.states import DrawnState, draw_states
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, describe_state
 from autobatch.policies.fsm.table import Table
 

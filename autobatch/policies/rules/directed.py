@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from autobatch._native import plan_by_rule
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import naming_cycles
-from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence

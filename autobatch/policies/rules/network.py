@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import plan_by_network
+from autobatch.arrays import FloatArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import FloatArray
 from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.system.trust import trusted

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.search.exact import ANY_COUNT, check_cost
 from autobatch.policies.search.layered import search_layers
 from autobatch.policies.search.reduction import find_suffixes, reduce_graph

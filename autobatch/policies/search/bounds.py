@@ -16,9 +16,9 @@ from itertools import combinations
 
 import numpy as np
 
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.exact import check_cost, search_both
 from autobatch.policies.search.layered import TOLERANCE

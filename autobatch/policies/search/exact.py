@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.search.layered import TOLERANCE, Outcome, search_layers
 from autobatch.policies.search.reduction import find_suffixes, reduce_graph
 from autobatch.policies.search.suffix import Suffixes

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autobatch._native import search_layers as search_in_layers
-from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.policies.search.suffix import Suffixes
 
 TOLERANCE = 1e-9

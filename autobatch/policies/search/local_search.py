@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch._native import local_search as search_locally
+from autobatch.arrays import IntArray
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.sequences.compaction import compact
 
 MOST_SEED = 2**31 - 1  # of the random numbers, as in `native/policies/local_search.h`

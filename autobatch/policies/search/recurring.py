@@ -13,10 +13,10 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.policies.rules.rules import Score

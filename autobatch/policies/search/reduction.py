@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch._native import suffixes_to_dag
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.search.suffix import Suffixes, to_suffixes
 
 MAX_COMPARED = 16_384

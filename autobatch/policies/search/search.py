@@ -12,11 +12,11 @@ from typing import final
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
-from autobatch.jit.arrays import IntArray
 from autobatch.keywords import checked
 from autobatch.policies.rules.heuristics import Agenda
 from autobatch.policies.rules.rules import Score

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import find_suffixes
+from autobatch.arrays import IntArray
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 
 BoolArray = NDArray[np.bool_]
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch._native import compact_sequence
+from autobatch.arrays import IntArray
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 from autobatch.policies.sequences.embedding import embed_late, refused_place
 
 

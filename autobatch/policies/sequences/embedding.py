@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch._native import batches_at, embed
+from autobatch.arrays import IntArray
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 from autobatch.schedule.schedule import Schedule
 
 NOWHERE = -1  # the position of a node that a sequence does not run

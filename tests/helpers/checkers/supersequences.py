@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from autobatch.arrays import IntArray
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
 
 
 def inputs_of(dag: Dag, node: int) -> list[int]:

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from autobatch.arrays import address_of
 from autobatch.backends.base import Executable
 from autobatch.backends.options import Options
 from autobatch.backends.reference import Reference
-from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import Plan, PlannedTypes
 from helpers.fakes.cupy_surface import CUPY
 

@@ -1,13 +1,16 @@
-"""Addresses of arrays, and arrays that begin at cache lines."""
+"""Types of arrays of numbers, their addresses, and arrays that begin at cache lines."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+IntArray: TypeAlias = NDArray[np.int32]
+LongArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+Array: TypeAlias = NDArray[Any]
 LINE = 64  # bytes of a cache line, and of the longest vectors
 
 
