@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import shutil
 import signal
@@ -84,6 +85,13 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
         return find_device()
     except BackendError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Exclude what earlier modules left from garbage collection, which would traverse gigabytes again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
