@@ -50,7 +50,7 @@ class Inbox:
         self._tasks.put(None)
 
     def take(self) -> tuple[int, Task] | None:
-        """Take the next task; None if there is no more."""
+        """Return the next task, or None if there are no more."""
         try:
             task = self._tasks.get(timeout=IDLE_S)
         except Empty:

@@ -40,21 +40,6 @@ bool has_products(bool is_bf16) {
   return has;
 }
 
-PyObject* refuse(const char* what) { return PyErr_SetString(PyExc_ValueError, what), nullptr; }
-
-// Memory that is freed at the end of a block.
-class Scratch {
- public:
-  explicit Scratch(int64_t n_words) : words_(static_cast<uint32_t*>(malloc((size_t)(n_words + 1) * 4))) {}
-  ~Scratch() { free(words_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  uint32_t* get() const { return words_; }
-
- private:
-  uint32_t* words_;
-};
-
 // pack(matrix, panels, is_bf16): packs a matrix for `multiply_packed`.
 PyObject* pack(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   int32_t is_bf16;
@@ -66,16 +51,16 @@ PyObject* pack(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   if (!matrix) return nullptr;
   int64_t inner = PyArray_DIM(matrix, 0), n = PyArray_DIM(matrix, 1);
   int64_t row = step_of(matrix, 0), column = is_contiguous(matrix, 1) ? 1 : step_of(matrix, 1);
-  if (!is_contiguous(matrix, 0) && column != 1) return refuse("matrix must have a contiguous axis, got none");
+  if (!is_contiguous(matrix, 0) && column != 1) return refuse_value("matrix must have a contiguous axis, got none");
   if (column != 1) row = 1;
-  if (panels.size < panel_words(inner, n, is_bf16)) return refuse("panels must have room for matrix, got less");
-  Scratch turned(is_bf16 ? PANEL_WIDTH * ((inner + 1) / 2) : 0);
-  if (!turned.get()) return PyErr_NoMemory();
+  if (panels.size < panel_words(inner, n, is_bf16)) return refuse_value("panels must have room for matrix, got less");
+  Vec<uint32_t> turned;
+  if (!turned.resize(is_bf16 ? PANEL_WIDTH * ((inner + 1) / 2) : 0)) return PyErr_NoMemory();
   {
     Unlocked unlocked;
     Matrix given = {floats_of(matrix), row, column};
     float* packed = reinterpret_cast<float*>(panels.data);
-    is_bf16 ? pack_bf16(given, inner, n, packed, turned.get()) : autobatch::pack(given, inner, n, packed);
+    is_bf16 ? pack_bf16(given, inner, n, packed, turned.data()) : autobatch::pack(given, inner, n, packed);
   }
   Py_RETURN_NONE;
 }
@@ -97,9 +82,9 @@ PyObject* multiply_packed(PyObject*, PyObject* const* arguments, Py_ssize_t n_ar
           n = PyArray_DIM(out, 1);
   if (PyArray_DIM(out, 0) != m || copies == 0 || inner == 0 || !is_contiguous(rows, 2) || !is_contiguous(out, 1) ||
       panels.size < panel_words(inner, n, is_bf16))
-    return refuse("rows, panels and out must fit together, got others");
-  Scratch scratch(is_bf16 ? rows_words(inner) : 0);
-  if (!scratch.get()) return PyErr_NoMemory();
+    return refuse_value("rows, panels and out must fit together, got others");
+  Vec<uint32_t> scratch;
+  if (!scratch.resize(is_bf16 ? rows_words(inner) : 0)) return PyErr_NoMemory();
   {
     Unlocked unlocked;
     Size size = {m, n, inner};
@@ -109,7 +94,7 @@ PyObject* multiply_packed(PyObject*, PyObject* const* arguments, Py_ssize_t n_ar
       const float* first = floats_of(rows) + time % copies * step_of(rows, 0);
       if (is_bf16)
         multiply_packed_bf16(size, first, step_of(rows, 1), packed, floats_of(out), step_of(out, 0), adds,
-                             scratch.get());
+                             scratch.data());
       else
         autobatch::multiply_packed(size, first, step_of(rows, 1), packed, floats_of(out), step_of(out, 0), adds);
     }
@@ -129,15 +114,15 @@ PyObject* add_outer_bf16(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
   int64_t rows = PyArray_DIM(x, 0), m = PyArray_DIM(x, 1), n = PyArray_DIM(y, 1);
   if (PyArray_DIM(y, 0) != rows || PyArray_DIM(out, 0) != m || PyArray_DIM(out, 1) != n || !is_contiguous(x, 1) ||
       !is_contiguous(y, 1) || !is_contiguous(out, 1))
-    return refuse("x, y and out must fit together, got others");
-  Scratch scratch(outer_words(m, n));
-  if (!scratch.get()) return PyErr_NoMemory();
+    return refuse_value("x, y and out must fit together, got others");
+  Vec<uint32_t> scratch;
+  if (!scratch.resize(outer_words(m, n))) return PyErr_NoMemory();
   {
     Unlocked unlocked;
     for (int64_t time = 0; time < times; time++) {
       if (unlocked.is_interrupted(m * n + 1)) return nullptr;
       autobatch::add_outer_bf16(rows, m, n, floats_of(x), step_of(x, 0), floats_of(y), step_of(y, 0), floats_of(out),
-                                step_of(out, 0), scratch.get());
+                                step_of(out, 0), scratch.data());
     }
   }
   Py_RETURN_NONE;
@@ -163,7 +148,7 @@ PyObject* repeat_product(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
       !read_tuple(arguments[5], "copies", "three ints", copies))
     return nullptr;
   if (!routine || copies[0] < 1 || (itemsize != 4 && itemsize != 8))
-    return refuse("routine, itemsize and copies must be those of a product, got others");
+    return refuse_value("routine, itemsize and copies must be those of a product, got others");
   {
     Unlocked unlocked;
     for (int64_t time = 0; time < times; time++) {
@@ -207,8 +192,8 @@ PyObject* transpose_of(PyObject* given, PyObject* into) {
   Table<T> out;
   if (!read_table<T>(given, "matrix", matrix) || !read_table<T>(into, "out", out)) return nullptr;
   if (out.rows != matrix.columns || out.columns != matrix.rows)
-    return refuse("out must have the shape of the transpose, got another");
-  if (overlap(matrix.all(), out.all())) return refuse("out must not share memory with matrix, got such");
+    return refuse_value("out must have the shape of the transpose, got another");
+  if (overlap(matrix.all(), out.all())) return refuse_value("out must not share memory with matrix, got such");
   {
     Unlocked unlocked;
     transpose_matrix(matrix, out.data);

@@ -94,8 +94,6 @@ bool rises_strictly(Span<const int64_t> ids, int64_t end) {
   return rises;
 }
 
-PyObject* refuse(const char* what) { return PyErr_SetString(PyExc_ValueError, what), nullptr; }
-
 // sum_rows(n, work, values, first, step, width, ids, sums): the number of distinct ids among the first n of `work[0]`.
 PyObject* sum_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   if (!takes("sum_rows", n_arguments, 8)) return nullptr;
@@ -112,11 +110,11 @@ PyObject* sum_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
         !read_mutable<int64_t>(arguments[6], "ids", ids) || !read_mutable<T>(arguments[7], "sums", sums))
       return nullptr;
     if (n < 0 || n > room[0].size || n > ids.size || !rows_fit(n, width, width, sums.size))
-      return refuse("work, ids and sums must have room for n rows, got less");
+      return refuse_value("work, ids and sums must have room for n rows, got less");
     if (first < 0 || first > values.size || !rows_fit(n, width, step, values.size - first))
-      return refuse("rows must lie in values, got others");
+      return refuse_value("rows must lie in values, got others");
     for (int64_t at = 0; at < n; at++)
-      if (room[0][at] < 0) return refuse("ids must not be negative, got others");
+      if (room[0][at] < 0) return refuse_value("ids must not be negative, got others");
     int64_t n_ids;
     {
       Unlocked unlocked;
@@ -145,10 +143,10 @@ PyObject* merge_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_argumen
       return nullptr;
     if (n < 0 || n_more < 0 || n > ids.size || n_more > ids.size - n || n_more > more.size ||
         !rows_fit(n + n_more, width, width, values.size) || !rows_fit(n_more, width, width, more_values.size))
-      return refuse("ids and values must have room for all rows, got less");
+      return refuse_value("ids and values must have room for all rows, got less");
     if (!rises_strictly(ids.part(0, n), INT64_MAX) || !rises_strictly(more.part(0, n_more), INT64_MAX))
-      return refuse("ids must increase, got others");
-    if (overlap<int64_t, int64_t>(ids, more)) return refuse("more must not be part of ids, got such");
+      return refuse_value("ids must increase, got others");
+    if (overlap<int64_t, int64_t>(ids, more)) return refuse_value("more must not be part of ids, got such");
     int64_t total;
     {
       Unlocked unlocked;
@@ -184,7 +182,7 @@ bool read_parameter(PyObject* const* given, PyObject* numbers, Parameter<T>& p, 
   p.data = data.data;
   if (!rows_fit(p.n_rows, p.width, p.step, data.size) || p.step < p.width || constants.size != N_CONSTANTS ||
       (given[2] == Py_None && given[3] != Py_None))
-    return refuse("data, state and constants must fit rows, got others"), false;
+    return refuse_value("data, state and constants must fit rows, got others"), false;
   return read_state<T>(given[2], "first", p, p.first) && read_state<T>(given[3], "second", p, p.second);
 }
 
@@ -200,7 +198,7 @@ PyObject* update_dense(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
         !read_long(arguments[5], "grad_step", grad_step))
       return nullptr;
     if (!rows_fit(parameter.n_rows, parameter.width, grad_step, grad.size))
-      return refuse("grad must have the rows of data, got others");
+      return refuse_value("grad must have the rows of data, got others");
     {
       Unlocked unlocked;
       autobatch::update_dense<T>(parameter, grad.data, grad_step, constants.data);
@@ -226,7 +224,7 @@ PyObject* update_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       return nullptr;
     if (!rises_strictly(ids, parameter.n_rows) || !rows_fit(ids.size, parameter.width, parameter.width, values.size) ||
         touched.size != parameter.n_rows)
-      return refuse("ids, values and touched must be of rows of data, got others");
+      return refuse_value("ids, values and touched must be of rows of data, got others");
     {
       Unlocked unlocked;
       autobatch::update_rows<T>(parameter, ids, values.data, const_cast<uint8_t*>(touched.data), constants.data,
@@ -242,7 +240,7 @@ PyObject* changes_all(PyObject*, PyObject* constants) {
     using T = decltype(zero);
     Span<const T> numbers;
     if (!read<T>(constants, "constants", numbers)) return nullptr;
-    if (numbers.size != N_CONSTANTS) return refuse("constants must be those of a rule, got others");
+    if (numbers.size != N_CONSTANTS) return refuse_value("constants must be those of a rule, got others");
     return PyBool_FromLong(rows_that_change<T>(false, false, numbers.data) == RowsChanged::ALL);
   });
 }

@@ -78,7 +78,7 @@ PyObject* lead_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// join(number, addresses, calls): makes calls of the sweep of this number until there are none left, or it is over.
+// join(number, addresses, calls): makes calls of the sweep with this number until none are left or it is closed.
 PyObject* join_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   int64_t number;
   if (!takes("join", n, 3) || !read_long(arguments[0], "number", number)) return nullptr;

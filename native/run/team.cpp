@@ -46,7 +46,7 @@ int64_t call_steps(Span<const BoundStep> steps, Span<const Call> calls, int64_t 
 
 int64_t Sweep::open(int64_t first, int64_t last) {
   if (!parts_.resize((ptrdiff_t)(last - first))) return -1;
-  memset(static_cast<void*>(parts_.data()), 0, (size_t)parts_.size() * sizeof(Part));
+  memset(parts_.data(), 0, (size_t)parts_.size() * sizeof(Part));
   first_ = first, last_ = last;
   store(&gate_, ++n_sweeps_ * SWEEP + OPEN);
   return n_sweeps_;

@@ -47,9 +47,9 @@ class Sweep {
   int64_t last() const { return last_; }
 
  private:
-  // Counts the tiles of a part; no two parts are in one line of the cache.
-  struct alignas(64) Part {
-    int64_t taken, done;
+  // Counts the tiles of a part. It is as long as two lines of the cache, so that no two parts share one.
+  struct Part {
+    int64_t taken, done, unused[14];
   };
 
   // The number of the sweep, how many threads are inside besides the leader, and whether it is open. A thread that

@@ -2,8 +2,8 @@
 
 Batches are cut into tiles. The rows of each tile and the calls for it are worked out once per plan. A step is
 a call with the number of a tile: of a generated kernel, a matrix product, or an interpreted op. One native loop makes
-all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
-depend on parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over
+all calls. It stops only for interpreted ops; without any, several threads can share the calls. Values that depend on
+parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over
 all rows of a type, and that of a bias is one pass over them.
 """
 

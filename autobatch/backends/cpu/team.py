@@ -1,7 +1,7 @@
 """Threads that make the calls of a stage together: the tiles of a batch side by side, batch after batch.
 
-The threads are Python's, and sleep while there is no work; what they share, and how they take tiles, is native
-(`native/run/team.h`).
+They are Python threads, which sleep while there is no work. The counters that they share and the loop that takes tiles
+are native (`native/run/team.h`).
 """
 
 from __future__ import annotations
