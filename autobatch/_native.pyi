@@ -20,6 +20,8 @@ FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
 Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
 Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """For both see `autobatch.graph.growing`."""
+Graphs: TypeAlias = list[Any]
+"""Of `autobatch.graph.graph.Graph`."""
 Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
 Suffixes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int]
 Weights: TypeAlias = tuple[float, float, float, float]
@@ -39,8 +41,19 @@ R = TypeVar("R", bound=RowsHandle)
 
 # native/graph/: see `autobatch.graph`.
 
-def merge_words(parts: IntArray) -> IntArray:
-    """Merge encoded graphs that follow one another; nodes, edges and outputs are numbered consecutively."""
+def merge_graphs(graphs: Graphs) -> tuple[IntArray, FloatArray, tuple[Any, ...], LongArray, bool, bool]:
+    """Merge graphs; their nodes, edges and outputs are numbered consecutively.
+
+    Returns:
+        The words, floats, structures and keys of the merged graph; whether all graphs have the same table of types; and
+        whether `in_range` is True for all.
+
+    Raises:
+        OverflowError: there are more words or floats than int32 counts.
+    """
+
+def join_instances(graphs: Graphs) -> tuple[tuple[Any, ...], LongArray]:
+    """Join the structures and the keys of the instances of several graphs."""
 
 def crossing_node(words: IntArray) -> int:
     """Find the first node that another instance reads or returns; -1 if the instances are independent."""

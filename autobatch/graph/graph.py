@@ -2,9 +2,9 @@
 
 A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that the calls
 were given, and the outputs that the user returned. Types are numbers; a `Types` table names them. All of it lives in
-one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one concatenation and one
-native pass. `autobatch.graph.build` makes, merges and splits graphs, and checks ranges; `autobatch.graph.graph_check`
-checks the rest.
+one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one native pass.
+`autobatch.graph.build` makes, merges and splits graphs, and checks ranges; `autobatch.graph.graph_check` checks the
+rest.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._native import data_starts
+from autobatch._native import data_starts, join_instances
 from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.errors import GraphError
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Encoded
@@ -27,7 +27,6 @@ from autobatch.ir.type_arrays import TypeArrays
 MAX_WORDS = 2**31 - 1  # positions are int32
 MAX_LINES = 60  # of a printed graph
 PER_NODE = 2e3  # multiply-adds that take as long as a node beside its products
-NO_FLOATS: FloatArray = np.empty(0)
 
 
 class Types(Protocol):
@@ -111,7 +110,7 @@ class Graph(Encoded):
         self.state = 0
         self._digest = b""
 
-    def of_instances(self, graphs: Sequence[Graph]) -> Graph:
+    def of_instances(self, graphs: list[Graph]) -> Graph:
         """The same nodes, as the merged graph of graphs that hold the same: with their structures and keys."""
         structures, keys = join_instances(graphs)
         found = Graph(self.words, self.floats, self.types, structures, keys)
@@ -209,16 +208,3 @@ def work_of(graph: Graph) -> NDArray[np.float64]:
     """The predicted work of each node, in multiply-adds: what the time of a batch is nearly proportional to."""
     found: NDArray[np.float64] = PER_NODE + graph.types.arrays().product_work[graph.type_id].astype(np.float64)
     return found
-
-
-def join_instances(graphs: Sequence[Graph]) -> tuple[tuple[Any, ...], LongArray | None]:
-    """The structures and keys of the instances of several graphs."""
-    if len(graphs) == 1:
-        return graphs[0].structures, graphs[0].keys
-    keys = join_arrays([graph.keys for graph in graphs], np.int64) if graphs else None
-    return tuple(chain.from_iterable([graph.structures for graph in graphs])), keys
-
-
-def join_arrays(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Concatenate many small arrays of one type, in half the time that `np.concatenate` takes."""
-    return np.frombuffer(bytearray().join(arrays), dtype)

@@ -4,7 +4,8 @@ namespace autobatch {
 namespace {
 
 PyMethodDef functions[] = {
-    {"merge_words", merge_words, METH_O, nullptr},
+    {"merge_graphs", merge_graphs, METH_O, nullptr},
+    {"join_instances", join_instances, METH_O, nullptr},
     {"crossing_node", crossing_node, METH_O, nullptr},
     fast("split_words", split_words),
     fast("data_starts", data_starts),

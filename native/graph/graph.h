@@ -6,7 +6,8 @@
 
 namespace autobatch {
 
-PyObject* merge_words(PyObject*, PyObject* parts);
+PyObject* merge_graphs(PyObject*, PyObject* graphs);
+PyObject* join_instances(PyObject*, PyObject* graphs);
 PyObject* crossing_node(PyObject*, PyObject* words);
 PyObject* split_words(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* data_starts(PyObject*, PyObject* const* arguments, Py_ssize_t n);

@@ -4,19 +4,139 @@
 #include "graph/words.h"
 
 namespace autobatch {
+namespace {
 
-// merge_words(parts): merges encoded graphs that follow one another, and numbers their nodes, edges and outputs anew.
-PyObject* merge_words(PyObject*, PyObject* argument) {
-  Span<const int32_t> parts;
-  if (!read<int32_t>(argument, "parts", parts)) return nullptr;
-  Sizes total, sizes;
-  Graph part;
-  for (ptrdiff_t at = 0; at < parts.size; at += (ptrdiff_t)sizes.words()) {
-    if (!sizes_of(parts.part(at, parts.size), sizes)) {
-      PyErr_SetString(PyExc_ValueError, "parts must be encoded graphs one after the other, got a part that is none");
-      return nullptr;
+enum Slot { WORDS, FLOATS, STRUCTURES, KEYS, TYPES, IN_RANGE, N_SLOTS };
+constexpr const char* NAMES[N_SLOTS] = {"words", "floats", "structures", "keys", "types", "in_range"};
+
+// Where the objects of a class with `__slots__` keep an attribute; -1 with an error if the attribute is no slot.
+Py_ssize_t find_slot(PyTypeObject* type, const char* name) {
+  Ref found(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
+  if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+  PyErr_Clear();
+  if (found && Py_IS_TYPE(found.get(), &PyMemberDescr_Type)) {
+    PyMemberDescrObject* slot = reinterpret_cast<PyMemberDescrObject*>(found.get());
+    if (slot->d_member->type == T_OBJECT_EX && PyType_IsSubtype(type, PyDescr_TYPE(slot)))
+      return slot->d_member->offset;
+  }
+  PyErr_Format(PyExc_TypeError, "graphs must be a list of Graphs, got a %.80s in it", type->tp_name);
+  return -1;
+}
+
+// Reads attributes of graphs without a call for each.
+class GraphReader {
+ public:
+  // Begins to read a graph; an error if it is none.
+  bool enter(PyObject* graph) {
+    graph_ = reinterpret_cast<char*>(graph);
+    if (Py_TYPE(graph) == type_) return true;
+    for (int slot = 0; slot < N_SLOTS; slot++)
+      if ((offset_[slot] = find_slot(Py_TYPE(graph), NAMES[slot])) < 0) return false;
+    type_ = Py_TYPE(graph);
+    return true;
+  }
+  // Returns a borrowed attribute; null with an error if it was deleted.
+  PyObject* get(Slot slot) const {
+    PyObject* found = *reinterpret_cast<PyObject**>(graph_ + offset_[slot]);
+    if (!found) PyErr_Format(PyExc_TypeError, "graphs must have an attribute %s, got one without", NAMES[slot]);
+    return found;
+  }
+
+ private:
+  PyTypeObject* type_ = nullptr;
+  Py_ssize_t offset_[N_SLOTS];
+  char* graph_ = nullptr;
+};
+
+// A tuple of the graphs of a list, which stays as it is whatever happens to the list.
+Ref to_tuple(PyObject* list) {
+  if (PyList_Check(list)) return Ref(PyList_AsTuple(list));
+  refuse_type("graphs", "a list of Graphs", list);
+  return Ref();
+}
+
+// The structures and keys of instances.
+struct Instances {
+  Ref structures, keys;
+
+  bool join(PyObject* graphs) {
+    GraphReader reader;
+    Py_ssize_t n_structures = 0, at = 0;
+    ptrdiff_t n_keys = 0;
+    Span<const int64_t> own;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {
+      if (!reader.enter(PyTuple_GET_ITEM(graphs, i))) return false;
+      PyObject *tuple = reader.get(STRUCTURES), *array = tuple ? reader.get(KEYS) : nullptr;
+      if (!array || !read<int64_t>(array, "keys", own)) return false;
+      if (!PyTuple_Check(tuple)) return refuse_type("structures", "a tuple", tuple);
+      n_structures += PyTuple_GET_SIZE(tuple);
+      n_keys += own.size;
     }
-    if (!view_graph(parts.part(at, at + (ptrdiff_t)sizes.words()), part, sizes)) return nullptr;
+    Span<int64_t> all;
+    structures = Ref(PyTuple_New(n_structures));
+    keys = make_array<int64_t>(n_keys, all);
+    if (!structures || !keys) return false;
+    int64_t* next = all.data;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {  // runs no Python code, so all is as it was counted
+      reader.enter(PyTuple_GET_ITEM(graphs, i));
+      PyObject* tuple = reader.get(STRUCTURES);
+      for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(tuple); k++)
+        PyTuple_SET_ITEM(structures.get(), at++, Py_NewRef(PyTuple_GET_ITEM(tuple, k)));
+      read<int64_t>(reader.get(KEYS), "keys", own);
+      for (int64_t key : own) *next++ = key;
+    }
+    return true;
+  }
+};
+
+// The arrays of graphs, kept alive while the interpreter lock is released.
+class GivenGraphs {
+ public:
+  struct Part {
+    Graph graph;
+    Sizes sizes;
+    Span<const double> floats;
+  };
+
+  ~GivenGraphs() {
+    for (PyObject* array : Span<PyObject*>(arrays_)) Py_DECREF(array);
+  }
+  bool read(PyObject* graphs) {
+    GraphReader reader;
+    Py_ssize_t n = PyTuple_GET_SIZE(graphs);
+    if (!arrays_.reserve(2 * n) || !parts.reserve(n)) return PyErr_NoMemory(), false;
+    PyObject* first = nullptr;
+    for (Py_ssize_t i = 0; i < n; i++) {
+      if (!reader.enter(PyTuple_GET_ITEM(graphs, i))) return false;
+      PyObject *words = reader.get(WORDS), *floats = words ? reader.get(FLOATS) : nullptr,
+               *types = floats ? reader.get(TYPES) : nullptr, *range = types ? reader.get(IN_RANGE) : nullptr;
+      Span<const int32_t> ints;
+      Part part;
+      if (!range || !autobatch::read<int32_t>(words, "words", ints) ||
+          !autobatch::read<double>(floats, "floats", part.floats) || !view_graph(ints, part.graph, part.sizes))
+        return false;
+      if (part.floats.size != part.sizes.floats) {
+        PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd",
+                     (long long)part.sizes.floats, part.floats.size);
+        return false;
+      }
+      arrays_.append(Py_NewRef(words));
+      arrays_.append(Py_NewRef(floats));
+      parts.append(part);
+      add(part.sizes);
+      first = i ? first : types;
+      are_alike &= types == first;
+      are_in_range &= range == Py_True;
+    }
+    return true;
+  }
+
+  Vec<Part> parts;
+  Sizes total;
+  bool are_alike = true, are_in_range = true;  // whether all have one table of types; are known to be in range
+
+ private:
+  void add(const Sizes& sizes) {
     total.instances += sizes.instances;
     total.nodes += sizes.nodes;
     total.edges += sizes.edges;
@@ -24,14 +144,16 @@ PyObject* merge_words(PyObject*, PyObject* argument) {
     total.outputs += sizes.outputs;
     total.floats += sizes.floats;
   }
-  NewGraph whole;
-  Ref merged = make_words(total, whole);
-  if (!merged) return nullptr;
-  Unlocked unlocked;
+
+  Vec<PyObject*> arrays_;
+};
+
+// Writes graphs one after another, with their nodes, edges and outputs numbered anew.
+void write_whole(Span<const GivenGraphs::Part> parts, NewGraph& whole, Span<double> floats) {
   int32_t b = 0, n = 0, e = 0, a = 0, o = 0;
-  for (ptrdiff_t at = 0; at < parts.size; at += (ptrdiff_t)sizes.words()) {
-    sizes_of(parts.part(at, parts.size), sizes);
-    part = parts_of(parts.data + at, sizes);
+  double* next = floats.data;
+  for (const GivenGraphs::Part& one : parts) {
+    const Graph& part = one.graph;
     copy_shifted(whole.instance_ptr, b, part.instance_ptr, n);
     copy_shifted(whole.output_ptr, b, part.output_ptr, o);
     copy_shifted(whole.type_id, n, part.type_id, 0);
@@ -43,13 +165,45 @@ PyObject* merge_words(PyObject*, PyObject* argument) {
     copy_shifted(whole.out_node, o, part.out_node, n);
     copy_shifted(whole.out_port, o, part.out_port, 0);
     copy_shifted(whole.out_slot, o, part.out_slot, 0);
-    b += (int32_t)sizes.instances;
-    n += (int32_t)sizes.nodes;
-    e += (int32_t)sizes.edges;
-    a += (int32_t)sizes.attr;
-    o += (int32_t)sizes.outputs;
+    for (double number : one.floats) *next++ = number;
+    b += (int32_t)one.sizes.instances;
+    n += (int32_t)one.sizes.nodes;
+    e += (int32_t)one.sizes.edges;
+    a += (int32_t)one.sizes.attr;
+    o += (int32_t)one.sizes.outputs;
   }
-  return merged.release();
+}
+
+}  // namespace
+
+// merge_graphs(graphs): the words, floats, structures and keys of all as one; whether they have one table of types; and
+// whether all are known to be in range.
+PyObject* merge_graphs(PyObject*, PyObject* list) {
+  Ref graphs = to_tuple(list);
+  GivenGraphs given;
+  Instances instances;
+  if (!graphs || !given.read(graphs.get()) || !instances.join(graphs.get())) return nullptr;
+  NewGraph whole;
+  Span<double> floats;
+  Ref words = make_words(given.total, whole);
+  if (!words) return nullptr;
+  Ref numbers = make_array<double>((ptrdiff_t)given.total.floats, floats);
+  if (!numbers) return nullptr;
+  {
+    Unlocked unlocked;
+    write_whole(given.parts, whole, floats);
+  }
+  return Py_BuildValue("NNNNOO", words.release(), numbers.release(), instances.structures.release(),
+                       instances.keys.release(), given.are_alike ? Py_True : Py_False,
+                       given.are_in_range ? Py_True : Py_False);
+}
+
+// join_instances(graphs): the structures and keys of all.
+PyObject* join_instances(PyObject*, PyObject* list) {
+  Ref graphs = to_tuple(list);
+  Instances instances;
+  if (!graphs || !instances.join(graphs.get())) return nullptr;
+  return Py_BuildValue("NN", instances.structures.release(), instances.keys.release());
 }
 
 }  // namespace autobatch

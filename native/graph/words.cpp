@@ -119,9 +119,9 @@ NewGraph begin_words(int32_t* words, const Sizes& sizes) {
 }
 
 Ref make_words(const Sizes& sizes, NewGraph& graph) {
-  if (sizes.words() > INT32_MAX) {
-    PyErr_Format(PyExc_OverflowError, "a graph of %lld words is too large: positions are int32",
-                 (long long)sizes.words());
+  if (sizes.words() > INT32_MAX || sizes.floats > INT32_MAX) {
+    PyErr_Format(PyExc_OverflowError, "a graph of %lld words and %lld floats is too large: positions are int32",
+                 (long long)sizes.words(), (long long)sizes.floats);
     return Ref();
   }
   Span<int32_t> words;

@@ -12,6 +12,7 @@ from autobatch.graph import build
 from autobatch.graph.build import check_ranges, make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.graph_check import check_graph
+from autobatch.graph.words import words_size, write_header
 from helpers.counters.counting import count_lines
 from helpers.programs.graphs import (
     CELL,
@@ -168,12 +169,16 @@ class TestMerge:
             "record all instances with the same batched function."
         )
 
-    def test_positions_must_fit_int32(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        graph = random_dag(3)
-        monkeypatch.setattr(build, "MAX_WORDS", 2 * graph.words.size)
-        merge_graphs([graph, graph])
-        with pytest.raises(GraphError, match=r"merging 3 graphs gives .* words .* merge fewer instances at a time"):
-            merge_graphs([graph, graph, graph])
+    @pytest.mark.parametrize("attributes", ["ints", "floats"])
+    def test_positions_must_fit_int32(self, attributes: str) -> None:
+        """The graph has 2**30 zeros, which take no memory until they are read."""
+        n, header = 2**30, words_size(1, 0, 0, 0, 0)
+        words = np.zeros(header + (n if attributes == "ints" else 0), np.int32)
+        floats = np.zeros(n if attributes == "floats" else 0)
+        write_header(words, 1, 0, 0, words.size - header, 0, floats.size)
+        graph = Graph(words, floats, TOYS, (None,))
+        with pytest.raises(GraphError, match=r"merging 2 graphs gives about .* merge fewer instances at a time"):
+            merge_graphs([graph, graph])
 
     def test_an_instance_that_reads_another_cannot_be_split(self) -> None:
         merged = merge_graphs([chain("a", "b"), chain("a", "b")])

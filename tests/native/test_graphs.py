@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch import _native
 from autobatch._native import (
     crossing_node,
     data_starts,
     first_out_of_range,
     mark_outputs,
-    merge_words,
     split_words,
 )
 from autobatch.graph.build import merge_graphs, split_graph
@@ -38,9 +38,8 @@ def draw(seed: int, wrong: float = 0.02) -> tuple[Kinds, list[Graph]]:
 
 def merge(types: Kinds, graphs: list[Graph]) -> Graph:
     """The graphs as one, whatever their ranges are."""
-    words = np.concatenate([np.zeros(0, np.int32), *(graph.words for graph in graphs)])
-    floats = np.concatenate([np.zeros(0), *(graph.floats for graph in graphs)])
-    return Graph(merge_words(words), floats, types, (None,) * len(graphs))
+    words, floats, structures, keys, _, _ = _native.merge_graphs(graphs)
+    return Graph(words, floats, types, structures, keys)
 
 
 def kinds_of(types: Kinds, graph: Graph) -> list[Kind]:

@@ -146,9 +146,9 @@ def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:
     kinds = draw_kinds(rng)
     toys = [random_toys(int(rng.integers(1000)), int(rng.integers(2, 20))) for _ in range(3)]
     for graphs in (toys, [draw_instance(rng, kinds, wrong=0.0) for _ in range(3)]):
-        joined = _native.merge_words(np.concatenate([graph.words for graph in graphs]))
-        floats = np.concatenate([graph.floats for graph in graphs])
-        merged = Graph(joined, floats, graphs[0].types, (None,) * 3)
+        joined, floats, structures, keys, _, _ = _native.merge_graphs(graphs)
+        _native.join_instances(graphs)
+        merged = Graph(joined, floats, graphs[0].types, structures, keys)
         build.find_out_of_range(merged)
         str(merged)
         split_graph(merged)
@@ -309,6 +309,10 @@ def copied(x: Any) -> Any:
     if isinstance(x, tuple):
         parts = [copied(part) for part in x]
         return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    if isinstance(x, list):
+        return [copied(part) for part in x]
+    if isinstance(x, Graph):
+        return Graph(x.words.copy(), x.floats.copy(), x.types, x.structures, x.keys.copy())
     return x
 
 
@@ -361,6 +365,18 @@ def spoilt(rng: Rng, x: Any) -> Any:
         return OBJECTS[int(rng.integers(len(OBJECTS)))]
     if isinstance(x, np.ndarray) and x.dtype.kind in "biuf":
         return WAYS[int(rng.integers(len(WAYS)))](rng, x)
+    if isinstance(x, Graph):
+        part = ("words", "floats", "structures", "keys")[int(rng.integers(4))]
+        found = copied(x)
+        setattr(found, part, spoilt(rng, getattr(x, part)))
+        if rng.random() < 0.1:
+            delattr(found, part)
+        return found
+    if isinstance(x, list) and x:
+        parts = list(x)
+        for k in rng.integers(len(parts), size=int(rng.integers(1, 3))):
+            parts[k] = spoilt(rng, parts[k])
+        return parts
     if isinstance(x, tuple):
         parts = list(x)
         if rng.random() < 0.1 or not parts:
