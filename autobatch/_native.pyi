@@ -25,11 +25,13 @@ Graphs: TypeAlias = list[Any]
 Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
 Suffixes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int]
 Weights: TypeAlias = tuple[float, float, float, float]
+CoreRule: TypeAlias = tuple[int, int, bool, Weights]
 Network: TypeAlias = tuple[FloatArray, ...]
 Table: TypeAlias = tuple[NDArray[Any], ...]
 MachineRules: TypeAlias = tuple[int, int]
 LearningRules: TypeAlias = tuple[float, float, int, int, int, int]
 TypeTables: TypeAlias = tuple[NDArray[Any], ...]
+LayoutArrays: TypeAlias = tuple[TypeTables, LongArray, LongArray, bool]
 PlanArrays: TypeAlias = tuple[Any, ...]
 CellSizes: TypeAlias = tuple[NDArray[Any], ...]
 """These are named like their classes in `autobatch.graph.dag`, `autobatch.policies`, `autobatch.plan.plan` and
@@ -534,7 +536,7 @@ class Tape:
 
 # native/policies/: see `autobatch.policies`; edges of a DAG must point forward, or a ValueError is raised.
 
-def plan_by_rule(dag: Dag, rule: int, directions: int, compacts: bool, weights: Weights) -> Batches:
+def plan_by_rule(dag: Dag, rule: CoreRule) -> Batches:
     """Schedule a DAG by a rule: batch_type, batch_ptr and order.
 
     Args:
@@ -638,15 +640,30 @@ class Simulation:
 
 # native/plan/: see `autobatch.plan.plan`.
 
+def plan_graph(
+    words: IntArray,
+    floats: FloatArray,
+    types: TypeArrays,
+    passes: int,
+    rule: CoreRule,
+    layout: LayoutArrays,
+) -> tuple[IntArray, FloatArray, tuple[int, ...], Batches, tuple[Any, ...], tuple[float, float, float]]:
+    """Rewrite, schedule and place a graph: what `rewrite_words`, `plan_by_rule` and `place_values` do one after another.
+
+    Returns:
+        The results of the three, and the seconds that each took.
+
+    Raises:
+        ValueError: also if an edge points backwards.
+        OverflowError: the rewritten graph has more words than int32 counts.
+    """
+
 def place_values(
     words: IntArray,
     floats: FloatArray,
     batches: Batches,
     types: TypeArrays,
-    tables: TypeTables,
-    slot_width: LongArray,
-    saved_width: LongArray,
-    training: bool,
+    layout: LayoutArrays,
 ) -> tuple[Any, ...]:
     """Place the values of a scheduled graph: the parts of a `Plan` from `row` to `floats`.
 

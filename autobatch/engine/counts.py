@@ -46,9 +46,9 @@ class Clock:
         self.spans: list[Span] | None = [] if profiled else None
         self.start = self._since = perf_counter()
 
-    def lap(self, stage: str) -> None:
-        """Add the time since the last lap to `stage`."""
-        now = perf_counter()
+    def lap(self, stage: str, seconds: float | None = None) -> None:
+        """Add the time since the last lap, or only the first `seconds` of it, to `stage`."""
+        now = perf_counter() if seconds is None else self._since + seconds
         self.ms[stage] = self.ms.get(stage, 0.0) + 1e3 * (now - self._since)
         if self.spans is not None:
             self.spans.append(Span(stage, self._since, now))

@@ -10,8 +10,9 @@ from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.losses import loss_slot
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import rewrite
+from autobatch.graph.rewrite.passes import Rewrites, rewrite
 from autobatch.ir.typetable import NodeType
+from autobatch.memplan.batch.placement import plan_graph
 from autobatch.plan.budget import Figures, Part, fit_parts
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
@@ -146,20 +147,11 @@ class Planning:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
 
         def plan_part(graph: Graph) -> Part:
-            rewritten, rewrites = rewrite(graph, options.rewrites)
-            clock.lap("rewrite")
-            schedule = make_schedule(rewritten, options.policy)
-            clock.lap("schedule")
-            plan = self.planner.place(rewritten, schedule, cells)
-            if not is_trusted(self.planner):
-                check_made(plan, rewritten, schedule, cells, self.planner)
-            elif checking():
-                check_plan(plan, cells)
-            clock.lap("place")
+            plan, rewrites = self._place(graph, options, cells, clock)
             executable = self.backend.prepare(plan, cells, options)
             unseen = options.policy.unseen_share
             n_bytes = executable.n_bytes + self._bytes_by_instance(plan, cells, options)
-            figures = Figures(rewritten, schedule.n_batches, n_bytes, unseen)
+            figures = Figures(plan.graph, plan.schedule.n_batches, n_bytes, unseen)
             return Part(graph, rewrites, plan, executable, figures)
 
         def plan_again(graph: Graph) -> Part:
@@ -169,6 +161,27 @@ class Planning:
         whole = plan_part(graph)
         parts = fit_parts(whole, plan_again, options.max_bytes)
         return Planned(graph, tuple(parts), whole.n_bytes)
+
+    def _place(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> tuple[Plan, Rewrites]:
+        """Rewrite, schedule and place: in one call of the core, unless Python has a part in it or checks the results."""
+        rule, is_checked = options.policy.core_rule, checking()
+        if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
+            plan, rewrites, (rewriting, scheduling, _) = plan_graph(graph, options.rewrites, rule, cells)
+            clock.lap("rewrite", rewriting)
+            clock.lap("schedule", scheduling)
+            clock.lap("place")
+            return plan, rewrites
+        rewritten, rewrites = rewrite(graph, options.rewrites)
+        clock.lap("rewrite")
+        schedule = make_schedule(rewritten, options.policy)
+        clock.lap("schedule")
+        plan = self.planner.place(rewritten, schedule, cells)
+        if not is_trusted(self.planner):
+            check_made(plan, rewritten, schedule, cells, self.planner)
+        elif is_checked:
+            check_plan(plan, cells)
+        clock.lap("place")
+        return plan, rewrites
 
     def _bytes_by_instance(self, plan: Plan, cells: PlannedTypes, options: Options) -> int:
         """Bytes that are taken for what is asked of each instance, none of which shares a node with another."""

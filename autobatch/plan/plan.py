@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arrays import FloatArray, IntArray
+from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.graph.graph import Graph
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
@@ -55,6 +55,21 @@ class TypeTables(NamedTuple):
     port_ptr: IntArray  # [T+1] ports of each type
     port_block: IntArray  # [ports] within its type: 0 for a plain port
     port_column: IntArray  # [ports]
+
+
+class LayoutArrays(NamedTuple):
+    """All that placement reads of planned types.
+
+    Attributes:
+        slot_width: elements per row of each slot of the results.
+        saved_width: [blocks] columns of the saved values.
+        training: whether gradients and saved values have places.
+    """
+
+    tables: TypeTables
+    slot_width: LongArray
+    saved_width: LongArray
+    training: bool
 
 
 class Batch(NamedTuple):
@@ -312,9 +327,9 @@ class PlannedTypes:
         return [math.prod(shape) for shape in self.slot_shapes]
 
     @cached_property
-    def slot_width(self) -> NDArray[np.int64]:
-        """Elements per row of each slot, as an array."""
-        return np.array(self.slot_widths, np.int64)
+    def layout(self) -> LayoutArrays:
+        """The layouts as arrays, for placement by the core."""
+        return LayoutArrays(self.tables, np.array(self.slot_widths, np.int64), self.saved_width, self.training)
 
     @cached_property
     def arrays(self) -> TypeArrays:

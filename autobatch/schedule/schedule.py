@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -104,6 +104,22 @@ class Policy(Protocol):
         """Order all nodes of `graph` into batches."""
 
 
+class CoreRule(NamedTuple):
+    """A rule of the native core, and how it is used.
+
+    Attributes:
+        number: of the rule, see `native/policies/rules.h`.
+        directions: 1 to plan from the inputs, 2 from the outputs, 3 for the better of both.
+        compacts: whether to delete superfluous batches.
+        weights: of the rule `score`; see `autobatch.policies.rules.rules.Weights`.
+    """
+
+    number: int
+    directions: int
+    compacts: bool
+    weights: tuple[float, float, float, float]
+
+
 class BasePolicy(ABC):
     """A policy with all that may be asked of one: every policy of the package, and what `adapt` makes of others."""
 
@@ -126,6 +142,11 @@ class BasePolicy(ABC):
     def given(self) -> Policy:
         """The policy as the user gave it."""
         return self
+
+    @property
+    def core_rule(self) -> CoreRule | None:
+        """The rule by which the core makes the same schedules without asking the policy; None if it has to be asked."""
+        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

@@ -1,136 +1,73 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
-#include "plan/destinations.h"
+#include "graph/rewrite/rewrite.h"
 #include "plan/lifetimes.h"
+#include "plan/placement.h"
 #include "plan/sums.h"
+#include "policies/entries.h"
+#include "support/clock.h"
 
 namespace autobatch {
 namespace {
 
-// Sorts the attributes of nodes by block and row.
-bool gather_attributes(const TypedGraph& graph, const Rows& rows, Span<const double> floats, Vec<int32_t>& ints,
-                       Vec<double>& reals) {
-  const Types& types = graph.types;
-  Span<const int32_t> attr = graph.graph.attr;
-  if (!ints.reserve(attr.size) || !reals.reserve(floats.size)) return false;
-  auto copy = [&](ptrdiff_t at, int64_t n_ints, ptrdiff_t start, int64_t n_floats) {
-    for (int64_t k = 0; k < n_ints; k++) ints.append(attr[at + k]);
-    for (int64_t k = 0; k < n_floats; k++) reals.append(floats[start + k]);
-  };
-  for (int32_t type = 0; type < types.n_types(); type++) {
-    int32_t int_width = types.int_width[type], float_width = types.float_width[type];
-    Span<const int32_t> nodes = Span<const int32_t>(rows.node_at).part(rows.type_ptr[type], rows.type_ptr[type + 1]);
-    if (int_width || float_width)
-      for (int32_t node : nodes) copy(graph.int_starts[node], int_width, graph.float_starts[node], float_width);
-    for (int32_t wanted = types.data_ptr[type]; wanted < types.data_ptr[type + 1]; wanted++)
-      for (int32_t node : nodes) {
-        int64_t at = graph.int_starts[node] + int_width, start = graph.float_starts[node] + float_width;
-        for (int32_t number = types.data_ptr[type]; number < wanted; number++) {
-          int64_t length = attr[at];
-          at += 1 + length * types.data_ints[number];
-          start += length * types.data_floats[number];
-        }
-        int64_t length = attr[at];
-        copy(at + 1, length * types.data_ints[wanted], start, length * types.data_floats[wanted]);
-      }
-  }
-  return true;
-}
-
-bool read_batches(PyObject* tuple, const TypedGraph& graph, int32_t n_types, BatchSpans& batches) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 3)
-    return refuse_type("batches", "(batch_type, batch_ptr, order)", tuple);
-  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
-  if (!read<int32_t>(parts[0], "batch_type", batches.type_id) || !read<int32_t>(parts[1], "batch_ptr", batches.ptr) ||
-      !read<int32_t>(parts[2], "order", batches.order))
-    return false;
-  ptrdiff_t n = graph.graph.n_nodes();
-  if (batches.type_id.size < INT32_MAX && within(batches.type_id, 0, n_types) &&
-      batches.ptr.size == batches.type_id.size + 1 && rises(batches.ptr, n) && batches.order.size == n &&
-      within(batches.order, 0, n))
-    return true;
-  PyErr_SetString(PyExc_ValueError, "batches must be a schedule of all nodes, got others");
-  return false;
-}
-
 constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places behind the buffer can be counted
-constexpr int64_t MOST_NARROW = INT32_MAX;        // beyond this, destinations need 64 bits
 
-// place_values(words, floats, batches, types, tables, slot_width, saved_width, training): the parts of a plan, in the
-// order of `Plan`.
+// place_values(words, floats, batches, types, layout): the parts of a plan, in the order of `Plan`.
 PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph graph;
   Span<const double> floats;
   BatchSpans batches;
-  TypeTables tables;
-  Widths widths;
-  int32_t training;
-  if (!takes("place_values", n, 8) || !read_int(arguments[7], "training", training) ||
-      !read_graph_and_types(arguments[0], arguments[3], graph) || !read<double>(arguments[1], "floats", floats) ||
-      !read_tables(arguments[4], graph.types, tables) ||
-      !read_batches(arguments[2], graph, tables.n_types(), batches) ||
-      !read<int64_t>(arguments[5], "slot_width", widths.slot) ||
-      !read<int64_t>(arguments[6], "saved_width", widths.saved))
+  Placement placement;
+  if (!takes("place_values", n, 5) || !read_graph_and_types(arguments[0], arguments[3], graph) ||
+      !read<double>(arguments[1], "floats", floats) || !placement.read_layout(arguments[4], graph.types) ||
+      !placement.fits(graph, floats) ||
+      !read_batches(arguments[2], graph.graph.n_nodes(), placement.n_types(), batches))
     return nullptr;
-  if (widths.saved.size != tables.n_blocks() || floats.size != graph.sizes.floats)
-    return PyErr_SetString(PyExc_ValueError, "saved_width and floats must fit tables and words, got others"), nullptr;
-  if (!tables.port_block.size && graph.graph.edge_src.size)
-    return PyErr_SetString(PyExc_ValueError, "tables must have the ports that edges lead to, got none"), nullptr;
-  Rows rows;
-  Vec<int64_t> dest_base, dest_ptr;
-  Vec<int32_t> ints;
-  Vec<double> reals;
   Problem problem;
   {
     Unlocked unlocked;
     problem = check_types(graph);
-    if (!problem) problem = rows.place(graph, batches, tables, widths, training);
-    if (!problem && !gather_attributes(graph, rows, floats, ints, reals)) problem = NO_MEMORY;
+    if (!problem) problem = placement.place(graph, floats, batches);
   }
-  if (!set_problem(problem)) return nullptr;
-  ptrdiff_t n_dest = graph.graph.edge_src.size + graph.graph.out_node.size;
-  bool is_wide = rows.size > MOST_NARROW;
-  Span<int32_t> narrow;
-  Span<int64_t> wide;
-  Span<uint8_t> adds;
-  Ref dest = is_wide ? make_array<int64_t>(n_dest, wide) : make_array<int32_t>(n_dest, narrow);
-  Ref added = make_flags(n_dest, adds);
-  if (!dest || !added) return nullptr;
+  return set_problem(problem) ? placement.to_python().release() : nullptr;
+}
+
+// plan_graph(words, floats, types, passes, rule, layout): words, floats and changes of the rewritten graph; its
+// schedule; the parts of a plan; and the seconds that rewriting, scheduling and placing took.
+PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Rewriting rewriting;
+  TypedGraph graph;
+  DirectedRule rule;
+  Batches batches;
+  Placement placement;
+  int32_t passes;
+  if (!takes("plan_graph", n, 6) || !read_int(arguments[3], "passes", passes) ||
+      !read_directed_rule(arguments[4], rule) || !rewriting.read(arguments[0], arguments[1], arguments[2]) ||
+      !placement.read_layout(arguments[5], rewriting.given.types) ||
+      !placement.fits(rewriting.given, rewriting.draft.floats))
+    return nullptr;
+  Problem problem;
+  double times[4];  // when each stage begins, and when all are done
   {
     Unlocked unlocked;
-    problem =
-        is_wide ? list_destinations<int64_t>(graph.graph, rows, tables, widths.slot, dest_base, dest_ptr, wide, adds)
-                : list_destinations<int32_t>(graph.graph, rows, tables, widths.slot, dest_base, dest_ptr, narrow, adds);
+    times[0] = seconds_now();
+    problem = rewriting.run(passes);
+    if (!problem) problem = rewriting.finish(graph);
+    times[1] = seconds_now();
+    const Graph& parts = graph.graph;
+    Dag dag{parts.type_id, parts.edge_ptr, parts.edge_src, (int32_t)graph.types.n_types()};
+    if (!problem && !plan_best(dag, rule, batches)) problem = NO_MEMORY;
+    times[2] = seconds_now();
+    if (!problem)
+      problem = placement.place(graph, rewriting.draft.floats, {batches.batch_type, batches.batch_ptr, batches.order});
+    times[3] = seconds_now();
   }
-  if (!set_problem(problem)) return nullptr;
-  Vec<int64_t> type_ptr;
-  if (!type_ptr.resize(rows.type_ptr.size())) return PyErr_NoMemory();
-  for (ptrdiff_t t = 0; t < type_ptr.size(); t++) type_ptr[t] = rows.type_ptr[t];
-  Ref parts[] = {to_array<int32_t>(rows.row),
-                 to_array<int64_t>(type_ptr),
-                 to_array<int32_t>(rows.node_at),
-                 to_array<int64_t>(rows.block_rows),
-                 to_array<int64_t>(rows.base_ptr),
-                 to_array<int64_t>(rows.base),
-                 to_array<int64_t>(rows.saved_base),
-                 to_array<int64_t>(rows.segments),
-                 to_array<int64_t>(rows.segment_base),
-                 to_array<int64_t>(dest_base),
-                 to_array<int64_t>(dest_ptr),
-                 static_cast<Ref&&>(dest),
-                 static_cast<Ref&&>(added),
-                 to_array<int64_t>(rows.slot_base),
-                 to_array<int64_t>(rows.slot_rows),
-                 Ref(PyLong_FromLongLong(rows.mirror)),
-                 Ref(PyLong_FromLongLong(rows.size)),
-                 to_array<int32_t>(ints),
-                 to_array<double>(reals)};
-  Ref found(PyTuple_New(19));
-  for (int i = 0; found && i < 19; i++) {
-    if (!parts[i]) return nullptr;
-    PyTuple_SET_ITEM(found.get(), i, parts[i].release());
-  }
-  return found.release();
+  if (problem) return rewriting.refuse(problem);
+  Ref floats = rewriting.floats(), words = rewriting.words(), changes = rewriting.changes(),
+      schedule(to_python(batches)), parts = placement.to_python();
+  if (!words || !floats || !changes || !schedule || !parts) return nullptr;
+  return Py_BuildValue("NNNNN(ddd)", words.release(), floats.release(), changes.release(), schedule.release(),
+                       parts.release(), times[1] - times[0], times[2] - times[1], times[3] - times[2]);
 }
 
 // give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.
@@ -275,11 +212,9 @@ PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNNNL", to.release(), table.release(), parts.release(), ptr.release(), (long long)sums.size);
 }
 
-PyMethodDef functions[] = {fast("place_values", place_values),
-                           fast("give_out", give_out_areas),
-                           fast("make_tables", make_tables),
-                           fast("find_sums", find_sums_of),
-                           {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {fast("plan_graph", plan_graph),   fast("place_values", place_values),
+                           fast("give_out", give_out_areas), fast("make_tables", make_tables),
+                           fast("find_sums", find_sums_of),  {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

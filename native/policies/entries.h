@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "policies/directed.h"
 #include "policies/learning.h"
 
 namespace autobatch {
@@ -9,9 +10,10 @@ namespace autobatch {
 // Sets a ValueError if an edge points backward.
 bool refuse_backward_edges(const Dag& dag);
 
-// Reads a `MachineRules`, a `Weights`, and a `LearningRules`.
+// Reads a `MachineRules`, a `Weights`, a `CoreRule`, and a `LearningRules`.
 bool read_machine(PyObject* tuple, Machine& machine);
 bool read_weights(PyObject* tuple, Weights& weights);
+bool read_directed_rule(PyObject* tuple, DirectedRule& rule);
 bool read_rules(PyObject* tuple, LearningRules& rules);
 
 // Makes the arrays of a schedule: (batch_type, batch_ptr, order).

@@ -1,6 +1,7 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
 #include "policies/course.h"
+#include "policies/directed.h"
 #include "policies/entries.h"
 #include "policies/layers.h"
 #include "policies/local_search.h"
@@ -14,62 +15,18 @@
 namespace autobatch {
 namespace {
 
-enum Direction : int { FORWARD = 1, BACKWARD = 2 };  // a set of them
-
-// Plans a DAG by a rule in one direction.
-bool plan_in(const Dag& dag, Rule rule, const Weights& weights, bool is_backward, Batches& batches) {
-  if (!is_backward) return plan_by_rule(dag, rule, weights, batches);
-  OwnedDag reverse;
-  if (!reverse.reverse(dag) || !plan_by_rule(reverse.view(), rule, weights, batches)) return false;
-  batches.mirror();
-  return true;
-}
-
-// Replaces a schedule by one that has no superfluous batch, if it has any.
-bool compact_batches(const Dag& dag, Batches& batches) {
-  Vec<int32_t> sequence, position;
-  Stops stops;
-  if (compact(dag, batches.batch_type, sequence) == Compacted::NO_MEMORY) return false;
-  if (sequence.size() == batches.batch_type.size()) return true;
-  if (!position.resize(dag.n_nodes()) || !stops.index(sequence, false, dag.n_types, dag.n_nodes())) return false;
-  fill_early(dag, stops, position);
-  return gather_batches(dag, sequence, position, batches) == -1;
-}
-
-// Plans in each direction, and keeps the schedule with the fewest batches, the first among equals.
-bool plan_best(const Dag& dag, Rule rule, const Weights& weights, int directions, bool compacts, Batches& best) {
-  bool is_first = true;
-  for (int direction = FORWARD; direction <= BACKWARD; direction++) {
-    if (!(directions & direction)) continue;
-    Batches batches;
-    if (!plan_in(dag, rule, weights, direction == BACKWARD, batches) || (compacts && !compact_batches(dag, batches)))
-      return false;
-    if (is_first || batches.batch_type.size() < best.batch_type.size()) {
-      best.batch_type = static_cast<Vec<int32_t>&&>(batches.batch_type);
-      best.batch_ptr = static_cast<Vec<int32_t>&&>(batches.batch_ptr);
-      best.order = static_cast<Vec<int32_t>&&>(batches.order);
-    }
-    is_first = false;
-  }
-  return true;
-}
-
-// plan_by_rule(dag, rule, directions, compacts, weights): the schedule of a DAG by a rule.
+// plan_by_rule(dag, rule): the schedule of a DAG by a rule.
 PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
-  int32_t rule, directions, compacts;
-  Weights weights;
-  if (!takes("plan_by_rule", n, 5) || !read_int(arguments[1], "rule", rule) ||
-      !read_int(arguments[2], "directions", directions) || !read_int(arguments[3], "compacts", compacts) ||
-      !read_weights(arguments[4], weights) || !read_dag(arguments[0], dag) || refuse_backward_edges(dag))
+  DirectedRule rule;
+  if (!takes("plan_by_rule", n, 2) || !read_directed_rule(arguments[1], rule) || !read_dag(arguments[0], dag) ||
+      refuse_backward_edges(dag))
     return nullptr;
-  if (rule < 0 || rule > (int)Rule::SCORE || directions < 1 || directions > (FORWARD | BACKWARD))
-    return PyErr_SetString(PyExc_ValueError, "rule must lie in 0..4, and directions in 1..3, got others"), nullptr;
   Batches batches;
   bool is_made;
   {
     Unlocked unlocked;
-    is_made = plan_best(dag, (Rule)rule, weights, directions, compacts, batches);
+    is_made = plan_best(dag, rule, batches);
   }
   return is_made ? to_python(batches) : PyErr_NoMemory();
 }
@@ -473,6 +430,22 @@ bool read_weights(PyObject* tuple, Weights& weights) {
   for (int i = 0; i < 4; i++)
     if (!read_double(PyTuple_GET_ITEM(tuple, i), "a weight", *parts[i])) return false;
   return true;
+}
+
+bool read_directed_rule(PyObject* tuple, DirectedRule& found) {
+  int32_t rule, compacts;
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) return refuse_type("rule", "a CoreRule", tuple);
+  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  if (!read_int(parts[0], "the number of the rule", rule) || !read_int(parts[1], "directions", found.directions) ||
+      !read_int(parts[2], "compacts", compacts) || !read_weights(parts[3], found.weights))
+    return false;
+  found.rule = (Rule)rule;
+  found.compacts = compacts != 0;
+  if (rule >= 0 && rule <= (int)Rule::SCORE && found.directions >= FORWARD && found.directions <= (FORWARD | BACKWARD))
+    return true;
+  PyErr_Format(PyExc_ValueError, "rule must lie in 0..%d, and directions in 1..3, got %d and %d", (int)Rule::SCORE,
+               rule, found.directions);
+  return false;
 }
 
 bool read_machine(PyObject* tuple, Machine& machine) {

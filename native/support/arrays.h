@@ -208,4 +208,18 @@ Ref to_array(Span<const T> values) {
   return made;
 }
 
+// Makes an array of a vector, whose memory it takes over unless copying is cheaper.
+template <class T>
+Ref adopt(Vec<T>& values) {
+  constexpr ptrdiff_t FEW_BYTES = 1 << 14;
+  if (values.size() * (ptrdiff_t)sizeof(T) <= FEW_BYTES) return to_array<T>(values);
+  npy_intp shape[1] = {values.size()};
+  Ref owner(
+      PyCapsule_New(values.data(), nullptr, [](PyObject* capsule) { free(PyCapsule_GetPointer(capsule, nullptr)); }));
+  if (!owner) return Ref();
+  Ref made(PyArray_SimpleNewFromData(1, shape, NumpyType<T>::number, values.release()));
+  if (!made || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(made.get()), owner.release()) < 0) return Ref();
+  return made;
+}
+
 }  // namespace autobatch

@@ -130,6 +130,13 @@ class Vec {
   T pop() { return data_[--size_]; }
   // Appends without a check: `reserve` must have made room.
   void append(T value) { data_[size_++] = value; }
+  // Hands the memory over to the caller, who frees it.
+  T* release() {
+    T* data = data_;
+    data_ = nullptr;
+    size_ = room_ = 0;
+    return data;
+  }
   // Frees memory beyond this many elements.
   void shrink(ptrdiff_t room) {
     if (room_ <= room || size_ > room) return;

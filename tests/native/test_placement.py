@@ -54,8 +54,7 @@ def arguments(function: Callable[[int], Any], instances: list[int]) -> list[Any]
     plan, types = place_batch(function, instances)
     graph, schedule = plan.graph, plan.schedule
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order
-    widths = types.slot_width, types.saved_width
-    return [graph.words, graph.floats, batches, plan.types, types.tables, *widths, True]
+    return [graph.words, graph.floats, batches, plan.types, types.layout]
 
 
 def test_types_that_come_while_a_mini_batch_is_planned_change_nothing() -> None:

@@ -26,7 +26,7 @@ MANY = [pytest.param(100, id="some"), pytest.param(10_000, id="many", marks=pyte
 def plans_of(seed: int) -> str:
     """Digest the plans of a mini-batch by every planner, and the table learned from it."""
     dag = to_dag([random_batch(seed), random_dag(seed, 1 + seed % 200), random_toys(seed)][seed % 3])
-    found: list[Any] = [_native.plan_by_rule(dag, rule, 3, True, LEARNED) for rule in range(5)]
+    found: list[Any] = [_native.plan_by_rule(dag, (rule, 3, True, LEARNED)) for rule in range(5)]
     found.append(_native.plan_by_network(dag, learned_network()))
     table = make_table(dag.n_types, dag.n_types, dag.type_id.size)
     course, rules, nothing = _native.Course(dag), QLearning().rules(), np.zeros(0, np.int32)

@@ -109,8 +109,8 @@ class Spoils:
     [
         lambda dag, n: _native.count_chains(dag.type_id, dag.edge_ptr, dag.edge_src, n),
         lambda dag, n: _native.longest_chains((*dag[:3], n)),
-        lambda dag, n: _native.plan_by_rule(dag, n, 1, False, LEARNED),
-        lambda dag, n: _native.plan_by_rule(dag, 4, 1, False, (n, 0.0, 0.0, 0.0)),
+        lambda dag, n: _native.plan_by_rule(dag, (n, 1, False, LEARNED)),
+        lambda dag, n: _native.plan_by_rule(dag, (4, 1, False, (n, 0.0, 0.0, 0.0))),
         lambda dag, n: _native.embed(dag, dag.type_id, n),
         lambda dag, n: _native.local_search(dag, dag.type_id, 1, n, 0.0),
         lambda dag, n: _native.local_search(dag, dag.type_id, 1, 1, n),
@@ -249,7 +249,7 @@ def stopped_after(seconds: float, call: Callable[[], Any]) -> float:
 
 def test_searches_are_interrupted() -> None:
     dag = to_dag(random_dag(7, 4000))
-    order = _native.plan_by_rule(dag, 4, 1, False, LEARNED)[0]
+    order = _native.plan_by_rule(dag, (4, 1, False, LEARNED))[0]
     assert stopped_after(0.1, lambda: _native.local_search(dag, order, 1, 2**62, 0.0)) < 5
     chains = np.random.default_rng(0).integers(0, 6, (30, 30)).astype(np.int32)
     ptr = np.cumsum([0, *([0] + [1] * 29) * 30]).astype(np.int32)

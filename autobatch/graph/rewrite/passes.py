@@ -26,6 +26,7 @@ import numpy as np
 
 from autobatch._native import count_shared, rewrite_words
 from autobatch.arguments import show
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
@@ -112,13 +113,17 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
 
     Cost: one sweep to find the passes that may apply, and O(N + E) for each of these.
     """
-    words, floats, changes = rewrite_words(graph.words, graph.floats, graph.types.arrays(), _bits_of(passes))
-    if words is graph.words:
-        return graph, NOTHING
-    result = Graph(words, floats, graph.types, graph.structures, graph.keys)
+    result, done = rewritten(graph, *rewrite_words(graph.words, graph.floats, graph.types.arrays(), bits_of(passes)))
     if checking():
         check_graph(result)
-    return result, Rewrites(*changes)
+    return result, done
+
+
+def rewritten(graph: Graph, words: IntArray, floats: FloatArray, changes: tuple[int, ...]) -> tuple[Graph, Rewrites]:
+    """Make the graph that the core has written, or return `graph` itself if nothing applied."""
+    if words is graph.words:
+        return graph, NOTHING
+    return Graph(words, floats, graph.types, graph.structures, graph.keys), Rewrites(*changes)
 
 
 def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
@@ -160,6 +165,6 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
     return tuple(passes)
 
 
-def _bits_of(passes: Collection[str]) -> int:
+def bits_of(passes: Collection[str]) -> int:
     """The set of some passes, as the bits of an int."""
     return DEFAULT_BITS if passes is DEFAULT else sum(1 << PASSES.index(name) for name in set(to_passes(passes)))

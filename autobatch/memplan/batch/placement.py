@@ -7,12 +7,16 @@ are added.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from autobatch._native import place_values
+from autobatch._native import plan_graph as plan_in_core
 from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import naming_cycles
+from autobatch.graph.rewrite.passes import Rewrites, bits_of, rewritten
 from autobatch.plan.plan import Plan, PlannedTypes
-from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.schedule import CoreRule, Schedule
 
 
 def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
@@ -20,10 +24,44 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
 
     Cost: O(N + E), and in inference O(K) per batch at worst.
     """
-    tables, arrays = cells.tables, cells.arrays
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order
-    parts = place_values(
-        graph.words, graph.floats, batches, arrays, tables, cells.slot_width, cells.saved_width, cells.training
-    )
-    found: Any = (graph, schedule, *parts, arrays, tables)
+    parts = place_values(graph.words, graph.floats, batches, cells.arrays, cells.layout)
+    return _plan_of(graph, schedule, parts, cells)
+
+
+class PlannedGraph(NamedTuple):
+    """A plan that the core made by itself.
+
+    Attributes:
+        rewrites: the changes made to the graph before it was scheduled.
+        seconds: that rewriting, scheduling and placing took.
+    """
+
+    plan: Plan
+    rewrites: Rewrites
+    seconds: tuple[float, float, float]
+
+
+def plan_graph(graph: Graph, passes: Collection[str], rule: CoreRule, cells: PlannedTypes) -> PlannedGraph:
+    """Rewrite, schedule and place a graph in one call, during which other threads run Python.
+
+    Args:
+        graph: as recorded or merged.
+        passes: see `autobatch.graph.rewrite.passes.rewrite`.
+        rule: of the policy.
+        cells: all types of the graph, planned.
+
+    Raises:
+        GraphError: an edge points backwards.
+    """
+    with naming_cycles(graph):
+        words, floats, changes, batches, parts, seconds = plan_in_core(
+            graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout
+        )
+    result, done = rewritten(graph, words, floats, changes)
+    return PlannedGraph(_plan_of(result, Schedule(*batches), parts, cells), done, seconds)
+
+
+def _plan_of(graph: Graph, schedule: Schedule, parts: tuple[Any, ...], cells: PlannedTypes) -> Plan:
+    found: Any = (graph, schedule, *parts, cells.arrays, cells.tables)
     return Plan(*found)

@@ -144,7 +144,7 @@ def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
 
 
 def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
-    asked = int((plan.slot_rows * cells.slot_width).sum())
+    asked = int((plan.slot_rows * cells.layout.slot_width).sum())
     if not cells.training:
         return ("asked for", FLOAT_BYTES * asked), ("inputs, used again", FLOAT_BYTES * (plan.size - asked))
     return (

@@ -24,14 +24,14 @@ from autobatch.keywords import checked
 from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
-from autobatch.schedule.schedule import BasePolicy, Schedule
+from autobatch.schedule.schedule import BasePolicy, CoreRule, Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]
 N_BATCHES = attrgetter("batch_type.size")
 
 
-WAYS_OF: dict[Direction, int] = {"forward": 1, "backward": 2, "both": 3}  # as in `native/policies/policies.cpp`
+WAYS_OF: dict[Direction, int] = {"forward": 1, "backward": 2, "both": 3}  # as in `native/policies/directed.h`
 
 
 class Directed(BasePolicy):
@@ -120,24 +120,29 @@ class Ruled(Directed):
 
     number: ClassVar[int]
 
+    @property
+    def core_rule(self) -> CoreRule:
+        """The rule, the directions, and whether to compact."""
+        return self._use(self.direction, self.compact)
+
     def plan(self, dag: Dag) -> Batches:
         """Schedule a dag from its inputs."""
-        return self._plan(dag, "forward", compact=False)
+        return plan_by_rule(dag, self._use("forward", compact=False))
 
     def plan_backward(self, dag: Dag) -> Batches:
         """Schedule a dag from its outputs."""
-        return self._plan(dag, "backward", compact=False)
+        return plan_by_rule(dag, self._use("backward", compact=False))
 
     def plan_best(self, dag: Dag) -> Schedule:
         """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
-        return Schedule(*self._plan(dag, self.direction, self.compact))
+        return Schedule(*plan_by_rule(dag, self.core_rule))
 
     def _weights(self) -> tuple[float, float, float, float]:
         """The weights of the rule, if it has any."""
         return 0.0, 0.0, 0.0, 0.0
 
-    def _plan(self, dag: Dag, direction: Direction, compact: bool) -> Batches:
-        return plan_by_rule(dag, self.number, WAYS_OF[direction], compact, self._weights())
+    def _use(self, direction: Direction, compact: bool) -> CoreRule:
+        return CoreRule(self.number, WAYS_OF[direction], compact, self._weights())
 
 
 def mirror(batches: Batches) -> Batches:

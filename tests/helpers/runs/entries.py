@@ -177,7 +177,7 @@ def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:
     """Schedule a DAG by every means, and search for shorter schedules; give arguments for `METHODS`."""
     for rule in range(5):
         directions, compacts = int(rng.integers(1, 4)), bool(rng.random() < 0.5)
-        order = _native.plan_by_rule(of_dag, rule, directions, compacts, LEARNED)[0]
+        order = _native.plan_by_rule(of_dag, (rule, directions, compacts, LEARNED))[0]
     longer = np.concatenate([order, order])
     embed_late(of_dag, longer)
     to_schedule_at(of_dag, longer, embed_early(of_dag, longer))
