@@ -648,7 +648,7 @@ def plan_graph(
     rule: CoreRule,
     layout: LayoutArrays,
 ) -> tuple[IntArray, FloatArray, tuple[int, ...], Batches, tuple[Any, ...], tuple[float, float, float]]:
-    """Rewrite, schedule and place a graph: what `rewrite_words`, `plan_by_rule` and `place_values` do one after another.
+    """Rewrite, schedule and place a graph: `rewrite_words`, `plan_by_rule` and `place_values` in turn.
 
     Returns:
         The results of the three, and the seconds that each took.

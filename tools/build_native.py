@@ -5,7 +5,7 @@ hand, pip brings it and builds everything.
 
     python tools/build_native.py               # in place, as pip builds it
     python tools/build_native.py --debug       # in place, with symbols and without optimization, for gdb
-    python tools/build_native.py --sanitize    # apart, with AddressSanitizer and UndefinedBehaviorSanitizer
+    python tools/build_native.py --sanitize address,undefined    # apart, with these sanitizers; or with `thread`
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def build_in_place(build_type: str) -> None:
         subprocess.run(pip, check=True)
 
 
-def build_sanitized(folder: Path) -> Path:
-    """Build the module with sanitizers, in a folder of its own; its path."""
-    build(folder, AUTOBATCH_SANITIZE="ON", CMAKE_CXX_COMPILER="g++")
+def build_sanitized(folder: Path, sanitizers: str) -> Path:
+    """Build the module with sanitizers, such as "address,undefined" or "thread", in a folder of its own; its path."""
+    build(folder, AUTOBATCH_SANITIZE=sanitizers, CMAKE_CXX_COMPILER="g++")
     return folder / MODULE
 
 
@@ -57,9 +57,9 @@ def build(folder: Path, **options: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Rebuild the native core of this checkout.")
     parser.add_argument("--debug", action="store_true", help="with symbols, without optimization")
-    parser.add_argument("--sanitize", action="store_true", help="apart, with sanitizers")
+    parser.add_argument("--sanitize", metavar="NAMES", help="apart, with address,undefined or thread")
     options = parser.parse_args()
     if options.sanitize:
-        print(build_sanitized(BUILD.with_name(f"{BUILD.name}-sanitized")))
+        print(build_sanitized(BUILD.with_name(f"{BUILD.name}-{options.sanitize}"), options.sanitize))
     else:
         build_in_place("Debug" if options.debug else "Release")

@@ -163,7 +163,7 @@ class Planning:
         return Planned(graph, tuple(parts), whole.n_bytes)
 
     def _place(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> tuple[Plan, Rewrites]:
-        """Rewrite, schedule and place: in one call of the core, unless Python has a part in it or checks the results."""
+        """Rewrite, schedule and place; in one call of the core unless Python takes part or checks the results."""
         rule, is_checked = options.policy.core_rule, checking()
         if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
             plan, rewrites, (rewriting, scheduling, _) = plan_graph(graph, options.rewrites, rule, cells)

@@ -72,11 +72,11 @@ def test_types_that_come_while_a_mini_batch_is_planned_change_nothing() -> None:
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
 
 
-@pytest.mark.parametrize("place", [5, 6])
+@pytest.mark.parametrize("part", ["slot_width", "saved_width"])
 @pytest.mark.parametrize("width", [2**62, 2**63 - 1, -1])
-def test_widths_that_cannot_be_counted_are_refused(place: int, width: int) -> None:
+def test_widths_that_cannot_be_counted_are_refused(part: str, width: int) -> None:
     args = arguments(Model().run, [1, 2, 2])
-    args[place] = np.full_like(args[place], width)
+    args[4] = args[4]._replace(**{part: np.full_like(getattr(args[4], part), width)})
     with pytest.raises(ValueError, match="values must have fewer elements than can be counted"):
         _native.place_values(*args)
 
@@ -97,7 +97,8 @@ def test_edges_need_ports() -> None:
     args = arguments(Model().run, [1, 2, 2])
     ptr = np.zeros_like(args[3].port_ptr)
     args[3] = args[3]._replace(port_ptr=ptr, port_plain=none, port_group=none)
-    args[4] = args[4]._replace(port_ptr=ptr, port_block=none, port_column=none)
+    tables = args[4].tables._replace(port_ptr=ptr, port_block=none, port_column=none)
+    args[4] = args[4]._replace(tables=tables)
     with pytest.raises(ValueError, match="tables must have the ports that edges lead to, got none"):
         _native.place_values(*args)
 

@@ -1,4 +1,4 @@
-"""The native core, built with AddressSanitizer and UndefinedBehaviorSanitizer, passes the tests that run it."""
+"""The native core, built with sanitizers of memory, of undefined behaviour and of threads, passes tests that run it."""
 
 from __future__ import annotations
 
@@ -6,46 +6,95 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build_native import build_sanitized
 from checkout import ROOT
 
-RUN = """
+LOAD = """
 import importlib.util, sys
-import pytest
 spec = importlib.util.spec_from_file_location("autobatch._native", sys.argv[1])
 module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
+"""
+TESTS = """
+import pytest
 sys.exit(pytest.main(sys.argv[2:]))
 """
+RACE = """
+import threading
+import numpy as np
+data, constants = np.zeros(1 << 18, np.float32), np.zeros(9, np.float32)
+def update():
+    for _ in range(20):
+        module.update_dense((1 << 15, 8, 8), data, None, None, data, 8, constants)
+threads = [threading.Thread(target=update) for _ in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+"""
+WITH_THREADS = (
+    "native/test_steps.py", "native/test_planning_in_threads.py", "backends/test_team.py", "engine/test_threads.py",
+    "trace/test_recording_beside.py",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def runtime() -> str:
-    """The library that has to be loaded before all others."""
+def find_library(name: str) -> str:
+    """Find the library of a sanitizer, which has to be loaded before all others."""
     found = ""
     if shutil.which("g++"):
-        command = ("g++", "-print-file-name=libasan.so")
+        command = ("g++", f"-print-file-name={name}.so")
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(found).is_absolute():
-        pytest.skip("needs g++ with libasan")
+        pytest.skip(f"needs g++ with {name}")
     return found
 
 
+def run(library: str, module: Path, program: str, arguments: Sequence[Any], **options: str) -> Any:
+    """Run a program with a module in the place of the native core."""
+    command, env = (sys.executable, "-c", LOAD + program, module, *arguments), {"LD_PRELOAD": library, **options}
+    return subprocess.run(command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False)
+
+
+def pass_tests(library: str, module: Path, paths: Sequence[str], **options: str) -> None:
+    """Run tests, all of which must pass without a finding."""
+    arguments = ["-q", "-p", "no:cacheprovider", *(ROOT / "tests" / path for path in paths)]
+    done = run(library, module, TESTS, arguments, **options)
+    assert done.returncode == 0, f"{done.stdout[-5000:]}{done.stderr[-5000:]}"
+    assert " passed" in done.stdout
+
+
 @pytest.fixture(scope="module")
-def module(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_sanitized(tmp_path_factory.mktemp("sanitized"))
+def checked_memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The library of AddressSanitizer, and a module with it and UndefinedBehaviorSanitizer."""
+    return find_library("libasan"), build_sanitized(tmp_path_factory.mktemp("memory"), "address,undefined")
+
+
+@pytest.fixture(scope="module")
+def checked_threads(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The library of ThreadSanitizer, and a module with it."""
+    return find_library("libtsan"), build_sanitized(tmp_path_factory.mktemp("threads"), "thread")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "malloc"), [("graph", "pymalloc"), ("native", "malloc"), ("trace", "pymalloc")])
-def test_the_quick_tests_pass_with_sanitizers(folder: str, malloc: str, runtime: str, module: Path) -> None:
+def test_the_quick_tests_pass_with_sanitizers(folder: str, malloc: str, checked_memory: tuple[str, Path]) -> None:
     """With Python's objects under guard, too, where that does not take too long."""
-    options = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": malloc}
-    command = (sys.executable, "-c", RUN, module, "-q", "-p", "no:cacheprovider", ROOT / "tests" / folder)
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | options, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-5000:]}{done.stderr[-5000:]}"
-    assert " passed" in done.stdout
+    pass_tests(*checked_memory, [folder], ASAN_OPTIONS="detect_leaks=0", PYTHONMALLOC=malloc)
+
+
+@pytest.mark.slow
+def test_threads_do_not_race(checked_threads: tuple[str, Path]) -> None:
+    """OpenBLAS has no threads of its own here: its locks are unknown to the sanitizer."""
+    pass_tests(*checked_threads, WITH_THREADS, OPENBLAS_NUM_THREADS="1")
+
+
+@pytest.mark.slow
+def test_a_race_is_found(checked_threads: tuple[str, Path]) -> None:
+    """Two threads that change the same parameter."""
+    done = run(*checked_threads, RACE, [], OPENBLAS_NUM_THREADS="1")
+    assert done.returncode == 66, done.stderr[-5000:]
+    assert "data race" in done.stderr
+    assert "update_plainly" in done.stderr

@@ -40,6 +40,7 @@ from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
+from autobatch.memplan.batch.placement import plan_graph
 from autobatch.policies import get
 from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Machine
@@ -51,6 +52,7 @@ from autobatch.policies.search import reduction
 from autobatch.policies.search.layered import search_layers
 from autobatch.policies.search.local_search import local_search
 from autobatch.policies.sequences.embedding import embed_early, embed_late, to_schedule_at
+from autobatch.schedule.schedule import CoreRule
 from helpers.programs.graphs import CELL, random_dag, random_toys
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.programs.random_types import draw_instance, draw_kinds
@@ -107,6 +109,8 @@ def sweep(first: Any, last: Any, addresses: Any, calls: Any) -> None:
 
 METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate, "Sweep": sweep}
 """Functions that use each class of the core."""
+GRAPH_PARTS = ("words", "floats", "types", "structures", "keys", "in_range")
+"""What the core reads of a graph."""
 UNCHECKED = {"repeat_product"}
 """Functions that call what lies at an address, whatever that is."""
 
@@ -214,6 +218,7 @@ def place(rng: Rng) -> None:
     for is_training in (False, True):
         plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training)
         Cpu(jitted=True).prepare(plan, types, Options(get("agenda"), threads=2))
+        plan_graph(plan.graph, PASSES, CoreRule(4, 3, True, LEARNED), types)
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
@@ -312,8 +317,21 @@ def copied(x: Any) -> Any:
     if isinstance(x, list):
         return [copied(part) for part in x]
     if isinstance(x, Graph):
-        return Graph(x.words.copy(), x.floats.copy(), x.types, x.structures, x.keys.copy())
+        found = Graph.__new__(Graph)
+        for name in GRAPH_PARTS:
+            if hasattr(x, name):
+                setattr(found, name, copied(getattr(x, name)))
+        return found
     return x
+
+
+def text_of(x: Any) -> str:
+    """Write arguments as a text; graphs may lack parts, so that they cannot write themselves."""
+    if isinstance(x, tuple | list):
+        return f"[{', '.join(map(text_of, x))}]"
+    if isinstance(x, Graph):
+        return f"Graph({', '.join(f'{name}={getattr(x, name, None)!r}' for name in GRAPH_PARTS)})"
+    return repr(x)
 
 
 class Peculiar:
@@ -366,10 +384,10 @@ def spoilt(rng: Rng, x: Any) -> Any:
     if isinstance(x, np.ndarray) and x.dtype.kind in "biuf":
         return WAYS[int(rng.integers(len(WAYS)))](rng, x)
     if isinstance(x, Graph):
-        part = ("words", "floats", "structures", "keys")[int(rng.integers(4))]
-        found = copied(x)
-        setattr(found, part, spoilt(rng, getattr(x, part)))
-        if rng.random() < 0.1:
+        found, part = copied(x), GRAPH_PARTS[int(rng.integers(len(GRAPH_PARTS)))]
+        if hasattr(found, part):
+            setattr(found, part, spoilt(rng, getattr(found, part)))
+        if rng.random() < 0.1 and hasattr(found, part):
             delattr(found, part)
         return found
     if isinstance(x, list) and x:

@@ -1,0 +1,132 @@
+"""One call of the core rewrites, schedules and places a graph as its stages do."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import GraphError
+from autobatch.graph.rewrite.passes import PASSES, rewrite
+from autobatch.memplan.batch.placement import plan_graph
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.policies import get
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Frontier, FrontierPolicy
+from autobatch.trace.record import Recorder
+from helpers.programs.random_programs import draw_instances, draw_model
+
+RULES = ("depth", "agenda", "sufficient", "critical", "score")
+WAYS = ("", "+backward", "+both", "+compact", "+both+compact")
+MANY = [pytest.param(range(12), id="some"), pytest.param(range(12, 300), id="many", marks=pytest.mark.slow)]
+
+
+def record(rng: np.random.Generator, training: bool) -> tuple[Any, PlannedTypes]:
+    """Record a random program over random instances; return the graph and its planned types."""
+    model = draw_model(rng, smooth=True)
+    function = model.loss if training else model.everything
+    recorder, planner = Recorder(function, model), MemoryPlanner()
+    graph = recorder.record(draw_instances(rng, model, n=int(rng.integers(1, 9))))
+    cells = [planner.plan_cell(node_type, training) for node_type in recorder.types.types]
+    return graph, PlannedTypes(cells, list(recorder.slots.shapes), training)
+
+
+def assert_equal(found: Plan, expected: Plan) -> None:
+    """Compare all that plans consist of."""
+    np.testing.assert_array_equal(found.graph.words, expected.graph.words)
+    np.testing.assert_array_equal(found.graph.floats, expected.graph.floats)
+    for part in ("batch_type", "batch_ptr", "order"):
+        np.testing.assert_array_equal(getattr(found.schedule, part), getattr(expected.schedule, part))
+    for field in fields(Plan):
+        if field.name not in ("graph", "schedule", "types", "tables"):
+            one, other = getattr(found, field.name), getattr(expected, field.name)
+            np.testing.assert_array_equal(one, other, err_msg=field.name)
+            assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
+
+
+@pytest.mark.parametrize("seeds", MANY)
+def test_it_does_what_the_stages_do(seeds: range) -> None:
+    n_rewritten = 0
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        graph, cells = record(rng, training=bool(seed % 2))
+        chosen = ["auto", "all", (), [name for name in PASSES if rng.random() < 0.5]][int(rng.integers(4))]
+        policy = get(RULES[int(rng.integers(len(RULES)))] + WAYS[int(rng.integers(len(WAYS)))])
+        rewritten, rewrites = rewrite(graph, chosen)
+        expected = MemoryPlanner().place(rewritten, make_schedule(rewritten, policy), cells)
+        assert policy.core_rule is not None
+        found = plan_graph(graph, chosen, policy.core_rule, cells)
+        assert_equal(found.plan, expected)
+        assert found.rewrites == rewrites
+        assert (found.plan.graph is graph) is (rewritten is graph)
+        assert min(found.seconds) >= 0.0
+        n_rewritten += rewritten is not graph
+    assert n_rewritten > len(seeds) // 4
+
+
+def test_it_names_an_edge_that_points_backwards() -> None:
+    graph, cells = record(np.random.default_rng(0), training=True)
+    node = int(np.flatnonzero(np.diff(graph.edge_ptr))[0])
+    graph.edge_src[graph.edge_ptr[node]] = graph.n_nodes - 1
+    rule = get("score").core_rule
+    assert rule is not None
+    with pytest.raises(GraphError, match="points backwards"):
+        plan_graph(graph, "auto", rule, cells)
+
+
+class FirstReady(FrontierPolicy):
+    """A user's policy."""
+
+    name = "first ready"
+
+    def choose(self, frontier: Frontier) -> int:
+        return frontier.types[0]
+
+
+class OwnPlanner:
+    """A user's planner, which has the built-in one do all."""
+
+    def __init__(self) -> None:
+        self.planner = MemoryPlanner()
+
+    def plan_cell(self, node_type: Any, training: bool) -> Any:
+        return self.planner.plan_cell(node_type, training)
+
+    def place(self, *args: Any) -> Any:
+        return self.planner.place(*args)
+
+
+@pytest.mark.parametrize(
+    ("options", "n_calls"),
+    [
+        ({"policy": "score"}, 1),
+        ({"policy": "unbatched"}, 0),
+        ({"policy": FirstReady()}, 0),
+        ({"planner": OwnPlanner()}, 0),
+    ],
+)
+def test_batched_functions_use_it_where_python_has_no_part(options: dict[str, Any], n_calls: int) -> None:
+    rng = np.random.default_rng(3)
+    model = draw_model(rng, smooth=True)
+    instances = draw_instances(rng, model, n=4)
+    loss = ab.batched(model.loss, backend="reference", **options)
+    with patch("autobatch.engine.planning.plan_graph", wraps=plan_graph) as counted:
+        loss.value_and_grad(instances)
+    assert counted.call_count == n_calls
+    assert loss.last is not None
+    assert {"rewrite", "schedule", "place"} <= loss.last.ms.keys()
+
+
+def test_checked_runs_go_stage_by_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CHECK", "1")
+    rng = np.random.default_rng(4)
+    model = draw_model(rng, smooth=True)
+    loss = ab.batched(model.loss, policy="score", backend="reference")
+    with patch("autobatch.engine.planning.plan_graph", wraps=plan_graph) as counted:
+        loss.value_and_grad(draw_instances(rng, model, n=3))
+    assert counted.call_count == 0
