@@ -688,8 +688,8 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
 
 # native/blas/: see `autobatch.blas.packed`. Rows of strided arrays may lie apart; their last axis is contiguous.
 
-def find_features() -> tuple[bool, bool]:
-    """Tell whether the processor has AVX-512 (F, CD, BW, DQ and VL), and AVX512_BF16."""
+def find_features() -> tuple[bool, bool, bool]:
+    """Tell whether the processor has AVX-512 (F, CD, BW, DQ and VL), AVX512_BF16, and AMX with bf16."""
 
 def pack(matrix: NDArray[np.float32], panels: NDArray[np.uint32], is_bf16: bool) -> None:
     """Pack a matrix (inner, n), of which either axis is contiguous, into `panel_words(inner, n, is_bf16)` words.

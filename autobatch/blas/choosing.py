@@ -28,9 +28,9 @@ from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.errors import BackendError
 from autobatch.jit.later import n_waiting
 from autobatch.system.cache import cache_folder, find_entry, keep_entry
-from autobatch.system.processor import cpu_name, has_avx512, has_bf16
+from autobatch.system.processor import cpu_name, has_amx, has_avx512, has_bf16
 
-FORMAT = "autobatch matmul 5"
+FORMAT = "autobatch matmul 6"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
 LAP_S, LAPS = 1e-3, 5
@@ -237,7 +237,7 @@ def _read_size(name: str) -> tuple[Any, ...]:
 
 def _sign() -> str:
     """Identify the processor and the libraries that speeds are valid for; torch counts once it is loaded."""
-    content = json.dumps([FORMAT, cpu_name(), has_avx512(), has_bf16(), find_versions(), sys.platform])
+    content = json.dumps([FORMAT, cpu_name(), has_avx512(), has_bf16(), has_amx(), find_versions(), sys.platform])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 

@@ -19,8 +19,9 @@ from autobatch.release import VERSION
 from autobatch.system.processor import has_avx512
 
 NAME = "packed"
-WIDTH, ROWS_AT_ONCE, OUTER_AT_ONCE = 64, 48, 128
-"""Columns of a panel, rows that are rounded at once, and pairs of rows of a gradient; see `native/blas/packed.h`."""
+WIDTH, ROUNDED_AT_ONCE, OUTER_AT_ONCE, TILE = 64, 96, 128, 16
+"""Columns of a panel, rows that are rounded at once, pairs of rows of a gradient, and rows or pairs of a register of
+AMX; see `native/blas/packed.h` and `amx.h`."""
 
 
 def make_provider() -> ByAddress:
@@ -31,9 +32,18 @@ def make_provider() -> ByAddress:
 
 def panel_words(inner: int, n: int, is_bf16: bool) -> int:
     """The number of words of a packed matrix (inner, n)."""
-    return ((inner + 1) // 2 if is_bf16 else inner) * -(-n // WIDTH) * WIDTH
+    return (padded_pairs(inner) if is_bf16 else inner) * _round_up(n, WIDTH)
+
+
+def padded_pairs(inner: int) -> int:
+    """The number of pairs of bf16 numbers that a packed matrix, or a rounded row, has for `inner` numbers."""
+    return _round_up(-(-inner // 2), TILE)
 
 
 def outer_words(m: int, n: int) -> int:
     """The number of words of scratch memory that the gradient of a matrix (m, n) in bf16 needs."""
-    return OUTER_AT_ONCE * (-(-n // WIDTH) * WIDTH + m)
+    return OUTER_AT_ONCE * (_round_up(n, WIDTH) + _round_up(m, TILE))
+
+
+def _round_up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit

@@ -68,6 +68,11 @@ def has_bf16() -> bool:
     return find_features()[1]
 
 
+def has_amx() -> bool:
+    """Tell whether the processor multiplies tiles of bf16 numbers (AMX)."""
+    return find_features()[2]
+
+
 def _cpu_info(what: str) -> str:
     """The first value of a field of Linux's description of the processor; empty if there is none."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []

@@ -55,7 +55,7 @@ PyObject* pack(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   if (column != 1) row = 1;
   if (panels.size < panel_words(inner, n, is_bf16)) return refuse_value("panels must have room for matrix, got less");
   Vec<uint32_t> turned;
-  if (!turned.resize(is_bf16 ? PANEL_WIDTH * ((inner + 1) / 2) : 0)) return PyErr_NoMemory();
+  if (!turned.resize(is_bf16 ? PANEL_WIDTH * padded_pairs(inner) : 0)) return PyErr_NoMemory();
   {
     Unlocked unlocked;
     Matrix given = {floats_of(matrix), row, column};
@@ -169,9 +169,10 @@ PyObject* repeat_product(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
 // sgemm_address(): the address of our own product of float32 matrices.
 PyObject* sgemm_address(PyObject*, PyObject*) { return PyLong_FromVoidPtr(reinterpret_cast<void*>(sgemm)); }
 
-// find_features(): whether our own products work in float32, and in bf16.
+// find_features(): whether our own products work in float32, and in bf16; and whether the latter may use AMX.
 PyObject* find_features(PyObject*, PyObject*) {
-  return Py_BuildValue("NN", PyBool_FromLong(processor().has_avx512), PyBool_FromLong(processor().has_bf16));
+  return Py_BuildValue("NNN", PyBool_FromLong(processor().has_avx512), PyBool_FromLong(processor().has_bf16),
+                       PyBool_FromLong(processor().has_amx));
 }
 
 // Transposes a matrix in blocks that stay in the cache.

@@ -18,21 +18,24 @@ AUTOBATCH_INLINE void round_rows_inline(const uint32_t* source, int64_t row, int
     for (int64_t i = 0; i < width; i++) out[r * width + i] = to_bf16(source[r * row + i]) << 16;
 }
 
-// Rounds rows to bf16; each takes (inner + 1) / 2 words. If inner is odd, the last half word is zero.
+// Rounds rows to bf16; each takes `padded_pairs(inner)` words, the last of which may be zeros.
 AUTOBATCH_AVX512 void halve_rows(const uint32_t* source, int64_t row, int64_t n_rows, int64_t inner, uint32_t* out) {
-  int64_t width = (inner + 1) / 2 * 2;
+  int64_t width = 2 * padded_pairs(inner);
   uint16_t* halves = reinterpret_cast<uint16_t*>(out);
   for (int64_t r = 0; r < n_rows; r++) {
     for (int64_t k = 0; k < inner; k++) halves[r * width + k] = (uint16_t)to_bf16(source[r * row + k]);
-    if (inner % 2) halves[r * width + inner] = 0;
+    for (int64_t k = inner; k < width; k++) halves[r * width + k] = 0;
   }
 }
 
-// Rounds rows and pairs them: element i of rows 2r and 2r + 1 make word i of row r, which ends in zeros.
+// Rounds rows and pairs them: element i of rows 2r and 2r + 1 make word i of row r, which ends in zeros. So do the rows
+// up to `padded_pairs(n_rows)`.
 AUTOBATCH_AVX512 void pair_rows(const uint32_t* source, int64_t row, int64_t n_rows, int64_t width, uint32_t* out,
                                 int64_t out_row) {
-  for (int64_t r = 0; r < n_rows; r += 2, source += 2 * row, out += out_row) {
-    if (r + 1 < n_rows)
+  for (int64_t r = 0; r < 2 * padded_pairs(n_rows); r += 2, source += 2 * row, out += out_row) {
+    if (r >= n_rows)
+      for (int64_t i = 0; i < width; i++) out[i] = 0;
+    else if (r + 1 < n_rows)
       for (int64_t i = 0; i < width; i++) out[i] = to_bf16(source[i]) | to_bf16(source[row + i]) << 16;
     else
       for (int64_t i = 0; i < width; i++) out[i] = to_bf16(source[i]);
@@ -75,7 +78,7 @@ void pack(const Matrix& matrix, int64_t inner, int64_t n, float* panels) {
 }
 
 void pack_bf16(const Matrix& matrix, int64_t inner, int64_t n, float* panels, uint32_t* turned) {
-  int64_t pairs = (inner + 1) / 2;
+  int64_t pairs = padded_pairs(inner);
   bool is_turned = matrix.column != 1 && n > 1;
   for (int64_t left = 0; left < n; left += PANEL_WIDTH) {
     int64_t width = least(PANEL_WIDTH, n - left);
@@ -105,17 +108,35 @@ void multiply_packed(const Size& size, const float* a, int64_t a_row, const floa
 
 void multiply_packed_bf16(const Size& size, const float* a, int64_t a_row, const float* panels, float* out,
                           int64_t out_row, bool adds, uint32_t* scratch) {
-  int64_t pairs = (size.inner + 1) / 2;
+  int64_t pairs = padded_pairs(size.inner);
   const float* rounded = reinterpret_cast<const float*>(scratch);
-  for (int64_t top = 0; top < size.m; top += ROWS_AT_ONCE) {
-    int64_t bottom = least(top + ROWS_AT_ONCE, size.m);
+  for (int64_t top = 0; top < size.m; top += ROUNDED_AT_ONCE) {
+    int64_t bottom = least(top + ROUNDED_AT_ONCE, size.m);
     halve_rows(bits_of(a) + top * a_row, a_row, bottom - top, size.inner, scratch);
     for (int64_t first = 0; first < pairs; first += INNER_AT_ONCE) {
-      NextRows next = {a + bottom * a_row, a_row, first ? 0 : least(ROWS_AT_ONCE, size.m - bottom), size.inner};
-      multiply_bf16_block({bottom - top, size.n, least(INNER_AT_ONCE, pairs - first)}, {rounded + first, pairs, 1},
-                          {panels + first * PANEL_WIDTH, PANEL_WIDTH, PANEL_WIDTH * pairs}, out + top * out_row,
-                          out_row, adds || first, next);
+      Size block = {bottom - top, size.n, least(INNER_AT_ONCE, pairs - first)};
+      Panels packed = {panels + first * PANEL_WIDTH, PANEL_WIDTH, PANEL_WIDTH * pairs};
+      NextRows next = {a + bottom * a_row, a_row, first ? 0 : least(ROUNDED_AT_ONCE, size.m - bottom), size.inner};
+      if (has_amx())
+        multiply_amx_block(block, scratch + first, pairs, packed, out + top * out_row, out_row, adds || first);
+      else
+        multiply_bf16_block(block, {rounded + first, pairs, 1}, packed, out + top * out_row, out_row, adds || first,
+                            next);
     }
+  }
+}
+
+// Adds left' @ panels to `out`, for a left matrix (pairs, m) of paired rows.
+AUTOBATCH_AVX512 void add_amx_outer(const Size& size, const uint32_t* left, int64_t left_row, const Panels& panels,
+                                    float* out, int64_t out_row) {
+  constexpr int64_t AT_ONCE = 2 * AMX_ROWS;
+  alignas(64) uint32_t turned[AT_ONCE * OUTER_AT_ONCE];
+  for (int64_t top = 0; top < size.m; top += AT_ONCE) {
+    int64_t n_rows = least(AT_ONCE, size.m - top);
+    for (int64_t i = 0; i < n_rows; i += AMX_ROWS)
+      for (int64_t k = 0; k < size.inner; k += AMX_PAIRS)
+        turn_words(left + k * left_row + top + i, left_row, turned + i * size.inner + k, size.inner);
+    multiply_amx_block({n_rows, size.n, size.inner}, turned, size.inner, panels, out + top * out_row, out_row, true);
   }
 }
 
@@ -123,14 +144,19 @@ void add_outer_bf16(int64_t rows, int64_t m, int64_t n, const float* x, int64_t 
                     float* out, int64_t out_row, uint32_t* scratch) {
   uint32_t* left = scratch + OUTER_AT_ONCE * round_up(n, PANEL_WIDTH);
   float* panels = reinterpret_cast<float*>(scratch);
+  int64_t left_row = round_up(m, AMX_ROWS);
   for (int64_t first = 0; first < rows; first += 2 * OUTER_AT_ONCE) {
-    int64_t n_rows = least(2 * OUTER_AT_ONCE, rows - first), follows = first + n_rows, pairs = (n_rows + 1) / 2;
+    int64_t n_rows = least(2 * OUTER_AT_ONCE, rows - first), follows = first + n_rows, pairs = padded_pairs(n_rows);
     int64_t n_next = least(2 * OUTER_AT_ONCE, rows - follows);
     pack_bf16({y + first * y_row, y_row, 1}, n_rows, n, panels, nullptr);
-    pair_rows(bits_of(x) + first * x_row, x_row, n_rows, m, left, m);
-    multiply_bf16_block({m, n, pairs}, {reinterpret_cast<const float*>(left), 1, m},
-                        {panels, PANEL_WIDTH, PANEL_WIDTH * pairs}, out, out_row, true,
-                        {x + follows * x_row, x_row, n_next, m}, {y + follows * y_row, y_row, n_next, n});
+    pair_rows(bits_of(x) + first * x_row, x_row, n_rows, m, left, left_row);
+    Size size = {m, n, pairs};
+    Panels packed = {panels, PANEL_WIDTH, PANEL_WIDTH * pairs};
+    if (has_amx())
+      add_amx_outer(size, left, left_row, packed, out, out_row);
+    else
+      multiply_bf16_block(size, {reinterpret_cast<const float*>(left), 1, left_row}, packed, out, out_row, true,
+                          {x + follows * x_row, x_row, n_next, m}, {y + follows * y_row, y_row, n_next, n});
   }
 }
 

@@ -7,11 +7,11 @@
 
 #pragma once
 
-#include "blas/tiles.h"
+#include "blas/amx.h"
 
 namespace autobatch {
 
-constexpr int64_t ROWS_AT_ONCE = 48, INNER_AT_ONCE = 512, OUTER_AT_ONCE = 128;
+constexpr int64_t ROWS_AT_ONCE = 48, ROUNDED_AT_ONCE = 96, INNER_AT_ONCE = 512, OUTER_AT_ONCE = 128;
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -22,20 +22,23 @@ struct Matrix {
   int64_t row, column;
 };
 
+// Counts the pairs of inner indices, in multiples of those in a register of AMX; beyond the given ones are zeros.
+inline int64_t padded_pairs(int64_t inner) { return round_up((inner + 1) / 2, AMX_PAIRS); }
+
 // The words of a packed matrix (inner, n); and of the scratch memory that products need, as documented there.
-constexpr int64_t panel_words(int64_t inner, int64_t n, bool is_bf16) {
-  return (is_bf16 ? (inner + 1) / 2 : inner) * ((n + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH);
+inline int64_t panel_words(int64_t inner, int64_t n, bool is_bf16) {
+  return (is_bf16 ? padded_pairs(inner) : inner) * round_up(n, PANEL_WIDTH);
 }
-constexpr int64_t rows_words(int64_t inner) { return ROWS_AT_ONCE * ((inner + 1) / 2); }
-constexpr int64_t outer_words(int64_t m, int64_t n) {
-  return OUTER_AT_ONCE * ((n + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH + m);
+inline int64_t rows_words(int64_t inner) { return ROUNDED_AT_ONCE * padded_pairs(inner); }
+inline int64_t outer_words(int64_t m, int64_t n) {
+  return OUTER_AT_ONCE * (round_up(n, PANEL_WIDTH) + round_up(m, AMX_ROWS));
 }
 
 // Packs a matrix (inner, n) into `panel_words(inner, n, false)` words. Only where the processor has AVX-512.
 void pack(const Matrix& matrix, int64_t inner, int64_t n, float* panels);
 
 // Rounds a matrix (inner, n) to bf16 and packs it. Rows are paired; an odd last one with zeros. Either axis must be
-// contiguous, if it is longer than one. `turned` has room for 64 * ((inner + 1) / 2) words if columns are contiguous.
+// contiguous, if it is longer than one. `turned` has room for 64 * padded_pairs(inner) words if columns are contiguous.
 void pack_bf16(const Matrix& matrix, int64_t inner, int64_t n, float* panels, uint32_t* turned);
 
 // Multiplies rows (m, inner), `a_row` words apart, by a packed matrix; writes to `out` or adds to it.

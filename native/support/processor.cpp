@@ -50,7 +50,8 @@ bool has_bits(uint64_t word, uint64_t bits) { return (word & bits) == bits; }
 Processor ask_processor() {
   constexpr uint32_t OSXSAVE = 1u << 27, AVX2 = 1u << 5, BF16 = 1u << 5;
   constexpr uint32_t AVX512 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;  // F, DQ, CD, BW, VL
-  constexpr uint64_t YMM = 0x6, ZMM = 0xe6;
+  constexpr uint32_t AMX = 1u << 22 | 1u << 24;  // bf16, tiles
+  constexpr uint64_t YMM = 0x6, ZMM = 0xe6, TILES = 0x60000;
   const char* disabled = getenv("AUTOBATCH_DISABLE_CPU_FEATURES");
   if (!disabled) disabled = "";
   Processor found;
@@ -61,6 +62,7 @@ Processor ask_processor() {
   found.has_avx512 =
       found.has_avx2 && has_bits(saved, ZMM) && has_bits(extended.ebx, AVX512) && !strstr(disabled, "avx512");
   found.has_bf16 = found.has_avx512 && extended.eax >= 1 && has_bits(ask(7, 1).eax, BF16);
+  found.has_amx = found.has_bf16 && has_bits(saved, TILES) && has_bits(extended.edx, AMX) && !strstr(disabled, "amx");
   return found;
 }
 #else

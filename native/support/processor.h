@@ -27,11 +27,11 @@ namespace autobatch {
 // Sets of instructions that the processor has and the system saves the registers of. AVX-512 is that of servers since
 // 2017: F, CD, BW, DQ and VL.
 struct Processor {
-  bool has_avx2 = false, has_avx512 = false, has_bf16 = false;
+  bool has_avx2 = false, has_avx512 = false, has_bf16 = false, has_amx = false;
 };
 
-// Asks the processor once. The environment variable AUTOBATCH_DISABLE_CPU_FEATURES, "avx512" or "avx2", has the process
-// run as on a processor without these instructions.
+// Asks the processor once. The environment variable AUTOBATCH_DISABLE_CPU_FEATURES, "amx", "avx512" or "avx2", has the
+// process run as on a processor without these instructions, and without those that came later.
 const Processor& processor();
 
 // Compiles FUNCTION, which must be AUTOBATCH_INLINE, for each set of instructions; `run` takes the best. The results

@@ -136,7 +136,7 @@ def round_by_packing(x: Array, is_flipped: bool) -> Array:
     matrix = x.T if is_flipped else x
     words = np.empty(packed.panel_words(len(matrix), matrix.shape[1], True), np.uint32)
     _native.pack(matrix, words, True)
-    pairs = words.view(np.uint16).reshape(-1, (len(matrix) + 1) // 2, packed.WIDTH, 2)
+    pairs = words.view(np.uint16).reshape(-1, packed.padded_pairs(len(matrix)), packed.WIDTH, 2)
     found = pairs.transpose(1, 3, 0, 2).reshape(pairs.shape[1] * 2, -1)[: len(matrix), : matrix.shape[1]]
     return found.T if is_flipped else found
 
@@ -174,7 +174,7 @@ def test_matrices_are_packed_in_pairs_of_rounded_rows(size: tuple[int, int, int]
     apart = spread(w.T if is_flipped else w, 2)[:, : inner if is_flipped else n]
     found = np.full(packed.panel_words(inner, n, True), 0x7FC07FC0, np.uint32)
     _native.pack(apart.T if is_flipped else apart, found, True)
-    whole = np.zeros((inner + inner % 2, -(-n // packed.WIDTH) * packed.WIDTH), np.uint32)
+    whole = np.zeros((2 * packed.padded_pairs(inner), -(-n // packed.WIDTH) * packed.WIDTH), np.uint32)
     whole[:inner, :n] = nearest_bf16(w)
     panels = (whole[::2] | whole[1::2] << 16).reshape(len(whole) // 2, -1, packed.WIDTH).swapaxes(0, 1)
     np.testing.assert_array_equal(found.reshape(panels.shape), panels)

@@ -10,13 +10,16 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from autobatch import _native
+from autobatch.system.processor import has_amx
 
-DISABLED = ("", "avx512", "avx2")
+ROOT = Path(__file__).parents[2]
+DISABLED = ("", "amx", "avx512", "avx2")
 
 
-def digest() -> tuple[tuple[bool, bool], str]:
+def digest() -> tuple[tuple[bool, bool, bool], str]:
     """Tell which products the processor has, and the digest of what rules, sums and roundings give."""
     rng, found = np.random.default_rng(0), hashlib.sha256()
     for dtype in (np.float32, np.float64):
@@ -44,5 +47,16 @@ def test_no_bit_depends_on_the_instructions() -> None:
         command = [sys.executable, "-c", call + "print(json.dumps(t.digest()))"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         found[disabled] = json.loads(done.stdout)
-    assert found["avx512"][0] == found["avx2"][0] == [False, False]
+    assert found["avx512"][0] == found["avx2"][0] == [False, False, False]
+    assert found["amx"][0] == [*found[""][0][:2], False]
     assert len({digest for _, digest in found.values()}) == 1
+
+
+@pytest.mark.skipif(not has_amx(), reason="needs AMX")
+def test_products_without_amx() -> None:
+    """The tests of products, on this processor without AMX."""
+    environment = {**os.environ, "AUTOBATCH_DISABLE_CPU_FEATURES": "amx"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/blas/test_packed.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

@@ -16,7 +16,7 @@ from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import FUNCTIONS, ROUTINE, SCRATCH, BoundProduct, ProductStep
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.packed import NAME as PACKED
-from autobatch.blas.packed import ROWS_AT_ONCE
+from autobatch.blas.packed import ROUNDED_AT_ONCE, padded_pairs
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.compiler.statement import Product
@@ -31,7 +31,7 @@ class RoundedStep(ProductStep):
     def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
         super().__init__(stage, product, number, once)
         self.own[SCRATCH] = stage.dtype.itemsize * stage.turn_width
-        stage.turn_width += ROWS_AT_ONCE * self.inner
+        stage.turn_width += ROUNDED_AT_ONCE * max(self.inner, padded_pairs(self.inner))
 
     def _choose(self, n_rows: int, chooser: Chooser) -> tuple[Any, ...]:
         """The library for float32, and whether bf16 is multiplied without it."""

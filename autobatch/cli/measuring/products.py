@@ -10,7 +10,7 @@ from autobatch.blas.finding import faster_routines
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
-from autobatch.system.processor import has_bf16
+from autobatch.system.processor import has_amx, has_bf16
 
 N_OUT, N_IN = 1280, 512  # the five gates of a binary Tree-LSTM of 256 on two children
 ROWS = (4, 16, 64, 256)
@@ -20,7 +20,7 @@ DTYPES = ("float32", "float64")
 def describe_providers() -> str:
     """Name the installed libraries, and whether the processor multiplies bf16, in a line."""
     found = ", ".join(f"{one.name} {one.version}" for one in list_providers())
-    return f"{found}; the processor has {'' if has_bf16() else 'no '}bf16"
+    return f"{found}; the processor has {'' if has_bf16() else 'no '}bf16{' in tiles (AMX)' if has_amx() else ''}"
 
 
 def describe_bf16() -> str:
