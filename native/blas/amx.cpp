@@ -161,7 +161,7 @@ int64_t columns_at_once(int64_t n_rows, int64_t n_columns) {
 
 }  // namespace
 
-bool has_amx() {
+bool may_use_amx() {
   enum Answer : int64_t { UNKNOWN, YES, NO };
   static int64_t answer = UNKNOWN;
   if (load(&answer) == UNKNOWN) store(&answer, ask_for_tiles() ? YES : NO);  // twice does no harm
@@ -188,7 +188,7 @@ void multiply_amx_block(const Size& size, const uint32_t* rows, int64_t row, con
 
 #else
 
-bool has_amx() { return false; }
+bool may_use_amx() { return false; }
 
 void multiply_amx_block(const Size&, const uint32_t*, int64_t, const Panels&, float*, int64_t, bool) {}
 

@@ -14,10 +14,10 @@ namespace autobatch {
 constexpr int64_t AMX_ROWS = 16, AMX_PAIRS = 16;
 
 // Whether the processor has AMX with bf16, and the system lets this process use it: asked at the first call.
-bool has_amx();
+bool may_use_amx();
 
 // Writes rows @ panels to `out`, or adds it. `size.inner` counts pairs, a multiple of 16; rows begin `row` words apart.
-// Only where `has_amx()`.
+// Only where `may_use_amx()`.
 void multiply_amx_block(const Size& size, const uint32_t* rows, int64_t row, const Panels& panels, float* out,
                         int64_t out_row, bool adds);
 

@@ -117,7 +117,7 @@ void multiply_packed_bf16(const Size& size, const float* a, int64_t a_row, const
       Size block = {bottom - top, size.n, least(INNER_AT_ONCE, pairs - first)};
       Panels packed = {panels + first * PANEL_WIDTH, PANEL_WIDTH, PANEL_WIDTH * pairs};
       NextRows next = {a + bottom * a_row, a_row, first ? 0 : least(ROUNDED_AT_ONCE, size.m - bottom), size.inner};
-      if (has_amx())
+      if (may_use_amx())
         multiply_amx_block(block, scratch + first, pairs, packed, out + top * out_row, out_row, adds || first);
       else
         multiply_bf16_block(block, {rounded + first, pairs, 1}, packed, out + top * out_row, out_row, adds || first,
@@ -152,7 +152,7 @@ void add_outer_bf16(int64_t rows, int64_t m, int64_t n, const float* x, int64_t 
     pair_rows(bits_of(x) + first * x_row, x_row, n_rows, m, left, left_row);
     Size size = {m, n, pairs};
     Panels packed = {panels, PANEL_WIDTH, PANEL_WIDTH * pairs};
-    if (has_amx())
+    if (may_use_amx())
       add_amx_outer(size, left, left_row, packed, out, out_row);
     else
       multiply_bf16_block(size, {reinterpret_cast<const float*>(left), 1, left_row}, packed, out, out_row, true,
