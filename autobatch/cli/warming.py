@@ -66,5 +66,6 @@ def run_predictions(predictor: Predictor, threads: int | str) -> None:
     """Run a mini-batch of what a trained model predicts."""
     spec, stored = predictor.spec, predictor.stored
     function = getattr(predictor.model, spec.predictor)
-    run = ab.batched(function, policy=stored.policy, precision=stored.settings.precision, threads=threads)
+    precision = stored.settings.precision
+    run = ab.batched(function, policy=stored.policy, backend="cpu", precision=precision, threads=threads)
     run([spec.given(instance) for instance in predictor.draw()])
