@@ -50,7 +50,7 @@ bool has_bits(uint64_t word, uint64_t bits) { return (word & bits) == bits; }
 Processor ask_processor() {
   constexpr uint32_t OSXSAVE = 1u << 27, AVX2 = 1u << 5, BF16 = 1u << 5;
   constexpr uint32_t AVX512 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;  // F, DQ, CD, BW, VL
-  constexpr uint32_t AMX = 1u << 22 | 1u << 24;  // bf16, tiles
+  constexpr uint32_t AMX = 1u << 22 | 1u << 24;                                      // bf16, tiles
   constexpr uint64_t YMM = 0x6, ZMM = 0xe6, TILES = 0x60000;
   const char* disabled = getenv("AUTOBATCH_DISABLE_CPU_FEATURES");
   if (!disabled) disabled = "";
