@@ -91,7 +91,11 @@ def counts_of(x: Any) -> list[int]:
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("name", sorted(functions()))
 def test_nothing_is_kept_of_what_is_given(name: str, is_wrong: bool) -> None:
-    """Valid calls, and calls that fail late: the last argument, or the last part of a tuple, is wrong."""
+    """Valid calls, and calls that fail late: the last argument, or the last part of a tuple, is wrong.
+
+    NumPy keeps some freed blocks of up to 1,024 bytes, so memory that is traced may grow by a few of them; one object
+    for each call would be 16 bytes or more.
+    """
     args = copied(examples(0)[name][0])
     if is_wrong:
         *others, last = args or ((),)
@@ -112,7 +116,7 @@ def test_nothing_is_kept_of_what_is_given(name: str, is_wrong: bool) -> None:
     call(1000)
     grown = tracemalloc.get_traced_memory()[0] - traced
     tracemalloc.stop()
-    assert grown < 1000
+    assert grown < 8 * 1000
     size = call(1)
     assert call(N_LEAKING) - size < MOST_BYTES
     assert counts_of(args) == before
