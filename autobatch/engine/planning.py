@@ -12,7 +12,6 @@ from autobatch.engine.losses import loss_slot
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import Rewrites, rewrite
 from autobatch.ir.typetable import NodeType
-from autobatch.memplan.batch.placement import plan_graph
 from autobatch.plan.budget import Figures, Part, fit_parts
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
@@ -166,6 +165,8 @@ class Planning:
         """Rewrite, schedule and place; in one call of the core unless Python takes part or checks the results."""
         rule, is_checked = options.policy.core_rule, checking()
         if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
+            from autobatch.memplan.batch.placement import plan_graph
+
             plan, rewrites, (rewriting, scheduling, _) = plan_graph(graph, options.rewrites, rule, cells)
             clock.lap("rewrite", rewriting)
             clock.lap("schedule", scheduling)
