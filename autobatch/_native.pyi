@@ -539,12 +539,6 @@ class Tape:
 def plan_by_rule(dag: Dag, rule: CoreRule) -> Batches:
     """Schedule a DAG by a rule: batch_type, batch_ptr and order.
 
-    Args:
-        rule: 0 depth, 1 agenda, 2 sufficient, 3 critical, 4 score.
-        directions: 1 forward, 2 backward, 3 both, of which the schedule with fewer batches is kept.
-        compacts: whether superfluous batches are deleted.
-        weights: of the terms of a score.
-
     Raises:
         ValueError: an edge points backward.
     """

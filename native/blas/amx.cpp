@@ -126,7 +126,7 @@ AUTOBATCH_AMX void multiply(const Block& block) {
 }
 #undef START
 
-// Multiplies blocks, and lays out the registers anew only where a block differs from the one before.
+// Multiplies blocks. The layout of the registers is set only where a block differs from the one before.
 class Multiplier {
  public:
   AUTOBATCH_AMX void multiply(const Block& block, int64_t n_rows, int64_t n_columns) {

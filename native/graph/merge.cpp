@@ -9,7 +9,8 @@ namespace {
 enum Slot { WORDS, FLOATS, STRUCTURES, KEYS, TYPES, IN_RANGE, N_SLOTS };
 constexpr const char* NAMES[N_SLOTS] = {"words", "floats", "structures", "keys", "types", "in_range"};
 
-// Where the objects of a class with `__slots__` keep an attribute; -1 with an error if the attribute is no slot.
+// Returns the offset of an attribute in the objects of a class with `__slots__`; -1 with an error if the class has no
+// such slot.
 Py_ssize_t find_slot(PyTypeObject* type, const char* name) {
   Ref found(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
   if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
@@ -26,7 +27,7 @@ Py_ssize_t find_slot(PyTypeObject* type, const char* name) {
 // Reads attributes of graphs without a call for each.
 class GraphReader {
  public:
-  // Begins to read a graph; an error if it is none.
+  // Selects the graph to read; false with an error if the object is not a graph.
   bool enter(PyObject* graph) {
     graph_ = reinterpret_cast<char*>(graph);
     if (Py_TYPE(graph) == type_) return true;
@@ -48,7 +49,7 @@ class GraphReader {
   char* graph_ = nullptr;
 };
 
-// A tuple of the graphs of a list, which stays as it is whatever happens to the list.
+// Copies a list of graphs to a tuple, which does not change if the list does.
 Ref to_tuple(PyObject* list) {
   if (PyList_Check(list)) return Ref(PyList_AsTuple(list));
   refuse_type("graphs", "a list of Graphs", list);
@@ -59,8 +60,7 @@ Ref to_tuple(PyObject* list) {
 struct Instances {
   Ref structures, keys;
 
-  bool join(PyObject* graphs) {
-    GraphReader reader;
+  bool join(PyObject* graphs, GraphReader& reader) {
     Py_ssize_t n_structures = 0, at = 0;
     ptrdiff_t n_keys = 0;
     Span<const int64_t> own;
@@ -101,8 +101,7 @@ class GivenGraphs {
   ~GivenGraphs() {
     for (PyObject* array : Span<PyObject*>(arrays_)) Py_DECREF(array);
   }
-  bool read(PyObject* graphs) {
-    GraphReader reader;
+  bool read(PyObject* graphs, GraphReader& reader) {
     Py_ssize_t n = PyTuple_GET_SIZE(graphs);
     if (!arrays_.reserve(2 * n) || !parts.reserve(n)) return PyErr_NoMemory(), false;
     PyObject* first = nullptr;
@@ -148,7 +147,7 @@ class GivenGraphs {
   Vec<PyObject*> arrays_;
 };
 
-// Writes graphs one after another, with their nodes, edges and outputs numbered anew.
+// Writes graphs one after another and renumbers their nodes, edges and outputs.
 void write_whole(Span<const GivenGraphs::Part> parts, NewGraph& whole, Span<double> floats) {
   int32_t b = 0, n = 0, e = 0, a = 0, o = 0;
   double* next = floats.data;
@@ -180,9 +179,10 @@ void write_whole(Span<const GivenGraphs::Part> parts, NewGraph& whole, Span<doub
 // whether all are known to be in range.
 PyObject* merge_graphs(PyObject*, PyObject* list) {
   Ref graphs = to_tuple(list);
+  GraphReader reader;
   GivenGraphs given;
   Instances instances;
-  if (!graphs || !given.read(graphs.get()) || !instances.join(graphs.get())) return nullptr;
+  if (!graphs || !given.read(graphs.get(), reader) || !instances.join(graphs.get(), reader)) return nullptr;
   NewGraph whole;
   Span<double> floats;
   Ref words = make_words(given.total, whole);
@@ -201,8 +201,9 @@ PyObject* merge_graphs(PyObject*, PyObject* list) {
 // join_instances(graphs): the structures and keys of all.
 PyObject* join_instances(PyObject*, PyObject* list) {
   Ref graphs = to_tuple(list);
+  GraphReader reader;
   Instances instances;
-  if (!graphs || !instances.join(graphs.get())) return nullptr;
+  if (!graphs || !instances.join(graphs.get(), reader)) return nullptr;
   return Py_BuildValue("NN", instances.structures.release(), instances.keys.release());
 }
 

@@ -141,7 +141,7 @@ void free_bound(PyObject* self) {
   Py_TRASHCAN_END
 }
 
-// Copying and unpickling bind the cell anew.
+// Copying and unpickling bind the cell again.
 PyObject* reduce(PyObject* self, PyObject*) {
   return Py_BuildValue("O(OO)", reinterpret_cast<PyObject*>(Py_TYPE(self)), as_bound(self)->cell,
                        as_bound(self)->owner);

@@ -1,6 +1,6 @@
 """Threads that make the calls of a stage together: the tiles of a batch side by side, batch after batch.
 
-They are Python threads, which sleep while there is no work. The counters that they share and the loop that takes tiles
+They are Python threads that sleep until there is work. The counters that they share and the loop that takes tiles
 are native (`native/run/team.h`).
 """
 

@@ -20,8 +20,8 @@ class Rewriting {
   // Returns the graph after the passes.
   Problem finish(TypedGraph& graph);
 
-  // Make what is written, in that order: the words, the floats and the numbers of changes. Arrays that no pass changed
-  // are the given ones.
+  // Make the arrays of the result, in this order: the words, the floats and the numbers of changes. Arrays that no pass
+  // changed are the given ones.
   Ref words();
   Ref floats();
   Ref changes() const;

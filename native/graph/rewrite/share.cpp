@@ -128,7 +128,7 @@ bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accoun
 }
 
 // Chooses the types to share: those with products that gain by it, and the types that their equal nodes read; none if
-// the products save less than writing the graph anew costs.
+// the products save less than writing a new graph costs.
 void choose_types(const Graph& graph, const Types& types, const Accounts& accounts, Found& found) {
   int64_t saved = 0;
   for (ptrdiff_t t = 0; t < types.n_types(); t++) {

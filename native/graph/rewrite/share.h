@@ -23,7 +23,7 @@ constexpr int64_t FEW = 32;
 // Costs in multiply-adds of products; a core does 50 in a nanosecond.
 //
 // A look-up costs LOOK_UP, plus WORD per word of the record: 20 to 40 ns in all. NODE is the cost of a node besides
-// its products, half of it for scheduling and placement. WRITE is the cost per node of writing the graph anew, and of
+// its products, half of it for scheduling and placement. WRITE is the cost per node of writing a new graph, and of
 // gathering operands that are no longer contiguous.
 constexpr int64_t LOOK_UP = 2048, WORD = 64, NODE = 8192, WRITE = 1024;
 
