@@ -1,4 +1,4 @@
-"""Types of arrays of numbers, their addresses, and arrays that begin at cache lines."""
+"""Types of arrays of numbers, their addresses, arrays that begin at cache lines, and rounding to bf16."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 Array: TypeAlias = NDArray[Any]
+QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
 LINE = 64  # bytes of a cache line, and of the longest vectors
 
 
@@ -27,3 +28,20 @@ def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
     data = np.empty(n_rows * width * dtype.itemsize + LINE, np.uint8)
     rows = data[-address_of(data) % LINE :][: n_rows * width * dtype.itemsize].view(dtype).reshape(n_rows, width)
     return rows[0, :size] if isinstance(shape, int) else rows[:, :size]
+
+
+def rounded(x: Any, xp: Any = np) -> Any:
+    """Round numbers to bf16, as float32 whose second half is zero.
+
+    Args:
+        x: an array of a device.
+        xp: the array functions of that device.
+
+    >>> rounded(np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)).tolist()  # ties: the even one of two neighbours
+    [1.0, 1.015625]
+    """
+    bits = xp.asarray(x, np.float32).view(np.uint32)
+    high = bits >> np.uint32(16)
+    nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> np.uint32(16)
+    kept = xp.where(xp.isnan(x), high | QUIET, nearest) << np.uint32(16)
+    return kept.view(np.float32)

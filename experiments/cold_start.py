@@ -2,7 +2,7 @@
 
 Whole processes are started one after the other, each in the way that its row says, in a home whose caches are empty at
 first; the second process of a home finds what the first one compiled. Seconds are counted from the call of Python, of
-the wall clock; those of the processor are of the process itself, without the helper that compiles for it.
+the wall clock and of the processor.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ class Config(Settings):
     model: str = "tree-lstm"
     dim: int = 64
     batch_size: int = 64
-    modes: tuple[str, ...] = ("later", "now")
-    """Values of AUTOBATCH_COMPILE, each in a home of its own."""
+    waits: tuple[str, ...] = ("0.3", "inf")
+    """Values of AUTOBATCH_COMPILE_WAIT, in seconds, each in a home of its own."""
     limit_s: float = 300.0
     """When a process gives up reaching full speed, which then takes infinitely long."""
 
 
 def measure(config: Config) -> Findings:
-    """Start two processes in each mode."""
+    """Start two processes for each value."""
     found: dict[str, dict[str, float]] = {}
-    for mode in config.modes:
+    for wait in config.waits:
         with tempfile.TemporaryDirectory() as home:
             for which in ("empty caches", "full caches"):
-                found[f"{mode}, {which}"] = start(config, mode, Path(home))
+                found[f"{wait}, {which}"] = start(config, wait, Path(home))
     rows = [(name, *(f"{figures[column]:.2f}" for column in COLUMNS)) for name, figures in found.items()]
     seconds = {name: [figures["first_step_s"], figures["full_speed_s"]] for name, figures in found.items()}
-    head = ("AUTOBATCH_COMPILE", *(column.replace("_", " ") for column in COLUMNS))
+    head = ("AUTOBATCH_COMPILE_WAIT", *(column.replace("_", " ") for column in COLUMNS))
     return Findings(seconds, found, format_table(head, rows))
 
 
-def start(config: Config, mode: str, home: Path) -> dict[str, float]:
+def start(config: Config, wait: str, home: Path) -> dict[str, float]:
     """Start a process, and read what it measured."""
-    caches = {"AUTOBATCH_CACHE": str(home / "cells"), "NUMBA_CACHE_DIR": str(home / "loops"), "HOME": str(home)}
+    caches = {"AUTOBATCH_CACHE": str(home / "cache"), "HOME": str(home)}
     arguments = [config.model, config.dim, config.batch_size, config.seed, config.limit_s, time.time()]
     command = [sys.executable, __file__, PROCESS, *map(str, arguments)]
-    environment = {**os.environ, **caches, "AUTOBATCH_COMPILE": mode}
+    environment = {**os.environ, **caches, "AUTOBATCH_COMPILE_WAIT": wait}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
@@ -74,7 +74,7 @@ def train(model: str, dim: int, batch_size: int, seed: int, limit_s: float, call
     """
     import autobatch as ab
     from autobatch.cli.workload import load_workload
-    from autobatch.jit.later import n_waiting
+    from autobatch.system.background import n_waiting
 
     imported = time.time() - called
     workload = load_workload(model, None, dim, seed)

@@ -1,10 +1,9 @@
 """Question: how long does it take until a model runs, with empty caches and with full ones?
 
-`autobatch bench MODEL --compile` runs this. Two fresh processes do the same, one after the other, with cache folders of
-their own that are empty at first. Each runs a mini-batch forward, then forward and backward with a step of Adam: first
-on the reference backend, which compiles the library's own loops, then on the cpu backend, which compiles the cells. The
-time is that of a first run minus that of a second one; that of cells is what planning their layouts, lowering, and
-compiling or loading their kernels took. The rest is mostly the measurement of the libraries of matrix products.
+`autobatch bench MODEL --compile` runs this. Two fresh processes do the same, one after the other, with a cache of their
+own that is empty at first. Each runs a mini-batch forward, then forward and backward with a step of Adam, on the cpu
+backend. The time is that of a first run minus that of a second one; that of cells is what planning their layouts and
+compiling their kernels took. The rest is lowering, and the measurement of the libraries of matrix products.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -26,15 +25,14 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import AutobatchError
-from autobatch.jit.compiling import Compilation, watch_compilation
+from autobatch.system.background import VARIABLE
+from autobatch.system.compiling import Compilation, watch_compilation
 from harness import run
 from records import QUICK, Findings, Settings
 
 LAYOUTS = "layouts of cells"
 CELLS = "the cells of this model"
-LOOPS = "the library's loops, once for all models"
 REST = "the rest of the first steps"
-CACHES = {"AUTOBATCH_CACHE": "cells", "NUMBA_CACHE_DIR": "loops"}
 PROCESS = "process"  # the first argument of a process that this one starts
 
 
@@ -92,26 +90,22 @@ def time_compilation(workload: Workload, batch_size: int, note: Callable[[str], 
     Raises:
         AutobatchError: a process failed.
 
-    Cost: about a minute.
+    Cost: some seconds.
     """
     arguments = [
         workload.spec.name, workload.dataset.name, str(workload.dim), str(batch_size), str(workload.seed)
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        caches = {variable: os.path.join(folder, name) for variable, name in CACHES.items()}
-        for path in caches.values():
-            os.mkdir(path)
-        cold, cached = (_run_process(arguments, caches, note) for _ in range(2))
+        cold, cached = (_run_process(arguments, folder, note) for _ in range(2))
     return CompileTimes(cold, cached)
 
 
-def _run_process(
-    arguments: list[str], caches: Mapping[str, str], note: Callable[[str], None]
-) -> dict[str, float]:  # fmt: skip
+def _run_process(arguments: list[str], cache: str, note: Callable[[str], None]) -> dict[str, float]:
     """Start this script as a process; pass on the names of what it compiles; return the seconds that it measured."""
     command = [sys.executable, __file__, PROCESS, *arguments]
     measured: dict[str, float] = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **caches}) as process:
+    environment = {**os.environ, "AUTOBATCH_CACHE": cache, VARIABLE: "inf"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
             said = json.loads(line)
@@ -129,27 +123,20 @@ def _run_process(
 def measure_here(workload: Workload, batch_size: int, begun: Callable[[str], None]) -> dict[str, float]:
     """Measure the first steps in this process, which has run none before."""
     spent: defaultdict[str, float] = defaultdict(float)
-    in_loops: list[float] = []
 
     def spend(compilation: Compilation) -> None:
-        if compilation.is_kernel:
-            spent[compilation.what] += compilation.seconds
-        else:
-            in_loops.append(compilation.seconds)
+        spent[compilation.what] += compilation.seconds
 
-    with watch_compilation(lambda compilation: begun(compilation.what), done=spend, loaded=spend):
-        loops, _ = _first_steps(workload, "reference", batch_size)
-        in_loops.clear()
-        first, layouts = _first_steps(workload, "cpu", batch_size)
-    of_cells, more_loops = sum(spent.values()) + layouts, sum(in_loops)
-    rest = max(first - of_cells - more_loops, 0.0)
-    return {**spent, LAYOUTS: layouts, CELLS: of_cells, LOOPS: loops + more_loops, REST: rest}
+    with watch_compilation(lambda compilation: begun(compilation.what), done=spend):
+        first, layouts = _first_steps(workload, batch_size)
+    of_cells = sum(spent.values()) + layouts
+    return {**spent, LAYOUTS: layouts, CELLS: of_cells, REST: max(first - of_cells, 0.0)}
 
 
-def _first_steps(workload: Workload, backend: str, batch_size: int) -> tuple[float, float]:
+def _first_steps(workload: Workload, batch_size: int) -> tuple[float, float]:
     """Run a mini-batch twice; give the seconds that the first run took more, and those of planning layouts."""
     began = perf_counter()
-    loss = workload.batched("loss", "score", backend, plan_cache=0)
+    loss = workload.batched("loss", "score", "cpu", plan_cache=0)
     graphs = record(loss, workload.first(batch_size))
     optimizer = ab.optim.Adam(workload.model, lr=1e-3)
     with loss.profile() as profile:

@@ -22,7 +22,7 @@ RUNTIME = tuple(
     f"autobatch.{station}"
     for station in (
         "api", "engine", "policies", "memplan", "backends", "compiler", "blas", "plan", "nn", "trace", "schedule",
-        "graph", "optim", "ir", "params", "ops", "jit",
+        "graph", "optim", "ir", "params", "ops",
     )
 )  # fmt: skip
 """All that a mini-batch passes on a processor."""

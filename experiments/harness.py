@@ -25,8 +25,8 @@ import numpy as np
 from autobatch.cli.ending import run_process
 from autobatch.cli.measuring import racing
 from autobatch.errors import AutobatchError
-from autobatch.jit.later import NOW, VARIABLE
 from autobatch.models.data.dataset import Dataset, load_trees
+from autobatch.system.background import VARIABLE
 from digest import ROOT, RUNTIME
 from records import RESULTS, Findings, Seconds, Settings, Start, place_of
 
@@ -91,7 +91,7 @@ def use_threads(n_threads: int) -> None:
 
     What is not compiled is waited for, unless the environment says otherwise.
     """
-    wanted = dict.fromkeys(THREADS, str(n_threads)) | {VARIABLE: os.environ.get(VARIABLE, NOW)}
+    wanted = dict.fromkeys(THREADS, str(n_threads)) | {VARIABLE: os.environ.get(VARIABLE, "inf")}
     if any(os.environ.get(name) != number for name, number in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 

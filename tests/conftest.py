@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes what the user's cache holds, or computes something else while a helper compiles."""
     monkeypatch.setenv("AUTOBATCH_CACHE", "off")
-    monkeypatch.setenv("AUTOBATCH_COMPILE", "now")
+    monkeypatch.setenv("AUTOBATCH_COMPILE_WAIT", "inf")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -71,7 +71,7 @@ def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SECONDS_BETWEEN_LINES", "SECONDS_UNTOLD"):
             patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
-        patch.setattr("autobatch.jit.progress.SECONDS_UNTOLD", threading.TIMEOUT_MAX)
+        patch.setattr("autobatch.system.background.SECONDS_UNTOLD", threading.TIMEOUT_MAX)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Find the coefficients of `autobatch/compiler/numba/vectormath/normal.py` and `autobatch/ops/error_function.py`.
+"""Find the coefficients of `autobatch/compiler/llvm/vectormath/normal.py` and `autobatch/ops/error_function.py`.
 
     python tools/fit_erf.py
 
@@ -33,7 +33,7 @@ def main() -> None:
         near = lambda u: mp.erf(mp.sqrt(u)) / mp.sqrt(u)  # noqa: E731
         fit_polynomial("  erf(x) / x in x**2", near, mpf(10) ** -9, mpf(1), terms)
         if not exp_terms:
-            continue  # `autobatch.compiler.numba.vectormath.float32` has its own
+            continue  # `autobatch.compiler.llvm.vectormath.float32` has its own
         half = mp.log(2) / 2 * mpf("1.001")
         rest = lambda r: (mp.expm1(r) - r) / r**2  # noqa: E731
         fit_polynomial("  (exp(r) - 1 - r) / r**2", rest, -half, half, exp_terms)

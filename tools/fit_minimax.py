@@ -1,4 +1,4 @@
-"""Fit the polynomials of `autobatch.compiler.numba.vectormath.float32`: the greatest error in ulp is least.
+"""Fit the polynomials of `autobatch.compiler.llvm.vectormath.float32`: the greatest error in ulp is least.
 
     python tools/fit_minimax.py
 

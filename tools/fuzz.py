@@ -34,7 +34,6 @@ SECONDS_BETWEEN_LINES = 20.0
 @click.option("--seeds", default="0:1000", metavar="A:B", help="The programs to run, by number, B excluded.")
 @click.option("--seed", type=int, help="Show and run a single one.")
 @click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
-@click.option("--jitted", default="0", metavar="N|all", help="Compile every N-th.")
 @click.option(
     "--cuda",
     default="0",
@@ -51,7 +50,6 @@ def main(
     seeds: str,
     seed: int | None,
     path: Path | None,
-    jitted: str,
     cuda: str,
     stages: bool,
     seconds: float,
@@ -63,19 +61,17 @@ def main(
     """Run random programs; the exit status is 1 if one was wrong."""
     if case is not None:
         sys.exit(replay_or_refuse(case, seconds))
-    is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
+    is_on_cuda = _choice(cuda)
     if is_torch:
         torch.set_num_threads(1)  # small tensors are slower on several
 
     def run_one(seed: int, seconds: float) -> Found | None:
         if is_torch:
-            return of_torch.run_one(seed, "cpu" if is_jitted(seed) else "reference", seconds)
+            return of_torch.run_one(seed, "cpu", seconds)
         if stages:
             return campaign.run_one(seed, [], seconds, derivatives)
         on_cuda = ["resident" if seed % 2 else "cuda"] * is_on_cuda(seed)
-        return campaign.run_one(
-            seed, ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda], seconds, derivatives
-        )
+        return campaign.run_one(seed, ["reference", "cpu", *on_cuda], seconds, derivatives)
 
     def text_of(seed: int) -> str:
         return of_torch.text_of(seed) if is_torch else f"{draw_program(seed, derivatives)}\n# {draw_way(seed)}"

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arrays import rounded
 from autobatch.backends.options import Options
 from autobatch.backends.values import Array, Env, RowRange, Values, constant_row
 from autobatch.ir.layout import Join, Layout
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
-from autobatch.jit.bits import rounded
 from autobatch.ops.define import run_kernel
 from autobatch.ops.indexing import to_ids
 from autobatch.ops.randomness import Randomness

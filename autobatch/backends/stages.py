@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import rounded
 from autobatch.backends.values import DATA, Array, RowLocation, RowRange, SharedValues, locate
 from autobatch.blas.product import find_step
 from autobatch.compiler.stage import StageProgram
@@ -20,8 +21,6 @@ from autobatch.compiler.view import View
 from autobatch.devices.store import Store
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Instruction
-from autobatch.jit.bits import rounded
-from autobatch.jit.compiling import compiling
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient, Rows
@@ -41,9 +40,7 @@ class CellStages(ABC, Generic[S]):
     def stage(self, name: str) -> S:
         """The stage "forward", "backward" or "weights"."""
         if name not in self._stages:
-            with compiling(f"cell {self.cell.program.name!r} ({name})"):
-                program = COMPILE[name](self.cell)
-            self._stages[name] = self._make(program)
+            self._stages[name] = self._make(COMPILE[name](self.cell))
         return self._stages[name]
 
     @abstractmethod

@@ -26,7 +26,7 @@ from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.errors import BackendError
-from autobatch.jit.later import n_waiting
+from autobatch.system.background import n_waiting
 from autobatch.system.cache import cache_folder, find_entry, keep_entry
 from autobatch.system.processor import cpu_name, has_amx, has_avx512, has_bf16
 

@@ -22,7 +22,7 @@ from autobatch.cli.training.evaluate import evaluate, export, predict
 from autobatch.cli.training.train import train
 from autobatch.cli.warming import warm
 from autobatch.cli.words import Commands
-from autobatch.jit.later import NOW, VARIABLE
+from autobatch.system.background import VARIABLE
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -68,7 +68,7 @@ def main() -> NoReturn:
 
     Commands wait for what they compile: some measure, and training that was stopped and resumed ends in the same bits.
     """
-    os.environ.setdefault(VARIABLE, NOW)
+    os.environ.setdefault(VARIABLE, "inf")
     run_process(lambda: dispatch(sys.argv[1:]))
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autobatch.jit.compiling import Compilation, watch_compilation
-from autobatch.jit.progress import say_kept, untold
+from autobatch.system.background import untold
+from autobatch.system.cache import cache_folder
+from autobatch.system.compiling import Compilation, watch_compilation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +102,8 @@ class _Compilations:
         if not sys.stdout.isatty():
             if self._seconds >= self._untold:
                 self._untold = self._seconds + SECONDS_BETWEEN_LINES
-                click.echo(f"  {what}{say_kept()}")
+                kept = "" if cache_folder() is None else ", which later runs find in the cache"
+                click.echo(f"  {what}{kept}")
         elif _shown:
             _shown[-1].note(what)
         else:

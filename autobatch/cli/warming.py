@@ -14,7 +14,7 @@ from autobatch.cli.threads import use_threads
 from autobatch.cli.training.stored import read_exported
 from autobatch.cli.words import model_argument
 from autobatch.cli.workload import Workload, load_workload
-from autobatch.jit.later import compiling_now
+from autobatch.system.background import waiting_for_code
 from autobatch.system.cache import cache_folder
 
 N_INSTANCES = 8
@@ -33,7 +33,7 @@ N_INSTANCES = 8
 @options.precision_option
 @options.threads_option
 @show_compilation()
-@compiling_now()
+@waiting_for_code()
 def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: str, threads: int | str) -> None:
     """Compile ahead what models need, such as while the image of a container is built.
 

@@ -6,5 +6,5 @@ hoisting     moves statements that depend on attributes alone out of the batches
 fusion       loops -> blocks (one loop nest each), blocks -> kernels
 assignment   chooses each value's storage class (register, row, batch, persistent) and its columns there
 checking     checks the result of each pass; printing shows it; neighbours finds why ops are not fused
-numba        prints a kernel as source, and compiles source to a function that is called by its address
+llvm         prints kernels as a module for LLVM, and compiles that to functions that are called by their addresses
 """

@@ -1,4 +1,4 @@
-"""Print the statements inside a loop nest, for any target: which variable or element each loop reads and writes."""
+"""Find which variable or element each statement inside a loop nest reads and writes, for any target."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import NamedTuple
 from autobatch.compiler.assignment import Spot, is_number, is_row_number
 from autobatch.compiler.fusion import Block
 from autobatch.compiler.lowered import Area, Location
-from autobatch.compiler.printing import show_expression
-from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
+from autobatch.compiler.statement import Loop, Operand
 from autobatch.compiler.writer import Writer, add, multiply, table_and_step
 from autobatch.ir.program import SHARED
-from autobatch.ops.expression import Expression, Number
-
-FUNCTIONS = {"max": "larger"}  # functions whose names differ from those in expressions
-COMBINE = {"sum": "plus", "max": "larger"}
 
 
 class Element(NamedTuple):
@@ -32,9 +27,7 @@ class Element(NamedTuple):
 
 
 class Nest(ABC):
-    """Prints the statements inside a loop nest; a target says how an element is named, read and assigned."""
-
-    select: str  # how a choice between two numbers is written
+    """Finds what the statements of a block read and write; a target says how an element is named and read."""
 
     def __init__(self, writer: Writer, spot: Spot, block: Block) -> None:
         self.writer, self.spot, self.block = writer, spot, block
@@ -44,38 +37,8 @@ class Nest(ABC):
         """The element of a range of an array at the index of the nest."""
 
     @abstractmethod
-    def load(self, element: Element) -> str:
-        """The text that reads an element."""
-
-    @abstractmethod
-    def assign(self, element: Element, text: str) -> str:
-        """The statement that writes an element."""
-
-    def lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
-        """The lines of a loop: the result is written to the first target, and copied from there to the others."""
-
-        def show(leaf: Expression) -> str:
-            match leaf:
-                case Operand():
-                    return self._number(reads[leaf], leaf.is_int)
-                case Number(data):
-                    return self.writer.real(data)
-                case EdgeCount(group):
-                    self.writer.groups.add(group)
-                    return f"real(end_{group} - first_{group})"
-                case Position(is_int):
-                    index = "i" if loop.axes else "0"
-                    return index if is_int else f"real({index})"
-            raise TypeError(f"{leaf!r} is no leaf of a loop")
-
-        text = show_expression(loop.expression, show, FUNCTIONS, self.select)
-        if loop.combine:
-            text = f"{COMBINE[loop.combine]}({self.load(targets[0])}, {text})"
-        lines = []
-        for element in targets:
-            lines.append(self.assign(element, text))
-            text = self.load(element)
-        return lines
+    def chosen(self, element: Element) -> str:
+        """The text of an element that is read as an int, to move an operand."""
 
     def reads(self, loop: Loop) -> dict[Operand, Element]:
         """The variables and elements that a loop reads."""
@@ -126,7 +89,7 @@ class Nest(ABC):
         if operand.moved is None:
             return self.element(*writer.address(operand.view), strides)
         at, step = operand.moved
-        chosen = self._number(self._read(at, (0,) * len(strides)), is_int=True)
+        chosen = self.chosen(self._read(at, (0,) * len(strides)))
         if writer.lowered.domains[value] == SHARED:
             array, row = table_and_step(value)
             writer.arguments.update({array: None, row: None})
@@ -134,13 +97,3 @@ class Nest(ABC):
             return self.element(array, add([offset, multiply(chosen, row)]), strides)
         moved = multiply(chosen, writer.size(step, "step", value, step))
         return self.element(*writer.address(operand.view, moved), strides)
-
-    def _number(self, element: Element, is_int: bool) -> str:
-        """The text that reads an element as a number of the model's float type, or as an int.
-
-        Data are of their own type; ints that cells compute lie among the floats.
-        """
-        text = self.load(element)
-        if element.is_data:
-            return text if is_int else f"real({text})"
-        return f"int64({text})" if is_int else text

@@ -1,11 +1,10 @@
-"""Name the arrays, sizes and addresses in the source of a kernel."""
+"""Name the arrays, sizes and addresses of a kernel, for any target."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, Self
 
 from autobatch.compiler.assignment import Spot, Storage
 from autobatch.compiler.fusion import Kernel
@@ -59,14 +58,39 @@ def type_of(array: str, types: Mapping[str, str] = SLOTS) -> str:
     return "int64" if what == "segments" else types.get(array) or (types[what] if what in DATA else "real")
 
 
+class Term(str):
+    """The text of a sum or product, in the notation of C and Python; `parts` are the texts of its operands."""
+
+    __slots__ = ("parts",)
+
+    def __new__(cls, text: str, *parts: str) -> Self:
+        """Make a text of parts."""
+        found = super().__new__(cls, text)
+        found.parts = parts
+        return found
+
+    parts: tuple[str, ...]
+
+
+class Sum(Term):
+    """The text of a sum."""
+
+
+class Product(Term):
+    """The text of a product of two."""
+
+
 def add(terms: list[str]) -> str:
     """The text of a sum."""
-    return " + ".join(term for term in terms if term not in ("", "0")) or "0"
+    parts = [term for term in terms if term not in ("", "0")]
+    return Sum(" + ".join(parts), *parts) if len(parts) > 1 else parts[0] if parts else "0"
 
 
 def multiply(factor: str, size: str) -> str:
     """The text of a product."""
-    return {"0": "0", "1": factor}.get(size, f"{factor} * {size}")
+    if size in ("0", "1"):
+        return factor if size == "1" else "0"
+    return Product(f"({factor}) * {size}" if isinstance(factor, Sum) else f"{factor} * {size}", factor, size)
 
 
 def width_of(area: Area, domain: int, storage: Storage, layout: Layout) -> int:
@@ -104,7 +128,7 @@ class Common(NamedTuple):
 
 
 class Writer:
-    """The text of one kernel so far: its lines, and the names that they use.
+    """The names that the text of one kernel uses: of arrays, sizes, fields of the tile and variables.
 
     Attributes:
         arrays: the array that holds each area.
@@ -122,21 +146,13 @@ class Writer:
         self.used: dict[str, None] = {}  # fields of a tile
         self.arguments: dict[str, None] = {}
         self.tops: dict[str, str] = {}  # names set once per row
-        self.shared: dict[str, str] = {}  # names set once
         self.groups: set[int] = set()
-        self.lines: list[str] = []
-        self.indent = 2
         self.n_names = 0
         self.spot = Spot(number, 0)  # the block that is being written
 
     def slot(self, name: str) -> int:
         """The slot of an array's address."""
         return self.slots.setdefault(name, len(self.slots))
-
-    def _slot_read(self, name: str) -> str:
-        """Source that reads a slot: a number, or the address of an array."""
-        slot = f"slots[{self.slot(name)}]"
-        return slot if is_step(name) else f"array_at({slot}, {type_of(name)})"
 
     def size(self, number: int, *of: Hashable) -> str:
         """The name of a size, column or width; 0 and 1 are written as literals.
@@ -179,18 +195,6 @@ class Writer:
         """The variable that holds a value of the stage."""
         return self.variables.setdefault(value, f"v{len(self.variables) + 1}")
 
-    def line(self, text: str) -> None:
-        """Add a line."""
-        self.lines.append("    " * self.indent + text)
-
-    @contextmanager
-    def inside(self, head: str) -> Iterator[None]:
-        """Add a compound statement."""
-        self.line(head)
-        self.indent += 1
-        yield
-        self.indent -= 1
-
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
         """The array that holds a view, and where the view begins in it."""
         location, view = (
@@ -222,8 +226,8 @@ class Writer:
             words = self.size(self.words(area is Area.FLOATS, domain), area, domain)
             if domain != NODE:
                 self.groups.add(domain)
-                return multiply(f"(base_{domain} + {'r' if domain == self.kernel.domain else 'e'})", words)
-            self.tops[f"{area}_r"] = multiply(f"({self.field('start')} + r)", words)
+                return multiply(add([f"base_{domain}", "r" if domain == self.kernel.domain else "e"]), words)
+            self.tops[f"{area}_r"] = multiply(add([self.field("start"), "r"]), words)
             return f"{area}_r"
         base = self.field(field_of(location, self.lowered.stage))
         width = self.size(width_of(area, domain, self.storage, self.layout), "row", area, domain)
@@ -243,6 +247,7 @@ class Writer:
         return sorted(self.groups - {self.kernel.domain})
 
     def need_window(self, area: Area, number: int) -> None:
+        """Note what the choice of the place of an output, or of its gradient, needs."""
         self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))
         self.field(f"output_{number}")
         if area is Area.GATHER:

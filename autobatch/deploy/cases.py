@@ -367,7 +367,7 @@ def _versions() -> dict[str, str]:
     return {
         "autobatch": sys.modules["autobatch"].__version__,
         "numpy": np.__version__,
-        "numba": version("numba"),
+        "llvmlite": version("llvmlite"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": cpu_name(),

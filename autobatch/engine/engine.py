@@ -32,11 +32,11 @@ from autobatch.engine.planning import Planning
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
-from autobatch.jit.later import n_waiting
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.schedule.schedule import Policy, adapt
+from autobatch.system.background import n_waiting
 from autobatch.system.trust import is_trusted
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder

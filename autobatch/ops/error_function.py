@@ -2,7 +2,7 @@
 
 The kernels compute in float64 whatever the dtype: a tail of the distribution is exp(-m**2 / 2) times a ratio of
 polynomials, and near 0 the error function is x times a polynomial (`tools/fit_erf.py`); compiled kernels do the same in
-`autobatch.compiler.numba.vectormath.normal`. Nothing cancels in a tail, and no infinity meets a zero.
+`autobatch.compiler.llvm.vectormath.normal`. Nothing cancels in a tail, and no infinity meets a zero.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from autobatch.devices.device import Device, Launch
 from autobatch.devices.staging import Staging
-from autobatch.jit.compiling import compiling
 from autobatch.optim.change import N_CONSTANTS, Lines
+from autobatch.system.compiling import compiling
 
 LongArray = NDArray[np.int64]
 KERNELS = "update", "measure", "scale"

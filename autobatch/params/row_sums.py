@@ -13,8 +13,8 @@ from autobatch._native import merge_rows, sum_rows
 from autobatch.devices.device import Device, Launch
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError
-from autobatch.jit.compiling import compiling
 from autobatch.params.parameter import FloatArray, Shape
+from autobatch.system.compiling import compiling
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 LongArray: TypeAlias = npt.NDArray[np.int64]

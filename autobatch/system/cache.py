@@ -1,9 +1,10 @@
 """The user's cache folder: what autobatch measured and laid out on this machine, for later processes.
 
-An entry is a file of JSON, named by a digest of what it depends on, with a checksum of its content. Files are written
-whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries may be
-deleted at any time: one that is damaged counts as absent, and one that cannot be written is computed again by the next
-process; a warning says so. Folders and entries that others can write are not used (`autobatch.system.owners`).
+An entry is a file of JSON or machine code, named by a digest of what it depends on, with a checksum of its content.
+Files are written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins.
+Entries may be deleted at any time: one that is damaged counts as absent, and one that cannot be written is computed
+again by the next process; a warning says so. Folders and entries that others can write are not used
+(`autobatch.system.owners`).
 
     AUTOBATCH_CACHE=path     keeps entries in this folder
     AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
@@ -16,6 +17,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +33,8 @@ VARIABLE = "AUTOBATCH_CACHE"
 IS_WINDOWS = os.name == "nt"
 OFF = ("", "0", "off")
 CHECKSUM = "checksum"  # field of an entry
+DIGEST_BYTES = sha256().digest_size  # before machine code
+MOST_CODE = 256 << 20  # bytes of machine code of a kind
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Errors of reading JSON of any content."""
 
@@ -124,6 +128,67 @@ def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | 
     return path
 
 
+def find_code(kind: str, signature: str) -> bytes | None:
+    """Read machine code; None if the entry is missing, or damaged, which gives a warning.
+
+    Args:
+        kind, signature: see `find_entry`.
+    """
+    path = _place(kind, signature, ".o")
+    if path is None:
+        return None
+    try:
+        content = read_own(path)
+        code = content[DIGEST_BYTES:]
+        if sha256(code).digest() != content[:DIGEST_BYTES]:
+            raise DataError("its checksum is another")
+        with suppress(OSError):  # a cache that can only be read
+            os.utime(path)
+        return code
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, DataError) as error:
+        warnings.warn(
+            f"a cached file is left aside and will be replaced: {str(path)!r} is damaged ({error}).", stacklevel=2
+        )
+        return None
+
+
+def keep_code(kind: str, signature: str, code: bytes) -> None:
+    """Write machine code; beyond `MOST_CODE` bytes of its kind, the entries that were not used for longest are deleted.
+
+    What cannot be written is compiled again by the next process; a warning says so.
+    """
+    path = _place(kind, signature, ".o")
+    if path is None:
+        return
+    try:
+        make_own(path.parent)
+        write_whole(path, sha256(code).digest() + code, PUBLIC[1])
+        _shrink(path.parent)
+    except OSError as error:
+        warnings.warn(
+            f"cannot keep compiled code in {str(path.parent)!r} ({error.strerror or error}); going on without.",
+            stacklevel=2,
+        )
+
+
+def _shrink(folder: Path) -> None:
+    """Delete the files of a folder that were not used for longest, until the rest is small enough."""
+    files = []
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            status = entry.stat()
+            files.append((status.st_mtime, status.st_size, entry.path))
+    excess = sum(size for _, size, _ in files) - MOST_CODE
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        with suppress(FileNotFoundError):  # another process may be at it, too
+            os.remove(path)
+        excess -= size
+
+
 def _check(text: bytes) -> Mapping[str, Any]:
     """Return the content of an entry; DataError, or one of `UNREADABLE`, if it is damaged."""
     content = json.loads(text)
@@ -137,6 +202,6 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _place(kind: str, signature: str) -> Path | None:
+def _place(kind: str, signature: str, suffix: str = ".json") -> Path | None:
     folder = cache_folder()
-    return None if folder is None else folder / kind / f"{signature}.json"
+    return None if folder is None else folder / kind / f"{signature}{suffix}"

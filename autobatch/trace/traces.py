@@ -26,11 +26,11 @@ from autobatch.ir.builder import Builder, NeedsNumber
 from autobatch.ir.flows import keep_products
 from autobatch.ir.program import Attribute, CellProgram, Port, dtype_of, int_limit, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
-from autobatch.jit.compiling import without_collection
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from autobatch.system.freeing import without_collection
 from autobatch.system.turns import tracing_lock
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength

@@ -25,11 +25,11 @@ import numpy as np
 from autobatch._native import BoundCell
 from autobatch.errors import GraphError
 from autobatch.ir.builder import Builder
-from autobatch.jit.compiling import without_collection
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from autobatch.system.freeing import without_collection
 from autobatch.trace.cell import Cell
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, Unheard, counted, hooked, listening

@@ -78,7 +78,7 @@ def test_what_is_on_the_host_does_not_mix_with_the_device() -> None:
             mix()
 
 
-@pytest.mark.parametrize("make", [Reference, lambda: Cpu(jitted=False), Counting], ids=["reference", "cpu", "counting"])
+@pytest.mark.parametrize("make", [Reference, Cpu, Counting], ids=["reference", "cpu", "counting"])
 def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
     """Three mini-batches run forward; then each is differentiated, the first one first."""
     model, instances = CASES[0].draw(seed=2, n_instances=6, dim=5)
@@ -104,7 +104,7 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
 def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
     """Backward overwrites what it reads; a run that fails or is closed gives its memory back and is freed."""
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
-    for backend in (Reference(), Cpu(jitted=False)):
+    for backend in (Reference(), Cpu()):
         (part,) = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts
         run = part.executable.forward(Randomness())
         gradients = {id(p): np.zeros_like(p.data) for p in model.parameters().values()}

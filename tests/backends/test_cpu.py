@@ -56,7 +56,7 @@ def test_compiled_kernels(case: Case, dtype: str, provider: str | None) -> None:
     """The same for compiled kernels, in both types, and with our own product."""
     model, instances = case.draw(seed=1, n_instances=6, dim=20)
     model.astype(dtype)
-    cpu = Cpu(poison=True, jitted=True, provider=provider)
+    cpu = Cpu(poison=True, provider=provider)
     compare_gradients(model.loss, instances, cpu, TOLERANCES[dtype])
 
 
@@ -65,7 +65,7 @@ def test_compiled_kernels(case: Case, dtype: str, provider: str | None) -> None:
 def test_compiled_random_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
-    cpu = Cpu(poison=True, jitted=True)
+    cpu = Cpu(poison=True)
     compare_gradients(model.everything, draw_instances(rng, model, n=5), cpu, has_aux=True, rewrites=PASSES)
 
 
@@ -87,7 +87,7 @@ def test_backward_skips_what_no_loss_reads() -> None:
 
     model = Model().astype("float64")
     instances = [np.array([[1.0, 4.0], [0.0, 0.0]]), np.array([[9.0, 1.0], [0.0, 1.0]])]
-    cpu = Cpu(poison=True, jitted=False)
+    cpu = Cpu(poison=True)
     compare_gradients(model.loss, instances, cpu, has_aux=True)
     found = ab.batched(model.loss, backend=cpu).value_and_grad(instances, reduce="sum", has_aux=True)[1]
     np.testing.assert_allclose(

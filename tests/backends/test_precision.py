@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 import autobatch as ab
+from autobatch.arrays import rounded
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.rounding import RoundedStep
@@ -32,7 +33,6 @@ from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import UNSHARED
-from autobatch.jit.bits import rounded
 from autobatch.system.processor import has_avx512
 from helpers.fakes.noting_backend import NotingBackend
 from helpers.runs.ways import each
@@ -41,8 +41,7 @@ from helpers.twins.cases import CASES, Case
 Array = Any
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "reference": lambda: Reference(poison=True),
-    "cpu": lambda: Cpu(poison=True, jitted=True),
-    "cpu in Python": lambda: Cpu(poison=True, jitted=False),
+    "cpu": lambda: Cpu(poison=True),
 }
 
 
@@ -322,7 +321,7 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
     model.astype("float32")
     expected = gradients(model, instances, "reference", "bf16")
-    backend = NotingBackend(Cpu(poison=True, jitted=True))
+    backend = NotingBackend(Cpu(poison=True))
     monkeypatch.setitem(BACKENDS, "cpu", lambda: backend)
     assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
     products: list[Any] = [product for step in rounded_steps(backend) for product in step.bound.values()]

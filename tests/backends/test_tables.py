@@ -31,7 +31,7 @@ def draw(seed: int, training: bool, n_threads: int, n: int = 5) -> CompiledPlan:
     model = draw_model(rng, smooth=True)
     plan, types = place_batch(model.everything, draw_instances(rng, model, n), training)
     options = Options(get("agenda"), threads=n_threads, dtype=np.dtype(np.float32))
-    return Cpu(jitted=True).prepare(plan, types, options)
+    return Cpu().prepare(plan, types, options)
 
 
 def blocks_of(plan: Plan, type_id: int) -> range:

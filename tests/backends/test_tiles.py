@@ -47,10 +47,9 @@ def test_compiled_in_small_tiles(case: Case, dtype: str, small: None) -> None:
     """The same for compiled kernels, alone and with a helper: to the bit what one thread computes."""
     model, instances = case.draw(seed=1, n_instances=9, dim=20)
     model.astype(dtype)
-    compare_gradients(model.loss, instances, Cpu(poison=True, jitted=True), TOLERANCES[dtype])
+    compare_gradients(model.loss, instances, Cpu(poison=True), TOLERANCES[dtype])
     alone, together = (
-        ab.batched(model.loss, backend=Cpu(poison=True, jitted=True), threads=n).value_and_grad(instances)
-        for n in (1, 2)
+        ab.batched(model.loss, backend=Cpu(poison=True), threads=n).value_and_grad(instances) for n in (1, 2)
     )
     np.testing.assert_array_equal(alone[0], together[0])
     for name, gradient in alone[1].items():
@@ -60,13 +59,13 @@ def test_compiled_in_small_tiles(case: Case, dtype: str, small: None) -> None:
 def test_launches_are_calls_of_tiles(small: None) -> None:
     """A chain's cell runs once per tile of two rows; an output layer over all of them too."""
     model, instances = CASES[0].draw(seed=2, n_instances=8, dim=4)
-    few = ab.batched(model.loss, backend=Cpu(jitted=False))
+    few = ab.batched(model.loss, backend=Cpu())
     few(instances)
     assert few.last is not None
     in_tiles = few.last.launches
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LEAST_ROWS", 10_000)
-        whole = ab.batched(model.loss, backend=Cpu(jitted=False))
+        whole = ab.batched(model.loss, backend=Cpu())
         whole(instances)
     assert whole.last is not None
     assert whole.last.launches < in_tiles

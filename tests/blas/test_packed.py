@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autobatch import _native
+from autobatch.arrays import rounded
 from autobatch.blas import packed
-from autobatch.jit.bits import rounded
 from autobatch.system.processor import has_avx512, has_bf16
 from helpers.runs.ways import each
 

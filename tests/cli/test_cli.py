@@ -261,7 +261,7 @@ def test_the_doctor_finds_everything_in_place(command: Command) -> None:
     status, out, err = command("doctor")
     assert (status, err) == (0, "")
     assert out.endswith("Everything is in place.\n")
-    for what in ("python", "numpy", "numba", "BLAS", "compiler", "self-check"):
+    for what in ("python", "numpy", "llvmlite", "BLAS", "compiler", "self-check"):
         assert re.search(rf"^ok +{what} ", out, re.MULTILINE), what
     for extra in OPTIONAL:
         assert re.search(rf"^(ok|none) +{extra} ", out, re.MULTILINE), extra
@@ -515,7 +515,7 @@ def test_help_needs_no_slow_imports(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "autobatch.cli.main", "--help"]
     done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & {"numba", "torch", "matplotlib", "rich.progress"}
+    assert not imported & {"llvmlite", "torch", "matplotlib", "rich.progress"}
 
 
 # --- the demonstration ---

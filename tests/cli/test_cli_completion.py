@@ -78,4 +78,4 @@ def test_the_command_itself_answers_a_shell_without_slow_imports(tmp_path: Path)
     done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "plain,agenda\n"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & {"numba", "torch", "matplotlib", "rich.progress", "tensorboard"}
+    assert not imported & {"llvmlite", "torch", "matplotlib", "rich.progress", "tensorboard"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,12 @@ import pytest
 import compile_times
 from autobatch.cli.workload import load_workload
 from autobatch.errors import AutobatchError
-from compile_times import CELLS, LAYOUTS, LOOPS, REST, Config
+from compile_times import CELLS, LAYOUTS, REST, Config
 
 PROCESS = """
 import json, os
 folder = os.environ["AUTOBATCH_CACHE"]
-print(json.dumps("loop x"))
+print(json.dumps("cell x"))
 print(json.dumps({answers}[len(os.listdir(folder))]))
 open(os.path.join(folder, "kept"), "w").close()
 """
@@ -25,8 +25,8 @@ open(os.path.join(folder, "kept"), "w").close()
 @pytest.mark.slow
 def test_cold_and_cached_times_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes themselves are another test's: here they answer at once."""
-    answers = [{"cell 'leaf' (forward)": 2.5, LAYOUTS: 0.5, CELLS: 3.0, LOOPS: 40.0, REST: 1.0},
-               {"cell 'leaf' (forward)": 0.125, LAYOUTS: 0.5, CELLS: 0.625, LOOPS: 0.5, REST: 0.25}]  # fmt: skip
+    answers = [{"cell 'leaf' (forward)": 2.5, LAYOUTS: 0.5, CELLS: 3.0, REST: 1.0},
+               {"cell 'leaf' (forward)": 0.125, LAYOUTS: 0.5, CELLS: 0.625, REST: 0.25}]  # fmt: skip
     script = tmp_path / "process.py"
     script.write_text(PROCESS.format(answers=answers))
     monkeypatch.setattr(compile_times, "__file__", str(script))
@@ -36,7 +36,7 @@ def test_cold_and_cached_times_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [line.rsplit(maxsplit=2) for line in found.table.splitlines()[3:]]
     assert rows == [
         ["cell 'leaf' (forward)", "2.50", "0.12"], [LAYOUTS, "0.50", "0.50"], [CELLS, "3.00", "0.62"],
-        [LOOPS, "40.00", "0.50"], [REST, "1.00", "0.25"],
+        [REST, "1.00", "0.25"],
     ]  # fmt: skip
     (result,) = [json.loads(line) for line in path.read_text().splitlines()]
     assert [result["cold_s"], result["cached_s"]] == answers
@@ -52,17 +52,15 @@ def test_cells_are_compiled_once_and_loaded_by_the_next_process(monkeypatch: pyt
     noted: list[list[str]] = []
     run_process = compile_times._run_process
 
-    def run(arguments: list[str], caches: Mapping[str, str], note: Callable[[str], None]) -> dict[str, float]:
+    def run(arguments: list[str], cache: str, note: Callable[[str], None]) -> dict[str, float]:
         noted.append([])
-        return run_process(arguments, caches, noted[-1].append)
+        return run_process(arguments, cache, noted[-1].append)
 
     monkeypatch.setattr(compile_times, "_run_process", run)
     found = compile_times.time_compilation(workload, 4, print)
     cold, cached = noted
     assert {"compiling cell 'merge' (forward)", "compiling cell 'leaf' (backward)"} <= set(cold)
     assert not any("cell" in what for what in cached)
-    assert found.cold.keys() == found.cached.keys()
-    assert found.cold[CELLS] == pytest.approx(
-        sum(s for what, s in found.cold.items() if what not in (CELLS, LOOPS, REST))
-    )
+    assert found.cold.keys() > found.cached.keys()
+    assert found.cold[CELLS] == pytest.approx(sum(s for what, s in found.cold.items() if what not in (CELLS, REST)))
     assert found.cached[CELLS] < found.cold[CELLS] / 2

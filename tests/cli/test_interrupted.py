@@ -17,7 +17,6 @@ from helpers.twins.cases import draw_trees_case
 @pytest.mark.parametrize("moment", range(0, 12, 3))
 def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever stage of a cell was on its way: three types have two each, and steps after those are taken too."""
-    monkeypatch.setenv("AUTOBATCH_JIT", "0")
     model, trees = draw_trees_case(0, 6, 3)
     expected, _ = ab.batched(model.loss, backend="reference").value_and_grad(trees)
     loss = ab.batched(model.loss, backend=Cpu(poison=True))

@@ -44,12 +44,6 @@ def describe(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> tuple[Any, ...]:
     return a.shape, b.shape, bool(adds), strides
 
 
-@pytest.fixture(autouse=True)
-def _not_jitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run as plain Python, which their products are not."""
-    monkeypatch.setenv("AUTOBATCH_JIT", "0")
-
-
 @pytest.fixture
 def command(command: Command) -> Command:
     """Run `bench`."""

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import autobatch as ab
-from autobatch.jit.later import LATER, NEVER, VARIABLE
+from autobatch.system.background import VARIABLE
 from helpers.runs.commands import Command
 
 STEP = """
 import autobatch as ab
 from autobatch.cli.workload import load_workload
-from autobatch.jit.compiling import watch_compilation
-from autobatch.jit.later import n_waiting
+from autobatch.system.compiling import watch_compilation
+from autobatch.system.background import n_waiting
 
 workload = load_workload("tree-lstm", "listops", 16, seed=1).with_threads(1)
 compiled = []
@@ -36,14 +36,12 @@ def test_a_model_that_there_is_not_ends_it_in_a_sentence(command: Command) -> No
     assert err.count("\n") == 1
 
 
-def test_it_says_where_there_is_no_cache(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOBATCH_JIT", "0")
+def test_it_says_where_there_is_no_cache(command: Command) -> None:
     status, out, _ = command("warm", "--dim", 4)
     assert (status, out) == (0, "tree-lstm: compiled\nThere is no cache: AUTOBATCH_CACHE is off.\n")
 
 
 def test_of_a_file_its_predictions_are_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOBATCH_JIT", "0")
     ran = list[int]()
     monkeypatch.setattr("autobatch.cli.warming.run_a_step", lambda workload: ran.append(0))
     export(command, tmp_path)
@@ -70,24 +68,23 @@ def run(environment: dict[str, str], *arguments: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """That of processes with caches of their own, in which nothing is compiled."""
-    return {**os.environ, "AUTOBATCH_CACHE": str(tmp_path / "cache"), "AUTOBATCH_BACKEND": "cpu", VARIABLE: NEVER}
+    """That of processes with caches of their own, which wait for nothing that is compiled."""
+    return {**os.environ, "AUTOBATCH_CACHE": str(tmp_path / "cache"), "AUTOBATCH_BACKEND": "cpu", VARIABLE: "0"}
 
 
 @pytest.mark.slow
 def test_later_processes_compile_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    """Even where the variable says that nothing is compiled, this command compiles."""
+    """Even where the variable says to wait for nothing, this command waits."""
     told = run(environment, "-m", "autobatch", "warm", "--dim", "16", "--threads", "1")
     assert told.endswith(f"tree-lstm: compiled\nIt lies in {tmp_path / 'cache'}.\n")
-    environment[VARIABLE] = LATER
     assert run(environment, "-c", STEP) == "0 []\n"
 
 
 PREDICTION = """
 import sys
 import autobatch as ab
-from autobatch.jit.compiling import watch_compilation
-from autobatch.jit.later import n_waiting
+from autobatch.system.compiling import watch_compilation
+from autobatch.system.background import n_waiting
 
 model, compiled = ab.load(sys.argv[1]), []
 with watch_compilation(compiled.append):
@@ -102,11 +99,11 @@ def test_code_for_a_named_processor_lies_beside_other_code(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
     export(command, tmp_path)
-    named = {**environment, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    named = {**environment, "AUTOBATCH_CPU": "generic"}
     counts = list[int]()
     for one in (environment, named):
         run(one, "-m", "autobatch", "warm", "--model", str(tmp_path / "trees.ab"), "--threads", "1")
         counts.append(sum(1 for _ in (tmp_path / "cache").rglob("*")))
     assert counts[1] > counts[0] > 0
     for one in (environment, named):
-        assert run({**one, VARIABLE: LATER}, "-c", PREDICTION, str(tmp_path / "trees.ab")) == "0 []\n"
+        assert run(one, "-c", PREDICTION, str(tmp_path / "trees.ab")) == "0 []\n"

@@ -49,7 +49,7 @@ class Model(ab.Module):
 def run() -> None:
     model = Model()
     instances = list(np.random.default_rng(1).standard_normal((4, 3)))
-    ours = ab.batched(model.loss, backend=Cpu(poison=True, jitted=False))
+    ours = ab.batched(model.loss, backend=Cpu(poison=True))
     theirs = ab.batched(model.loss, backend=Reference(poison=True))
     np.testing.assert_allclose(ours(instances), [model.loss(x) for x in instances], rtol=1e-12)
     _, found = ours.value_and_grad(instances)
@@ -141,6 +141,6 @@ def test_values_without_elements_write_over_nothing() -> None:
             return ab.sum(nothing) + ab.sum(something)
 
     model, instances = Beside(), list(np.random.default_rng(1).standard_normal((3, 4)))
-    _, found = ab.batched(model.loss, backend=Cpu(poison=True, jitted=False)).value_and_grad(instances)
+    _, found = ab.batched(model.loss, backend=Cpu(poison=True)).value_and_grad(instances)
     _, expected = ab.batched(model.loss, backend=Reference(poison=True)).value_and_grad(instances)
     np.testing.assert_allclose(found["W"], expected["W"], rtol=1e-10)

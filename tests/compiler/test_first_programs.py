@@ -97,7 +97,7 @@ def compare(body: Body, backend: Any, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 64])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_programs(body: Body, n: int) -> None:
-    compare(body, Cpu(poison=True, jitted=False), n)
+    compare(body, Cpu(poison=True), n)
 
 
 VIEWS = ("rows backwards", "every other column", "every other row", "columns backwards", "a tied table")
@@ -114,7 +114,7 @@ VIEWS = ("rows backwards", "every other column", "every other row", "columns bac
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_of_weights_are_packed(name: str, precision: str, provider: str | None) -> None:
     model, instances = Model(BODIES[name]).astype("float32"), draw(9)
-    ours = ab.batched(model.loss, backend=Cpu(jitted=True, provider=provider), precision=precision)
+    ours = ab.batched(model.loss, backend=Cpu(provider=provider), precision=precision)
     theirs = ab.batched(model.loss, backend=Reference(), precision=precision)
     value, found = ours.value_and_grad(instances)
     other, expected = theirs.value_and_grad(instances)
@@ -129,4 +129,4 @@ COMPILED = ("sum of a layer", "a column", "a tied table")
 @pytest.mark.cases(0, 8)
 @pytest.mark.parametrize("name", [*COMPILED, *(name for name in BODIES if name not in COMPILED)])
 def test_compiled(name: str) -> None:
-    compare(BODIES[name], Cpu(poison=True, jitted=True), 64)
+    compare(BODIES[name], Cpu(poison=True), 64)

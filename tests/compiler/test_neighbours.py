@@ -294,7 +294,7 @@ def test_passes_can_be_switched_off(seed: int, passes: dict[str, Any]) -> None:
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
     ways = (MemoryPlanner(), MemoryPlanner(**passes))
-    losses = [ab.batched(model.loss, planner=way, backend=Cpu(poison=True, jitted=False)) for way in ways]
+    losses = [ab.batched(model.loss, planner=way, backend=Cpu(poison=True)) for way in ways]
     (value, grads), (other, other_grads) = (loss.value_and_grad(instances) for loss in losses)
     np.testing.assert_allclose(other, value, rtol=1e-12)
     for name, gradient in grads.items():

@@ -105,7 +105,7 @@ CELLS = [
     "product_read_in_its_whole", "whole_read_beside_its_part", "product_seen_in_its_whole",
 ]  # fmt: skip
 BACKENDS: dict[str, Callable[[], Backend]] = {
-    "cpu": lambda: Cpu(poison=True, jitted=False),
+    "cpu": lambda: Cpu(poison=True),
     "cuda": lambda: Cuda(poison=True, device=HostDevice()),
 }
 

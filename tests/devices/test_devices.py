@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autobatch.arrays import rounded
 from autobatch.devices.device import Device, DeviceGemm, Launch
 from autobatch.errors import BackendError
-from autobatch.jit.bits import rounded
 from autobatch.ops import error_function
 from helpers.runs.device_kernels import MODULES, apply
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autobatch.arrays import rounded
 from autobatch.devices.device import DeviceGemm, Launch
 from autobatch.devices.gpu import TO_BF16, GpuDevice
 from autobatch.errors import BackendError
-from autobatch.jit.bits import rounded
 from helpers.runs.device_kernels import Module
 from host_device import HostDevice
 

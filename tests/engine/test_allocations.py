@@ -56,7 +56,7 @@ def test_the_counter_counts() -> None:
 def test_a_warm_step_allocates_what_it_returns_and_no_more() -> None:
     found = {}
     for dim, depth, n_instances in ((8, 2, 16), (40, 5, 16), (8, 2, 64)):
-        step = make_step(dim, depth, n_instances, Cpu(jitted=True, provider="numpy"))
+        step = make_step(dim, depth, n_instances, Cpu(provider="numpy"))
         for _ in range(WARM_UP):
             step()
         with counting() as sizes:
@@ -71,7 +71,7 @@ def test_a_warm_step_allocates_what_it_returns_and_no_more() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("plan_cache", [0, 4], ids=["planned anew", "cached plan"])
 def test_ten_thousand_steps_do_not_grow_the_process(plan_cache: int) -> None:
-    step = make_step(8, 2, 4, Cpu(jitted=True), plan_cache=plan_cache)
+    step = make_step(8, 2, 4, Cpu(), plan_cache=plan_cache)
     for _ in range(1000):
         step()
     gc.collect()

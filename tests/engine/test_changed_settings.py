@@ -22,7 +22,6 @@ from helpers.twins.cases import draw_trees_case
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),
-    "cpu in Python": lambda: Cpu(poison=True, jitted=False),
 }
 
 
@@ -94,26 +93,26 @@ def test_precision_changes_on_a_used_function(backend: str, n: int) -> None:
 @pytest.mark.slow
 def test_precision_changes_on_a_used_compiled_function() -> None:
     """Rounded rows have room in scratch memory of their own."""
-    check_precisions(lambda: Cpu(poison=True, jitted=True), 64, [2] * 64)
+    check_precisions(lambda: Cpu(poison=True), 64, [2] * 64)
 
 
 def test_scratch_memory_has_a_size_for_each_precision() -> None:
     """Whichever was asked for before; rows are rounded in memory of their own."""
-    run, used = ab.batched(Net(64).loss), Cpu(jitted=False)
+    run, used = ab.batched(Net(64).loss), Cpu()
     step = run.prepare([2], training=True)
 
     def size(backend: Cpu, precision: str) -> int:
         options = run.options._replace(precision=precision)
         return backend.prepare(step.parts[0].plan, step.cells, options).n_bytes
 
-    wanted = {precision: size(Cpu(jitted=False), precision) for precision in ("float32", "bf16")}
+    wanted = {precision: size(Cpu(), precision) for precision in ("float32", "bf16")}
     assert wanted["float32"] < wanted["bf16"]
     for precision in ("float32", "bf16", "float32", "bf16"):
         assert size(used, precision) == wanted[precision]
 
 
 def test_one_plan_runs_on_one_backend_in_both_precisions() -> None:
-    model, backend = Net(8), Cpu(poison=True, jitted=False)
+    model, backend = Net(8), Cpu(poison=True)
     runs = [ab.batched(model.loss, backend=backend, precision=p) for p in ("float32", "bf16")]
     wanted = [results(run, [2, 3]) for run in runs]
     for _ in range(2):
@@ -209,7 +208,7 @@ def sized() -> NotingBackend:
 
 def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
     """Mini-batches of few types each, of many: what is kept for each set of types is bounded; results are right."""
-    model, backend = Net(3), Cpu(jitted=False)
+    model, backend = Net(3), Cpu()
     run = ab.batched(model.kinds, backend=backend)
     rng = np.random.default_rng(0)
     before = count_live(BoundStages)
@@ -222,7 +221,7 @@ def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
 
 @pytest.mark.slow
 def test_a_backend_forgets_the_cells_of_planners_before() -> None:
-    model, backend = Net(3), Cpu(jitted=False)
+    model, backend = Net(3), Cpu()
     run = ab.batched(model.loss, backend=backend)
     counts = set[int]()
     for _ in range(6):

@@ -18,8 +18,7 @@ from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": Reference,
-    "cpu in Python": lambda: Cpu(jitted=False),
-    "cpu": lambda: Cpu(jitted=True),
+    "cpu": Cpu,
 }
 
 
@@ -93,7 +92,7 @@ def test_gradients_are_added_wherever_they_are(backend: str, max_bytes: int | No
 
 
 def test_nothing_around_strided_gradients_is_written() -> None:
-    run = ab.batched(Net().loss, backend=Cpu(jitted=False))
+    run = ab.batched(Net().loss, backend=Cpu())
     _, grads = run.value_and_grad([[1]])
     given = {name: strided(np.zeros(gradient.shape)) for name, gradient in grads.items()}
     run.value_and_grad([[1]], out=given)

@@ -31,8 +31,7 @@ from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),
-    "cpu in Python": lambda: Cpu(poison=True, jitted=False),
-    "cpu": lambda: Cpu(poison=True, jitted=True),
+    "cpu": lambda: Cpu(poison=True),
     "counting": Counting,
 }
 DIM, N_WORDS = 3, 7
@@ -157,7 +156,7 @@ def without_dropout() -> Net:
     return model
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu in Python", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @each("options", [{}, {"max_bytes": 26_000}, {"rewrites": "all"}, {"policy": "unbatched"}, {"plan_cache": 0}])
 def test_they_equal_a_loop(backend: str, options: dict[str, Any]) -> None:
     run = check_both(without_dropout().loss, TREES, backend=BACKENDS[backend](), **options)
@@ -239,7 +238,7 @@ def test_nodes_that_no_loss_depends_on_add_nothing() -> None:
         return model.choose(model.state(tree), 1), ab.log(ab.sum(model.left @ np.zeros(DIM)))
 
     wanted = by_loop(ab.batched(lambda tree: pair(tree)[0], module=model), TREES)
-    for backend in ("reference", "cpu in Python"):
+    for backend in ("reference", "cpu"):
         run = ab.batched(pair, module=model, backend=BACKENDS[backend]())
         check_equal(run.value_and_grad(TREES, reduce="none", has_aux=True)[1], wanted[1])
         _, sums = run.value_and_grad(TREES, "sum", has_aux=True, clip="per-instance", max_norm=2.0)
@@ -285,7 +284,7 @@ def test_clipped_sums_are_added_to_gradients() -> None:
     check_equal(out, {name: 2.0 + g for name, g in wanted.items()})
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu in Python"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_products_of_shorter_numbers_are_rounded_alike(backend: str) -> None:
     model = without_dropout().astype("float32")
     run = ab.batched(model.loss, backend=BACKENDS[backend](), precision="bf16")
@@ -537,7 +536,7 @@ def test_nodes_of_several_instances_are_refused() -> None:
 def test_a_profile_and_measured_threads_change_nothing() -> None:
     model = without_dropout()
     wanted = by_loop(ab.batched(model.loss), TREES)
-    run = ab.batched(model.loss, backend=Cpu(jitted=False), threads="auto")
+    run = ab.batched(model.loss, backend=Cpu(), threads="auto")
     with run.profile() as profile:
         _, found = run.value_and_grad(TREES, reduce="none")
         check_equal(found, wanted[1])

@@ -21,7 +21,7 @@ from helpers.fakes.noting_backend import NotedExecutable, NotingBackend
 from helpers.runs.recorded import module_of
 
 DIM = 3
-BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
+BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 
 
 class Trees(ab.Module):

@@ -92,7 +92,7 @@ def gradients_by_hand(model: Beside, xs: list[Any], chain: int = 1) -> Any:
 
 
 def batched(function: Any, backend: str, **options: Any) -> Any:
-    return ab.batched(function, backend=Cpu(jitted=False) if backend == "cpu" else backend, **options)
+    return ab.batched(function, backend=Cpu() if backend == "cpu" else backend, **options)
 
 
 def draw(n: int, seed: int = 1) -> list[Any]:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arrays import address_of, aligned
+from autobatch.arrays import address_of, aligned, rounded
 from autobatch.devices.device import DeviceGemm, Launch, Traffic
 from autobatch.errors import BackendError
-from autobatch.jit.bits import rounded
 from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
 

@@ -246,7 +246,7 @@ def test_derivatives_keep_their_bits(seed: int) -> None:
 
 
 @pytest.mark.slow
-@each("backend", [Reference, lambda poison: Cpu(poison, jitted=False)])
+@each("backend", [Reference, lambda poison: Cpu(poison)])
 @each("seed", range(8))
 def test_mini_batches_agree(seed: int, backend: Any) -> None:
     """Losses, other results and gradients, with and without simplification."""

@@ -33,7 +33,7 @@ from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.planned import place_batch
 from helpers.twins.cases import CASES, Case
 
-BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True)]
 APART, OVER = MemoryPlanner(reuses=False), MemoryPlanner()
 W = ab.Parameter(np.random.default_rng(0).standard_normal((6, 6))).astype("float64")
 pytestmark = pytest.mark.usefixtures("_checked")

@@ -77,7 +77,7 @@ def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_cell_of_24_children_is_right(joint: bool) -> None:
     model = ChildSum(dim=2, joint=joint).astype("float64")
-    for backend in ("reference", Cpu(jitted=False)):
+    for backend in ("reference", Cpu()):
         loss = ab.batched(model.loss, backend=backend)
         np.testing.assert_allclose(loss([24, 3]), [model.loss(24), model.loss(3)], rtol=1e-12)
         check_grads(loss, [24, 3], model, np.random.default_rng(0))

@@ -29,7 +29,7 @@ from helpers.runs.program_runs import Results, draw_parameters, draw_rows, run_d
 from helpers.twins.cases import CASES, Case
 
 ARITHMETIC = {"add", "sub", "mul", "neg", "relu", "where"}
-BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True)]
 KEPT = MemoryPlanner(recomputes="nothing", reuses=False)
 pytestmark = pytest.mark.usefixtures("_checked")
 

@@ -70,13 +70,13 @@ def test_switches_give_equal_gradients(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_all_combinations_give_equal_gradients(case: Case) -> None:
     model, instances = case.draw(seed=5, n_instances=4, dim=3)
-    for backend in (Reference, lambda: Cpu(jitted=False, provider="numpy")):
+    for backend in (Reference, lambda: Cpu(provider="numpy")):
         assert check_ways(model.loss, instances, all_ways(), backend) == 40
 
 
 def test_switches_give_equal_gradients_on_the_cpu_backend() -> None:
     model, instances = next(case for case in CASES if case.name == "lattice-lstm").draw(5, 4, 3)
-    assert check_ways(model.loss, instances, some_ways(), lambda: Cpu(jitted=False, provider="numpy")) == 10
+    assert check_ways(model.loss, instances, some_ways(), lambda: Cpu(provider="numpy")) == 10
 
 
 @pytest.mark.cases(0, 8)

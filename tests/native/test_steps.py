@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.arrays import address_of
+from autobatch.arrays import address_of, rounded
 from autobatch.backends.cpu import steps, weights
 from autobatch.blas import get_provider
 from autobatch.compiler.writer import SLOTS
-from autobatch.jit.bits import rounded
 from helpers.runs.ways import each
 
 Array = Any

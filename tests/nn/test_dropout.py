@@ -191,7 +191,7 @@ def test_ints_of_any_make_are_the_same_seed_step_and_key(make: Any) -> None:
     expected = eagerly(3, 2, 1)
     assert 0 < np.count_nonzero(expected) < 9
     np.testing.assert_array_equal(eagerly(make(3), make(2), make(1)), expected)
-    for backend in ("reference", Cpu(jitted=False)):
+    for backend in ("reference", Cpu()):
         for size in (2, 64):
             drop = ab.batched(model.drop, backend=backend, seed=0)
             drop.seed, drop.step = make(3), make(2)

@@ -23,8 +23,7 @@ from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": Reference,
-    "cpu in Python": lambda: Cpu(jitted=False),
-    "cpu": lambda: Cpu(jitted=True),
+    "cpu": Cpu,
 }
 N_DRAWN, N_LONG = 60, 4096
 ROOT_HALF = np.sqrt(Wide(0.5))
@@ -145,11 +144,7 @@ def slopes(backend: str, dtype: str) -> tuple[Array, list[Array]]:
     return x, [np.array(gradient) for gradient in grads.values()]
 
 
-ON = [
-    *((backend, dtype) for backend in ("reference", "cpu in Python") for dtype in ("float32", "float64")),
-    ("cpu", "float32"),
-    pytest.param("cpu", "float64", marks=pytest.mark.slow),
-]
+ON = [(backend, dtype) for backend in ("reference", "cpu") for dtype in ("float32", "float64")]
 
 
 @pytest.mark.cases(1)

@@ -19,7 +19,7 @@ from autobatch.ops.define import MOST_INTS
 from helpers.runs.ways import each
 from host_device import HostDevice
 
-BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True)]
 if shutil.which("g++") is not None:
     BACKENDS.append(lambda: Cuda(poison=True, device=HostDevice()))
 CHOICES = 5

@@ -248,7 +248,7 @@ def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]], 
         (lambda x, a, b: ops.concat((x, a)) * b, (np.array([1, 2]), 3)),
     ],
 )
-@each("n_instances, backend", [(1, Reference()), (3, Reference()), (3, Cpu(jitted=False))])
+@each("n_instances, backend", [(1, Reference()), (3, Reference()), (3, Cpu())])
 def test_ints_and_floats_of_a_node_are_numbers_like_any(
     compute: Any, data: tuple[Any, ...], n_instances: int, backend: Any
 ) -> None:

@@ -62,7 +62,7 @@ def test_second_derivatives_are_torchs(case: Case | RowsCase) -> None:
 
 @each("case", FIRST)
 def test_second_derivatives_in_lowered_cells_are_torchs(case: Case | RowsCase) -> None:
-    check(case, Cpu(poison=True, jitted=False))
+    check(case, Cpu(poison=True))
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def dropped_and_pulled(x: Any, g: Any) -> tuple[Any, Any, Any]:
     return made[0] * g - once * x, made[1] - twice, once
 
 
-@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
+@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True)])
 def test_all_derivatives_of_dropout_have_one_mask(make: Any) -> None:
     rng, model = np.random.default_rng(0), Dropping()
     for call, sizes in ((model.parts, ((4,),) * 3), (model.parts_of_rows, ((2, 4), (5, 4), (1, 4)))):
@@ -208,8 +208,7 @@ def test_all_derivatives_of_dropout_have_one_mask(make: Any) -> None:
         found = ab.batched(partial(apply, call), module=model, backend=make())(instances)
         for k, (_, g) in enumerate(instances):
             same, again, once = (part[k] for part in found)
-            assert not np.any(same)
-            assert not np.any(again)
+            np.testing.assert_allclose([same, again], 0.0, atol=1e-15)  # a kernel may round a * b - c * d once less
             assert set(np.unique(once / g)) == {0.0, 2.0}
     instances = [(rng.standard_normal(4), rng.standard_normal(4)) for _ in range(3)]
     loss = ab.batched(model.loss, module=model, backend=make())

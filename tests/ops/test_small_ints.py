@@ -20,7 +20,7 @@ APART = ("assemble", "slice", "transpose", "norm")  # of the internal cases
 NAMED: dict[str, Case] = {
     case.name: case for case in (*CASES, *OPERATORS, *INTERNAL) if not case.name.startswith(APART)
 }
-BACKENDS = (lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False))
+BACKENDS = (lambda: Reference(poison=True), lambda: Cpu(poison=True))
 NARROW = ("bool", "uint8", "int32", "float16")
 
 

@@ -117,7 +117,7 @@ def test_ops_of_no_rows_with_any_arguments_shared(case: Case) -> None:
 @pytest.mark.slow
 @each("case", FIRST)
 def test_ops_of_no_rows_in_lowered_cells(case: Case) -> None:
-    check(case, ("value",) * len(case.shapes), Cpu(poison=True, jitted=False))
+    check(case, ("value",) * len(case.shapes), Cpu(poison=True))
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ class Layers(ab.Module):
         return self.node(x, [self.visit(child) for child in children])
 
 
-@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
+@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True)])
 def test_layers_over_lists_without_elements(make: Any) -> None:
     rng, model = np.random.default_rng(1), Layers()
 
@@ -183,7 +183,7 @@ CHOOSING = ("chosen", "top_k", "label")
 
 
 @each("case", [case for case in ROWS if case.name not in NEEDING_ROWS + CHOOSING])
-@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)])
+@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True)])
 def test_arrays_without_rows(case: RowsCase, make: Any) -> None:
     @ab.cell(ragged=("x",))
     def compute(x: Any, q: Any) -> Any:

@@ -55,7 +55,7 @@ def load(net: Net, path: Path) -> None:
 
 def train(net: Net, path: Path) -> None:
     """Take steps of an optimizer."""
-    loss = ab.batched(net.loss, backend=Cpu(jitted=False))
+    loss = ab.batched(net.loss, backend=Cpu())
     optimizer = ab.optim.Adam(net, lr=0.1)
     for _ in range(2):
         _, grads = loss.value_and_grad([1, 2])
@@ -73,11 +73,10 @@ def cast(net: Net, path: Path) -> None:
     net.astype("float64").astype("float32")
 
 
-@pytest.mark.parametrize("jitted", [False, True], ids=["python", "compiled"])
-def test_runs_read_the_numbers_as_they_are(jitted: bool, tmp_path: Path) -> None:
+def test_runs_read_the_numbers_as_they_are(tmp_path: Path) -> None:
     """After every way to change them, also through an array, a view or a buffer that was kept."""
     net = Net()
-    loss = ab.batched(net.loss, backend=Cpu(poison=True, jitted=jitted))
+    loss = ab.batched(net.loss, backend=Cpu(poison=True))
     graphs = loss.record_all([0, 1, 2, 3])
 
     def check() -> None:
@@ -115,11 +114,9 @@ class Turned(ab.Module):
         return self.step(np.full(4, x))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jitted", [False, True], ids=["python", "compiled"])
-def test_copies_that_views_of_parameters_make_follow_them(jitted: bool) -> None:
+def test_copies_that_views_of_parameters_make_follow_them() -> None:
     model = Turned()
-    loss = ab.batched(model.loss, backend=Cpu(jitted=jitted))
+    loss = ab.batched(model.loss, backend=Cpu())
     graphs = loss.record_all([0.5, 1.0])
     for _ in range(3):
         np.testing.assert_allclose(loss(graphs), [model.loss(0.5), model.loss(1.0)], rtol=1e-5)

@@ -381,9 +381,8 @@ def test_scratch_memory_counts() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_cpu_backend_holds_no_more_than_it_may(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_backend_holds_no_more_than_it_may(training: bool) -> None:
     """Values and scratch memory, rows of hoisted steps included, under limits that fall and rise again."""
-    monkeypatch.setenv("AUTOBATCH_JIT", "0")
     model, instances = draw_lattices_case(0, 16, 4)
     whole, parts = (ab.batched(model.loss, backend=Cpu(poison=True)) for _ in range(2))
     losses = (whole.value_and_grad if training else whole)(instances)

@@ -208,7 +208,7 @@ def test_runs_refuse_what_a_users_planner_gets_wrong() -> None:
     corruptions = [lambda plan, change=change: replace(plan, **change(plan)) for change in CORRUPTIONS.values()]
     for change in (*NO_PLANS.values(), *corruptions):
         model = Sums()
-        for backend in ("reference", Cpu(jitted=False)):
+        for backend in ("reference", Cpu()):
             loss = ab.batched(model.run, planner=Foreign(change), backend=backend)
             with pytest.raises(ab.PlanError, match=r"(checking a plan|placing a mini-batch with planner)"):
                 loss.value_and_grad([words or [3] for words in INSTANCES])

@@ -22,7 +22,7 @@ from helpers.checkers.refusals import Model, refused
 from helpers.counters.counting import count_lines
 from helpers.runs.ways import each
 
-BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
+BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 
 
 class Foreign:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from autobatch.system import cache
-from autobatch.system.cache import cache_folder, find_entry, keep_entry
+from autobatch.system.cache import cache_folder, find_code, find_entry, keep_code, keep_entry
 
 SIGNATURE = "0123456789abcdef"
 
@@ -150,3 +150,36 @@ def test_processes_that_write_and_read_one_entry_see_whole_files(folder: Path) -
     assert [len(numbers) for numbers in seen] == [25, 25, 25, 25]
     assert {float(number) for numbers in seen for number in numbers} <= {0.0, 1.0, 2.0, 3.0}
     assert os.listdir(folder / "tuning") == [f"{SIGNATURE}.json"]
+
+
+def test_machine_code_is_found_again(folder: Path) -> None:
+    assert find_code("kernels", SIGNATURE) is None
+    keep_code("kernels", SIGNATURE, b"code")
+    assert find_code("kernels", SIGNATURE) == b"code"
+
+
+@pytest.mark.parametrize("damage", ["a bit", "the end", "all"])
+def test_damaged_machine_code_counts_as_absent(damage: str, folder: Path) -> None:
+    keep_code("kernels", SIGNATURE, bytes(range(100)))
+    (path,) = folder.rglob("*.o")
+    content = bytearray(path.read_bytes())
+    for at in range(len(content)) if damage == "a bit" else (0,):
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes({"a bit": bytes(changed), "the end": bytes(content[:50]), "all": b""}[damage])
+        with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: .* is damaged"):
+            assert find_code("kernels", SIGNATURE) is None
+    keep_code("kernels", SIGNATURE, b"code")
+    assert find_code("kernels", SIGNATURE) == b"code"
+
+
+def test_machine_code_that_was_not_used_for_longest_is_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MOST_CODE", 5 * 132)
+    for number in range(5):
+        keep_code("kernels", str(number), bytes(100))
+        os.utime(folder / "kernels" / f"{number}.o", (number, number))
+    assert find_code("kernels", "0") == bytes(100)  # was used now
+    keep_code("kernels", "5", bytes(100))
+    assert sorted(path.stem for path in folder.rglob("*.o")) == ["0", "2", "3", "4", "5"]
+    keep_code("kernels", "large", bytes(1000))
+    assert not [*folder.rglob("*.o")]

@@ -24,7 +24,6 @@ from autobatch.cli.serving.process import Reloading
 from autobatch.cli.serving.workers import run_workers
 from autobatch.cli.training.trained import Trained
 from autobatch.errors import DataError
-from autobatch.jit.helper import alone
 from autobatch.starting import INTERRUPTED
 from autobatch.system.files import write_whole
 from autobatch.trace.workers import can_fork, record_in_processes
@@ -39,7 +38,7 @@ BY_HAND = re.compile(r"\.(?:r?split|r?partition|removeprefix)\(\"(?:/|\\\\)")
 # Accelerate: then a model is trained and stored as ever.
 ELSEWHERE = """
 import os, signal, sys
-import numpy as np, numba, threadpoolctl
+import numpy as np, llvmlite.binding, threadpoolctl
 
 for module, names in (os, ("fork", "register_at_fork", "killpg", "sched_getaffinity")), (signal, ("SIGHUP", "SIGKILL")):
     for name in names:
@@ -84,7 +83,7 @@ print("done")
 
 
 def test_a_model_trains_without_fork_locks_signals_and_a_library_that_is_known(tmp_path: Path) -> None:
-    environment = {**os.environ, "AUTOBATCH_COMPILE": "never", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "AUTOBATCH_COMPILE_WAIT": "inf", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", "-c", ELSEWHERE]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("done\n", "")
@@ -141,13 +140,6 @@ def test_a_file_is_written_whole_where_no_folder_is_opened(tmp_path: Path, monke
 
 def refuse(*given: Any) -> int:
     raise PermissionError(f"Windows does not open {given}")
-
-
-def test_without_locks_of_files_helpers_compile_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    with alone(lambda: True), alone(lambda: True):
-        assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ class Planted:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["a file for all to write", pytest.param("a file of another", marks=AS_ROOT)])
 def test_code_that_was_planted_is_not_run(what: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "AUTOBATCH_COMPILE": "now", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "AUTOBATCH_COMPILE_WAIT": "inf", "PYTHONPATH": os.pathsep.join(sys.path)}
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def run() -> subprocess.CompletedProcess[str]:
@@ -169,7 +169,7 @@ def test_code_that_was_planted_is_not_run(what: str, tmp_path: Path) -> None:
 
     first = run()
     content = pickle.dumps(Planted(tmp_path / "proof"))
-    entries = [*(tmp_path / "cache").rglob("*.kept")]
+    entries = [*(tmp_path / "cache").rglob("*.o")]
     assert entries
     for path in entries:
         path.write_bytes(hashlib.sha256(content).digest() + content)

@@ -18,7 +18,7 @@ from helpers.runs.recorded import count_types
 from helpers.runs.ways import each
 from host_device import HostDevice
 
-BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True)]
 COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]
 if shutil.which("g++") is not None:
     COMPILED.append(lambda: Cuda(poison=True, device=HostDevice()))

@@ -60,7 +60,7 @@ def draw() -> list[Any]:
     return list(np.random.default_rng(1).standard_normal((64, 3)))
 
 
-@each("backend", [Reference(poison=True), Cpu(poison=True, jitted=False)])
+@each("backend", [Reference(poison=True), Cpu(poison=True)])
 @each("combine", ALIKE.values())
 def test_conditions_mean_the_same_batched(combine: Callable[[Any, Any], Any], backend: Backend) -> None:
     model, xs = Model(combine), draw()

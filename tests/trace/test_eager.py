@@ -20,7 +20,7 @@ from autobatch.ops.eager import EagerArray
 from helpers.checkers.refusals import refused
 from helpers.runs.ways import each
 
-BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
+BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 SIZES = (1, 64)
 
 

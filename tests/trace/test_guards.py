@@ -31,7 +31,7 @@ from helpers.runs.ways import each
 from helpers.twins.cases import CASES
 
 XS = [np.random.default_rng(k).standard_normal(3) ** 2 for k in range(5)]
-BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
+BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_gradients_follow_a_live_number(backend: str) -> None:
 
 def test_switching_to_and_fro_traces_plans_and_compiles_nothing(compiled: list[str]) -> None:
     model = model_of(OTHERS["training"])
-    loss = ab.batched(model.loss, backend=Cpu(jitted=False))
+    loss = ab.batched(model.loss, backend=Cpu())
     graphs = loss.record_all(XS)
     for _ in range(2):
         check(model.train(), loss, graphs)
@@ -169,7 +169,7 @@ def test_switching_to_and_fro_traces_plans_and_compiles_nothing(compiled: list[s
 
 def test_what_is_read_without_effect_compiles_nothing(compiled: list[str]) -> None:
     model = model_of(Case(lambda m, x: x * x if m.options["beta"] is not None else x, lambda m, v: None))
-    loss = ab.batched(model.loss, backend=Cpu(jitted=False))
+    loss = ab.batched(model.loss, backend=Cpu())
     check(model, loss, XS)
     assert compiled
     before = len(compiled)

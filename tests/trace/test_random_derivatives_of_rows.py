@@ -126,7 +126,7 @@ def test_random_derivatives_of_rows(seed: int) -> None:
     def loss(item: Any) -> Any:
         return use(program, *item)
 
-    for make in (lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)):
+    for make in (lambda: Reference(poison=True), lambda: Cpu(poison=True)):
         run = ab.batched(loss, module=weights, backend=make(), policy=("agenda", "depth", "score")[seed % 3])
         ab.testing.check_batched(loss, run, items, 1e-9)
         _, grads, inputs = run.value_and_grad(items, reduce="sum", inputs=True)

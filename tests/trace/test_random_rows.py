@@ -41,7 +41,7 @@ def test_random_programs(seed: int) -> None:
         return last(weights, x)
 
     items = [(rng.integers(0, 5, n), rng.standard_normal((n, DIM))) for n in (1, 3, 2, 7)]
-    for make in (lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)):
+    for make in (lambda: Reference(poison=True), lambda: Cpu(poison=True)):
         found = ab.batched(loss, module=weights, backend=make())
         ab.testing.check_batched(loss, found, items, 1e-10)
         ab.testing.check_grads(found, items, weights, np.random.default_rng(seed))

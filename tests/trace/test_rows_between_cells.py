@@ -22,7 +22,7 @@ from host_device import HostDevice
 
 BACKENDS: list[Callable[[], Any]] = [
     lambda: Reference(poison=True),
-    lambda: Cpu(poison=True, jitted=False),
+    lambda: Cpu(poison=True),
     lambda: Cpu(poison=True),
 ]
 if shutil.which("g++") is not None:

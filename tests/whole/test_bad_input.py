@@ -173,7 +173,6 @@ def test_a_graph_by_hand_with_a_cycle() -> None:
         make_graph(NamedTypes(("a", "b")), [0, 1], [(1, 0)])
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored in PyObject_HasAttr")  # by which Numba asks, in Python 3.13
 def test_a_graph_where_a_dag_is_wanted(model: Model) -> None:
     (graph,) = ab.batched(model.loss).record_all([0])
     for use in (reverse, Agenda().plan, beam_search):

@@ -24,12 +24,6 @@ CLONES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _not_jitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run as plain Python: compiling them takes long and is not what is tested."""
-    monkeypatch.setenv("AUTOBATCH_JIT", "0")
-
-
 @pytest.fixture
 def trees() -> list[Any]:
     drawn = draw_trees(6, np.random.default_rng(0), max_depth=2)

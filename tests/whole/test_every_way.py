@@ -32,7 +32,7 @@ LEARNED = "learned"
 TO_TWIN = 1e-9
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "reference": lambda: Reference(poison=True),
-    "cpu": lambda: Cpu(poison=True, jitted=False),
+    "cpu": lambda: Cpu(poison=True),
     "cuda": lambda: Cuda(poison=True, device=HostDevice()),
 }
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="builds kernels for the processor by g++")

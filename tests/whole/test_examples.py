@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(name: str, cache: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a script, interpreted."""
     paths = {"PYTHONPATH": os.pathsep.join(sys.path), "AUTOBATCH_CACHE": str(cache)}
-    environment = {**os.environ, "AUTOBATCH_BACKEND": "reference", "AUTOBATCH_COMPILE": "now", **paths, **more}
+    environment = {**os.environ, "AUTOBATCH_BACKEND": "reference", "AUTOBATCH_COMPILE_WAIT": "inf", **paths, **more}
     words = [sys.executable, str(EXAMPLES / f"{name}.py")]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 

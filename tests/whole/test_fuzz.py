@@ -19,7 +19,7 @@ from fuzzing.cells import draw_program
 from fuzzing.checks import Way, draw_way, find_failure
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-PER_TEST, N_PROGRAMS, N_COMPILED = 10, 1000, 50
+PER_TEST, N_PROGRAMS = 10, 1000
 
 
 @pytest.mark.cases(1, 8)
@@ -27,15 +27,6 @@ PER_TEST, N_PROGRAMS, N_COMPILED = 10, 1000, 50
 def test_programs_are_right(start: int) -> None:
     for seed in range(start, start + PER_TEST):
         assert run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0) is None
-
-
-@pytest.mark.cases(0, 4)
-@pytest.mark.parametrize("seed", range(N_COMPILED))
-def test_compiled_programs_are_right(seed: int) -> None:
-    """Of one instance each: every op outside cells is a type of its own, which takes seconds to compile."""
-    program = draw_program(seed)
-    program = replace(program, instances=program.instances[-1:]).without_the_unread()
-    assert find_failure(program, draw_way(seed), ["reference", "jitted"]) is None
 
 
 def test_a_number_draws_one_program() -> None:

@@ -16,12 +16,11 @@ from autobatch.memplan.planner import MemoryPlanner
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "reference": lambda: Reference(poison=True),
-    "plain": lambda: Cpu(poison=True, jitted=False),
-    "compiled": lambda: Cpu(poison=True, jitted=True),
+    "cpu": lambda: Cpu(poison=True),
 }
 WITHOUT = dict.fromkeys(("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses", "reuses"), False)
 pytestmark = pytest.mark.usefixtures("_checked")
-backends = pytest.mark.parametrize("backend", ["reference", "plain", pytest.param("compiled", marks=pytest.mark.slow)])
+backends = pytest.mark.parametrize("backend", list(BACKENDS))
 
 
 class Model(ab.Module):

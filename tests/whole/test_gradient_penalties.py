@@ -28,7 +28,7 @@ WITHOUT_TWIN = ("transformer", "memory network", "soft alignment", "ctc")  # PyT
 MAKES_ARRAYS = ("pointer network",)  # of what is given, by NumPy: refused
 
 BACKENDS: tuple[Callable[[], Backend], ...] = (
-    lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False),
+    lambda: Reference(poison=True), lambda: Cpu(poison=True),
 )  # fmt: skip
 Losses = Callable[[Any], torch.Tensor]
 

@@ -17,7 +17,7 @@ from helpers.runs.ways import each
 from host_device import HostDevice
 
 DIM, WORDS, FIRST = 4, 7, 0
-BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True)]
 if shutil.which("g++") is not None:
     BACKENDS.append(lambda: Cuda(poison=True, device=HostDevice()))
 
@@ -101,7 +101,7 @@ def test_words_losses_and_gradients_are_torchs(make: Any) -> None:
 
 @pytest.mark.slow
 def test_compiled_loops_give_torchs_too() -> None:
-    compare_with_torch(lambda: Cpu(poison=True, jitted=True))
+    compare_with_torch(lambda: Cpu(poison=True))
 
 
 def compare_with_torch(make: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import autobatch as ab
 from checkout import module_files
 
-HEAVY = ("cupy", "matplotlib", "networkx", "numba", "sacrebleu", "tensorboard", "torch")
+HEAVY = ("cupy", "llvmlite", "matplotlib", "networkx", "sacrebleu", "tensorboard", "torch")
 NOT_AT_IMPORT = (*HEAVY, "click", "rich", "safetensors")
 MAX_MODULES = 184
 

@@ -21,8 +21,7 @@ from helpers.runs.ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),
-    "cpu in Python": lambda: Cpu(poison=True, jitted=False),
-    "cpu": lambda: Cpu(poison=True, jitted=True),
+    "cpu": lambda: Cpu(poison=True),
     "counting": Counting,
 }
 
@@ -171,7 +170,7 @@ def test_random_programs(seed: int) -> None:
     batch = draw_instances(rng, model, 3)
     arrays = {id(a): a for instance in batch for a in Held(instance).arrays}
     along = {key: rng.standard_normal(a.shape) for key, a in arrays.items()}
-    for backend in ("reference", "cpu in Python"):
+    for backend in ("reference", "cpu"):
         run = ab.batched(model.loss, backend=BACKENDS[backend](), rewrites="all")
         grads = {name: np.array(g) for name, g in run.value_and_grad(batch, "sum")[1].items()}
         _, again, inputs = run.value_and_grad(batch, "sum", inputs=True)

@@ -52,7 +52,6 @@ def test_its_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_it_puts_out_what_is_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOBATCH_COMPILE", "never")  # the loops that plan are quick enough in Python
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     assert check_notebook(name)
 

@@ -24,7 +24,7 @@ SEED, RELATIVE = 3, 1e-10
 POLICIES = ("agenda", "depth", "sufficient", "score", "unbatched", "critical", "score+both+compact")
 BACKENDS: dict[str, Any] = {
     "reference": lambda: Reference(poison=True),
-    "cpu": lambda: Cpu(poison=True, jitted=False),
+    "cpu": lambda: Cpu(poison=True),
 }
 if shutil.which("g++") is not None:
     BACKENDS["cuda"] = lambda: Cuda(poison=True, device=HostDevice())

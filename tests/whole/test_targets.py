@@ -38,8 +38,8 @@ class Target:
 
 
 def code_for(processor: str, *needs: str) -> Target:
-    """A code target of Numba by LLVM's name: its own instructions, and not those of the processor that is here."""
-    environment = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}
+    """A code target by LLVM's name: its own instructions, and not those of the processor that is here."""
+    environment = {"AUTOBATCH_CPU": processor}
     if "avx512f" not in needs:
         environment["AUTOBATCH_DISABLE_CPU_FEATURES"] = "avx512" if "avx2" in needs else "avx2"
     return Target(environment, frozenset(needs), COMPILED)
@@ -68,8 +68,7 @@ def test_the_suite_passes(name: str, tmp_path: Path) -> None:
     absent = target.needs - {one for one, has in llvmlite.binding.get_host_cpu_features().items() if has}
     if absent:
         pytest.skip(f"this processor cannot run it: it has no {', '.join(sorted(absent))}")
-    environment = {**os.environ, **target.environment, "NUMBA_CACHE_DIR": str(tmp_path / "loops")}
-    environment["AUTOBATCH_CACHE"] = str(tmp_path / "cache")
+    environment = {**os.environ, **target.environment, "AUTOBATCH_CACHE": str(tmp_path / "cache")}
     environment.pop("AUTOBATCH_BACKEND", None)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{one}" for one in target.tests)],

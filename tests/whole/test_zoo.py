@@ -87,7 +87,7 @@ def test_eager_and_batched_on_both_backends_are_the_twin(case: Case) -> None:
     losses, _ = ask_twin(case, 0, N_INSTANCES)
     assert_close([float(model.loss(instance)) for instance in instances], losses, "losses")
     check(case, Reference(poison=True), POLICIES[CASES.index(case) % len(POLICIES)])
-    check(case, Cpu(poison=True, jitted=False), POLICIES[(CASES.index(case) + 3) % len(POLICIES)])
+    check(case, Cpu(poison=True), POLICIES[(CASES.index(case) + 3) % len(POLICIES)])
 
 
 def pairs() -> list[tuple[Case, str]]:
@@ -100,10 +100,10 @@ def pairs() -> list[tuple[Case, str]]:
 @pytest.mark.parametrize("pair", pairs(), ids=lambda pair: f"{pair[0].name}-{pair[1]}")
 def test_every_policy_gives_the_same(pair: tuple[Case, str]) -> None:
     case, policy = pair
-    check(case, Cpu(poison=True, jitted=False), policy)
+    check(case, Cpu(poison=True), policy)
 
 
 @pytest.mark.cases(0, 6)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in COMPILED], ids=lambda case: case.name)
 def test_compiled_is_the_twin(case: Case) -> None:
-    check(case, Cpu(poison=True, jitted=True), "auto")
+    check(case, Cpu(poison=True), "auto")

@@ -34,13 +34,12 @@ POLICIES = (
 SWITCHES = ("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses", "reuses")
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": lambda: Reference(poison=True),
-    "cpu": lambda: Cpu(poison=True, jitted=False),
-    "jitted": lambda: Cpu(poison=True, jitted=True),
+    "cpu": lambda: Cpu(poison=True),
     "cuda": lambda: Cuda(poison=True, device=make_host_device()),
     "resident": lambda: Cuda(poison=True, device=make_host_device()),
 }
 """On cuda parameters are on the host; on the last one, which is the same otherwise, they are on the device."""
-INTERPRETED = ("reference", "cpu")  # these compile nothing
+ON_PROCESSOR = ("reference", "cpu")
 RECOMPUTES = ("cheap", "more", "all", "nothing")
 
 
@@ -143,7 +142,7 @@ def checkers(on: bool) -> Iterator[None]:
             os.environ["AUTOBATCH_CHECK"] = before
 
 
-def find_failure(program: Program, way: Way, backends: Sequence[str] = INTERPRETED) -> Failure | None:
+def find_failure(program: Program, way: Way, backends: Sequence[str] = ON_PROCESSOR) -> Failure | None:
     """Run a program; say what is wrong first, if anything."""
     with checkers(way.checked), np.errstate(all="ignore"):
         run = _Runs(program, way, backends)

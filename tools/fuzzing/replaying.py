@@ -30,7 +30,7 @@ from fuzzing.pieces import put_together, shrink_case, take_apart
 
 PLAIN = MemoryPlanner(**dict.fromkeys(SWITCHES, False), recomputes="nothing")
 REFERENCE = "reference"
-COMPILED = "jitted"  # as the backend `cpu` runs in the end
+COMPILED = "cpu"
 
 
 def replay(path: Path, seconds: float) -> bool:

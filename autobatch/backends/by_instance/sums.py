@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arrays import LongArray
+from autobatch.arrays import LongArray, rounded
 from autobatch.backends.by_instance.forms import Computed, Forms, Product, Scattered, Total
 from autobatch.backends.by_instance.rows import InstanceRows, Taken, groups_of
 from autobatch.backends.by_instance.sources import Source
@@ -17,7 +17,6 @@ from autobatch.backends.interpret import Frame, Interpreter
 from autobatch.backends.values import Activity, Array
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import NODE, SHARED, Instruction
-from autobatch.jit.bits import rounded
 from autobatch.ops.define import run_kernel
 from autobatch.ops.indexing import sum_runs
 from autobatch.params.rectangles import Rectangle

@@ -25,11 +25,10 @@ from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads
-from autobatch.compiler.numba.loading import is_jitted
 from autobatch.devices.store import HOST
-from autobatch.jit.later import LATER, NEVER, compile_mode
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.system.background import patience
 
 
 class Cpu:
@@ -39,22 +38,20 @@ class Cpu:
 
     Args:
         poison: fill the buffer with NaN before each run, so that reads of memory that was never written show.
-        jitted: compile the generated kernels; by default unless `AUTOBATCH_JIT` is 0.
         provider: the name of the library that multiplies matrices; by default the fastest for each size.
     """
 
     name = "cpu"
 
-    def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
-        self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
-        self.chooser, self.pool = Chooser(provider), MemoryPool(CpuMemory)
+    def __init__(self, poison: bool = False, provider: str | None = None) -> None:
+        self.poison, self.chooser, self.pool = poison, Chooser(provider), MemoryPool(CpuMemory)
         self.reference = Reference(poison)
         self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], BoundTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have their own memory, and compile anew."""
-        return type(self), (self.poison, self.jitted, None if self.chooser.name == BY_SIZE else self.chooser.name)
+        """Copies and pickles have their own memory."""
+        return type(self), (self.poison, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> CompiledPlan:
         """Cut the batches of a plan into tiles, and lower the stages of its cells; see `Backend`."""
@@ -73,7 +70,7 @@ class Cpu:
         key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
-            found = CompiledCell(cells.cells[type_id], options.dtype, self.jitted, options.precision)
+            found = CompiledCell(cells.cells[type_id], options.dtype, options.precision)
             self._cells[key] = found
         return found
 
@@ -89,7 +86,7 @@ class CompiledPlan(PlanExecutable):
 
     def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: Options) -> None:
         super().__init__(plan, cells, options)
-        self.backend, self.n_threads = backend, options.threads if backend.jitted else 1
+        self.backend, self.n_threads = backend, options.threads
         self.types, self._is_compiled = backend.compiled_types(cells, options), False
         compile_cell = partial(backend.compiled_cell, cells, options)
         self.tables = self.types.tables_of(plan, compile_cell, self.n_threads)
@@ -98,19 +95,16 @@ class CompiledPlan(PlanExecutable):
         self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
 
     def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> PlanRun[Any]:
-        """Compute all values, interpreted as long as machine code is missing; see `Executable`."""
+        """Compute all values, interpreted as long as machine code is being compiled; see `Executable`."""
         if not (self._is_compiled or self._has_code()):
             return self._interpreted.forward(randomness, timer, copies)
         return CompiledRun(self, self.backend.pool, HOST, randomness, timer, copies)
 
     def _has_code(self) -> bool:
-        """Whether the plan is to run compiled: all of its machine code is at hand, or is compiled when first needed."""
+        """Whether all of the machine code is at hand, now or in a moment."""
         not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
-        if not not_compiled.isdisjoint(type_ids) and self.backend.jitted:
-            mode = compile_mode()
-            if mode == NEVER:
-                return False
-            if mode == LATER and not self.types.are_compiled(type_ids, place_type(self.plan)):
+        if not not_compiled.isdisjoint(type_ids):
+            if not self.types.wait_for_code(type_ids, place_type(self.plan), patience()):
                 return False
             not_compiled.difference_update(type_ids)
         self._is_compiled = True

@@ -51,16 +51,20 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         self.not_compiled = set(range(len(types.cells)))
         self._bound: dict[tuple[Any, ...], BoundStages] = {}
 
-    def are_compiled(self, type_ids: Sequence[int], place: str) -> bool:
-        """Whether the machine code of all kernels of some types is at hand; if not, a helper is asked for it.
+    def wait_for_code(self, type_ids: Sequence[int], place: str, seconds: float) -> bool:
+        """Wait for the machine code of some types, until this long after it was asked for.
 
         Args:
             place: the type of destinations.
+
+        Returns:
+            Whether the code of all kernels is at hand.
         """
         names = [*self.stages, WEIGHTS] if len(self.stages) > 1 else self.stages
         waiting = self.not_compiled.intersection(type_ids)
-        found = [self.cells[type_id].stage(name).is_compiled(place) for name in names for type_id in waiting]
-        return all(found)
+        stages = [self.cells[type_id].stage(name) for name in names for type_id in waiting]
+        codes = [stage.code(place) for stage in stages if stage.has_kernels]  # all are asked for, then waited for
+        return all(code.wait(seconds) for code in codes)
 
     def bound(self, name: str, type_ids: Sequence[int], n_threads: int) -> BoundStages:
         """The bound stages of some types, for some threads; the most recently used sets of types are cached."""
@@ -186,9 +190,7 @@ class BoundStages:
     def release(self) -> None:
         """Drop the arrays of the run."""
         for number in self._in_python:
-            stage = self._stages[number]
-            stage.arrays = []
-            vars(stage).pop("run", None)
+            vars(self._stages[number]).pop("run", None)
 
     def call(self, first: int, last: int) -> int:
         """Make the calls of parts first:last and return their number; part 0 is the prologue, see `CallList`."""
@@ -266,8 +268,6 @@ class BoundStages:
                 stage, HOST, run.plan, type_id, block, run.tables.tiles[type_id], run.randomness, run.interpret,
                 memory.buffer, scratch, kept, run.gradients,
             )  # fmt: skip
-            if not stage.jitted:
-                stage.take_arrays()
 
 
 def place_type(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from autobatch.arrays import rounded
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import FUNCTIONS, ROUTINE, SCRATCH, BoundProduct, ProductStep
 from autobatch.blas.choosing import Chooser
@@ -20,7 +21,6 @@ from autobatch.blas.packed import ROUNDED_AT_ONCE, padded_pairs
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.compiler.statement import Product
-from autobatch.jit.bits import rounded
 
 Array = NDArray[Any]
 

@@ -14,15 +14,14 @@ from autobatch.arrays import LINE
 from autobatch.backends.stages import Stage, StageRun
 from autobatch.backends.values import DATA, RowLocation
 from autobatch.blas.product import readable
+from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
+from autobatch.compiler.writer import ARRAYS, COMMON, is_step
 from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
-from autobatch.plan.plan import Plan
 
 Array = NDArray[Any]
 
@@ -62,19 +61,18 @@ class StageValues(Stage[Any]):
     Attributes:
         plan_slots: the slots for arrays of plans, by name.
         version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
-        run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
+        run: the run that is on its way, for steps that Python runs.
         turn_width: for a row in kernels; more for steps that need more.
     """
 
-    def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+    def __init__(self, sources: StageSources, dtype: np.dtype[Any], precision: str) -> None:
         super().__init__(sources.stage, sources.slots, HOST, dtype, precision)
-        self.source, self.jitted = sources, jitted
+        self.source = sources
         used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
         own = sorted(used - {*COMMON})
         self.plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
         self._shared_slots = {name: self.slots[name] for name in own if not _is_of_plan(name)}
         self.version, self.n_moved, self._is_fresh = 0, 0, False
-        self.arrays: list[Array | int] = []
         self.run: CpuStageRun
         self.packed = np.zeros(self.storage.shared_width, dtype)
         self._matrices: dict[tuple[int, bool], Array] = {}
@@ -114,10 +112,6 @@ class StageValues(Stage[Any]):
         table: Array = self.shared.arrays[int(name.rsplit("_", 1)[1])]
         return table.strides[1] // table.itemsize if is_step(name) else table
 
-    def plan_arrays(self, plan: Plan, type_id: int, table: Array) -> dict[int, Array]:
-        """What the slots for a plan hold, of which this is the stage of a type."""
-        return {slot: _find_in(plan, type_id, table, name) for name, slot in self.plan_slots.items()}
-
     def matrix(self, value: int, transposed: bool) -> Array:
         """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
 
@@ -146,20 +140,3 @@ class StageValues(Stage[Any]):
 def _is_of_plan(name: str) -> bool:
     """Whether a slot is for an array of a plan; the others that types have of their own are for shared values."""
     return name == "table" or name.partition("_")[0] in ("ints", "floats", "segments")
-
-
-def _find_in(plan: Plan, type_id: int, table: Array, name: str) -> Array:
-    """The array of a plan that a slot is for."""
-    if name == "table":
-        return table
-    what, domain = split_name(name)
-    if what == "segments":
-        return plan.segments_of(type_id, domain)
-    return plan.data(type_id, domain)[what == "floats"]
-
-
-def flat(array: Array) -> Array:
-    """The memory from the first to the last element of an array, as a flat array for compiled code."""
-    reach = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
-    n = 1 + reach // array.itemsize if array.size else 0
-    return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))

@@ -8,33 +8,34 @@ from typing import Any
 import numpy as np
 
 from autobatch.backends.cpu.rounding import RoundedStep
-from autobatch.backends.cpu.stage_values import StageValues, flat
+from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import InterpretedStep, KernelStep, ProductStep
 from autobatch.backends.cpu.weights import OuterStep, RemainderStep, RowSumStep, ScatterStep
 from autobatch.backends.stages import CellStages
-from autobatch.compiler.numba.sources import StageSources, write_sources
+from autobatch.compiler.llvm.loading import Code, find_module
+from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
-from autobatch.compiler.writer import COMMON
 from autobatch.plan.plan import PlannedCell
 
 
 class CompiledCell(CellStages["CompiledStage"]):
     """The stages of a planned cell in one float type and precision."""
 
-    def __init__(self, cell: PlannedCell, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+    def __init__(self, cell: PlannedCell, dtype: np.dtype[Any], precision: str) -> None:
         super().__init__(cell)
-        self.dtype, self.jitted, self.precision = dtype, jitted, precision
+        self.dtype, self.precision = dtype, precision
 
     def _make(self, program: StageProgram) -> CompiledStage:
-        return CompiledStage(write_sources(program), self.dtype, self.jitted, self.precision)
+        return CompiledStage(StageSources(program, self.dtype.name), self.dtype, self.precision)
 
 
 class CompiledStage(StageValues):
     """A stage with its steps."""
 
-    def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
-        super().__init__(sources, dtype, jitted, precision)
+    def __init__(self, sources: StageSources, dtype: np.dtype[Any], precision: str) -> None:
+        super().__init__(sources, dtype, precision)
+        self._codes: dict[str, Code] = {}
         self._add_steps()
 
     def _make_steps(self, number: int) -> Sequence[Any]:
@@ -55,18 +56,16 @@ class CompiledStage(StageValues):
             case Remainder():
                 return [RemainderStep(self, step)]
         assert source is not None, "every kernel has a source"
-        return [KernelStep(self, source)]
+        return [KernelStep(self.code, source)]
 
-    def is_compiled(self, place: str) -> bool:
-        """Whether the machine code of all kernels is at hand, see `KernelStep.is_compiled`."""
-        found = [step.is_compiled(place) for step in self.steps if isinstance(step, KernelStep)]
-        return all(found)
+    @property
+    def has_kernels(self) -> bool:
+        """Whether any step is a kernel."""
+        return any(isinstance(step, KernelStep) for step in self.steps)
 
-    def take_arrays(self) -> None:
-        """Take the arrays of the run that is on its way, for kernels that run as plain Python."""
-        run, plan = self.run, self.run.plan
-        common = run.buffer, run.scratch, run.kept, plan.dest_ptr, plan.dest, plan.adds
-        self.arrays = [*common, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
-        own = self.plan_arrays(plan, run.type_id, run.tiles.view(np.int64)) | self.shared_arrays()
-        for slot, found in own.items():
-            self.arrays[slot] = found if isinstance(found, int) else flat(found)
+    def code(self, place: str) -> Code:
+        """The machine code of all kernels for a type of destinations; what is not at hand is being compiled."""
+        if place not in self._codes:
+            about = f"cell {self.lowered.name!r} ({self.lowered.stage})"
+            self._codes[place] = find_module(self.source.text(place), about)
+        return self._codes[place]

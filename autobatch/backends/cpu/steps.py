@@ -8,7 +8,7 @@ batches of about the same size share bound steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,13 +23,12 @@ from autobatch.blas.packed import panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import threads_now
-from autobatch.compiler.numba.loading import is_compiled, load, load_plain
-from autobatch.compiler.numba.source import Source
+from autobatch.compiler.llvm.loading import Code
+from autobatch.compiler.llvm.source import Source
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE
-from autobatch.jit.compiling import compiling
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
@@ -45,8 +44,8 @@ the field of a tile that holds where rows begin, the bytes from there, and the e
 SCRATCH is the place of rounded rows in scratch memory, see `autobatch.backends.cpu.rounding`."""
 
 
-def make_calls(addresses: Array, steps: Sequence[BoundStep], calls: Array, at: int, end: int) -> None:
-    """Make the calls at:end, of native and generated steps and of others."""
+def make_calls(addresses: Array, steps: Sequence[Any], calls: Array, at: int, end: int) -> None:
+    """Make the calls at:end, of native and generated steps, and of others with the number of the tile."""
     while at < end:
         at = call_steps(addresses, calls, at, end)
         if at < end:
@@ -74,7 +73,7 @@ class Sizes(NamedTuple):
 
 
 class BoundStep(Protocol):
-    """A step of which a plan knows how it runs.
+    """A step of which a plan knows how it runs; one without a function can be called with the number of a tile.
 
     Attributes:
         function: the address of the native or generated function; 0 if Python runs the step.
@@ -89,35 +88,24 @@ class BoundStep(Protocol):
     def refresh(self) -> None:
         """Take the parameters as the stage has them now, if they changed."""
 
-    def __call__(self, k: int) -> None:
-        """Run for tile k in Python."""
-
 
 class KernelStep:
-    """A generated kernel."""
+    """A generated kernel.
 
-    def __init__(self, stage: StageValues, source: Source) -> None:
-        self.stage, self.source = stage, source
-        self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
+    Args:
+        find_code: finds the machine code of its stage for a type of destinations.
+    """
+
+    def __init__(self, find_code: Callable[[str], Code], source: Source) -> None:
+        self._find_code, self.source = find_code, source
         self._bound: dict[str, BoundKernel] = {}
 
     def bind(self, sizes: Sizes) -> BoundKernel:
-        """Load the kernel for the type of a plan's destinations."""
+        """Find the kernel for the type of a plan's destinations."""
         if sizes.place not in self._bound:
-            self._bound[sizes.place] = BoundKernel(self, self._load(sizes.place))
+            address = self._find_code(sizes.place).address(self.source.name)
+            self._bound[sizes.place] = BoundKernel(self.source, address)
         return self._bound[sizes.place]
-
-    def is_compiled(self, place: str) -> bool:
-        """Whether its machine code is at hand for a type of destinations; if not, a helper is asked for it."""
-        return place in self._bound or is_compiled(self.source.text, self.stage.dtype.name, place)
-
-    def _load(self, place: str) -> int:
-        if not self.stage.jitted:
-            return 0
-        lowered = self.stage.lowered
-        with compiling(f"cell {lowered.name!r} ({lowered.stage})"):
-            address: int = load(self.source.text, self.stage.dtype.name, place).address
-        return address
 
 
 class BoundKernel:
@@ -125,16 +113,12 @@ class BoundKernel:
 
     calls_library = False
 
-    def __init__(self, step: KernelStep, function: int) -> None:
-        self._step, self.function, self.own_address = step, function, address_of(step.source.own)
+    def __init__(self, source: Source, function: int) -> None:
+        self.function, self._own = function, source.own
+        self.own_address = address_of(self._own)
 
     def refresh(self) -> None:
         """Do nothing: kernels read parameters by the memory of their stage."""
-
-    def __call__(self, k: int) -> None:
-        """Run as plain Python."""
-        assert self._step.function is not None, "compiled kernels are called by address"
-        self._step.function(self._step.stage.arrays, self._step.source.own, k)
 
 
 class ProductStep:
@@ -194,7 +178,7 @@ class BoundProduct:
 
     @property
     def _is_compiled(self) -> bool:
-        return self.step.stage.jitted and self.step.inner > 0 and self.step.n > 0
+        return self.step.inner > 0 and self.step.n > 0
 
     def refresh(self) -> None:
         """Take the matrix as the stage has it now."""

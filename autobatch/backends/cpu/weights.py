@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arrays import address_of
+from autobatch.arrays import address_of, rounded
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import FIELDS, FUNCTIONS, ITEMSIZE, ROUTINE, ROWS, A, N, Sizes
 from autobatch.backends.stages import as_matrix, dense
@@ -27,7 +27,6 @@ from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
 from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE
-from autobatch.jit.bits import rounded
 from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Rows
 
@@ -78,7 +77,7 @@ class BoundOuter:
         is_rounded, routine = stage.precision == "bf16", self._provider.addresses.get(name)
         self.own[N_STRIPS], self.own[ROUTINE] = stage.n_strips(sizes.n_threads), routine or 0
         self.function = 0
-        if stage.jitted and m and n:
+        if m and n:
             if is_rounded and chooser.prefers_bf16(m, n, n_rows, a_flipped=True):
                 self.function = FUNCTIONS["add_bf16_outer"]
             elif routine is not None:
@@ -130,7 +129,7 @@ class BoundRowSum:
     def __init__(self, step: RowSumStep, n_strips: int) -> None:
         self._step, self.own = step, step.own.copy()
         self.own[N_STRIPS], self.own_address = n_strips, address_of(self.own)
-        self.function = FUNCTIONS["add_row_sum"] if step.stage.jitted and step.total.rows.size else 0
+        self.function = FUNCTIONS["add_row_sum"] if step.total.rows.size else 0
 
     def refresh(self) -> None:
         """Do nothing: no operand is a parameter."""

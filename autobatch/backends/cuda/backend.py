@@ -40,10 +40,10 @@ from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST
 from autobatch.errors import BackendError
 from autobatch.ir.program import NODE, Weight
-from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.system.compiling import compiling
 
 RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
 SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")

@@ -14,7 +14,7 @@ import numpy as np
 
 from autobatch.cli.explaining.gpus import show_resources
 from autobatch.compiler.cuda.source import CudaSource, print_stage
-from autobatch.compiler.numba.sources import write_sources
+from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.stage import Note, StageProgram, compile_backward, compile_forward
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
@@ -71,7 +71,7 @@ def show_cells(
         DataError: no node of the mini-batch is of such a cell.
         GraphError, PlanError: what a pass made is wrong; a defect of autobatch.
 
-    Cost: that of planning and compiling each type, without what Numba makes of the source.
+    Cost: that of planning and compiling each type, without what LLVM makes of the source.
     """
     types = graph.types
     assert isinstance(types, TypeTable), "the graph was recorded"
@@ -106,7 +106,7 @@ def _sections(cell: PlannedCell, passes: Collection[str], gpu_dtype: str) -> Ite
             yield key, f"{name}, {TITLES[key]}", text
         if gpu_dtype:
             sources.append(print_stage(stage))
-        yield "source", f"{name}, {TITLES['source']}", str(sources[-1] if gpu_dtype else write_sources(stage))
+        yield "source", f"{name}, {TITLES['source']}", str(sources[-1] if gpu_dtype else StageSources(stage, "float32"))
     if gpu_dtype and "resources" in passes:
         yield "resources", TITLES["resources"], show_resources(sources, gpu_dtype, f"cell {cell.program.name!r}")
     if cell.derivative is not None:

@@ -25,7 +25,8 @@ from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.system.cache import cache_folder
 from autobatch.system.processor import cpu_name, usable_cores
 
-REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
+TWICE = "define i64 @twice(i64 %x) {\n  %y = add i64 %x, %x\n  ret i64 %y\n}\n"
+REQUIRED = ("numpy", "llvmlite", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {
     "matplotlib": "plots",
     "networkx": "draws state machines (policy show --plot)",
@@ -150,11 +151,14 @@ def _try(what: str, check: Callable[[], str]) -> Finding:
 
 def _compile() -> str:
     """Compile a function; say where compiled cells are kept."""
-    import numba
+    from ctypes import CFUNCTYPE, c_int64
 
-    compiled = numba.njit()(_twice)
-    if compiled(21) != 42:
-        raise Fault("a compiled function gave a wrong result; reinstall numba.")
+    from autobatch.compiler.llvm.machine import Loaded, compile_module, find_processor
+
+    processor = find_processor()
+    code = Loaded(compile_module(TWICE, processor), processor)
+    if CFUNCTYPE(c_int64, c_int64)(code.address("twice"))(21) != 42:
+        raise Fault("a compiled function gave a wrong result; reinstall llvmlite.")
     folder = cache_folder()
     if folder is None:
         return "works, and keeps no compiled cells: the cache is off"
@@ -167,10 +171,6 @@ def _can_write(folder: Path) -> bool:
     """Whether a folder, which may have to be made, can be written."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-
-
-def _twice(number: int) -> int:
-    return 2 * number
 
 
 def _train_a_step() -> str:

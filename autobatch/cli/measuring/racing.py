@@ -20,8 +20,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import Tally
 from autobatch.cli.workload import Workload, record
-from autobatch.jit.later import compiling_now, wait_for_helper
 from autobatch.schedule import Policy
+from autobatch.system.background import wait_for_all, waiting_for_code
 
 MODES = ("infer", "train")
 
@@ -77,7 +77,7 @@ def race(
     return [_summarise(runs[name][0], times[name], batch_size, tallies[name]) for name in named]
 
 
-@compiling_now()
+@waiting_for_code()
 def take_turns(
     runs: Mapping[str, Callable[[int], object]],
     n_minibatches: int | Mapping[str, int],
@@ -95,7 +95,7 @@ def take_turns(
     Returns:
         By name, for each mini-batch, seconds of its timed runs.
     """
-    wait_for_helper()
+    wait_for_all()
     rng = np.random.default_rng(0)
     limits = dict.fromkeys(runs, n_minibatches) if isinstance(n_minibatches, int) else n_minibatches
     times: dict[str, list[list[float]]] = {name: [[] for _ in range(limits[name])] for name in runs}

@@ -21,10 +21,10 @@ from autobatch.cli.threads import DEFAULT_THREADS, use_threads
 from autobatch.cli.training.fitting import Fitting
 from autobatch.cli.training.train import summarise
 from autobatch.cli.workload import Workload, load_workload, record
-from autobatch.jit.later import compiling_now, n_waiting, wait_for_helper
 from autobatch.models.data.listops import to_brackets
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.schedule import Policy
+from autobatch.system.background import waiting_for_code
 
 DIM = 64
 BATCH_SIZE = 64
@@ -49,9 +49,6 @@ def demo() -> None:
     train(workload)
     click.echo("\nExpressions that it has not seen:\n")
     click.echo(answer(workload))
-    if n_waiting():
-        click.echo(f"\nWaiting for {n_waiting()} parts that are being compiled: times are those of compiled code.")
-        wait_for_helper()
     click.echo(f"\nOne step of this training under several policies; mini-batches of {BATCH_SIZE} trees:\n")
     compare(workload)
     click.echo(f"\nTrees are easy. The same for a lattice LSTM, mini-batches of {BATCH_SIZE} sentences:\n")
@@ -92,7 +89,7 @@ def answer(workload: Workload) -> str:
     return format_table(("expression", "value", "model says"), rows)
 
 
-@compiling_now()
+@waiting_for_code()
 def compare(workload: Workload) -> None:
     """Learn a state machine on the first mini-batch, and show it beside other policies, with what it learned."""
     loss = workload.batched("loss", "agenda", "auto")

@@ -10,17 +10,19 @@ from autobatch.compiler.cuda.mapping import Pass
 from autobatch.compiler.cuda.writer import CudaWriter
 from autobatch.compiler.fusion import Block
 from autobatch.compiler.nest import Element, Nest
-from autobatch.compiler.statement import Loop
+from autobatch.compiler.printing import show_expression
+from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
 from autobatch.compiler.writer import DATA, add, multiply
 from autobatch.ir.program import SHARED
+from autobatch.ops.expression import Expression, Number
 
+COMBINE = {"sum": "plus", "max": "larger"}
 FUNCTORS = {"sum": "Plus", "max": "Larger"}
 
 
 class CudaNest(Nest):
     """Prints a pass."""
 
-    select = "{condition} ? {x} : {y}"
     writer: CudaWriter
 
     def __init__(self, writer: CudaWriter, spot: Spot, block: Block, part: Pass) -> None:
@@ -58,12 +60,12 @@ class CudaNest(Nest):
         """The statements of a loop. Of a single index, all threads make the values before one stores them."""
         reads, targets = self.reads(loop), self.targets(loop)
         if id(loop) in self.part.again:
-            return self.lines(loop, reads, targets[:1])
+            return self._lines(loop, reads, targets[:1])
         if self.mapping.who != "all" or loop.combine:
-            return self.lines(loop, reads, targets)
+            return self._lines(loop, reads, targets)
         first = targets[0] if not targets[0].at else Element(self.writer.new_variable())
-        self._stores += [self.assign(element, first.array) for element in targets if element.at]
-        return self.lines(loop, reads, [first])
+        self._stores += [self._assign(element, first.array) for element in targets if element.at]
+        return self._lines(loop, reads, [first])
 
     def numbers(self) -> list[tuple[Loop, str]]:
         """The reductions to one number, and the statement that adds up what the threads have; "" if each has all."""
@@ -76,14 +78,50 @@ class CudaNest(Nest):
                 found.append((loop, text))
         return found
 
-    def load(self, element: Element) -> str:
-        """The text that reads an element."""
-        return f"{element.array}[{element.at}]" if element.at else element.array
+    def chosen(self, element: Element) -> str:
+        """The text of an element that is read as an int, to move an operand."""
+        return self._number(element, is_int=True)
 
-    def assign(self, element: Element, text: str) -> str:
+    def _lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
+        """The lines of a loop: the result is written to the first target, and copied from there to the others."""
+
+        def show(leaf: Expression) -> str:
+            match leaf:
+                case Operand():
+                    return self._number(reads[leaf], leaf.is_int)
+                case Number(data):
+                    return self.writer.real(data)
+                case EdgeCount(group):
+                    self.writer.groups.add(group)
+                    return f"real(end_{group} - first_{group})"
+                case Position(is_int):
+                    index = "i" if loop.axes else "0"
+                    return index if is_int else f"real({index})"
+            raise TypeError(f"{leaf!r} is no leaf of a loop")
+
+        text = show_expression(loop.expression, show, {"max": "larger"}, "{condition} ? {x} : {y}")
+        if loop.combine:
+            text = f"{COMBINE[loop.combine]}({_load(targets[0])}, {text})"
+        lines = []
+        for element in targets:
+            lines.append(self._assign(element, text))
+            text = _load(element)
+        return lines
+
+    def _assign(self, element: Element, text: str) -> str:
         """The statement that writes an element."""
         guard = "if (team.lane == 0) " if element.at and self.mapping.who == "all" else ""
-        return f"{guard}{self.load(element)} = {text};"
+        return f"{guard}{_load(element)} = {text};"
+
+    def _number(self, element: Element, is_int: bool) -> str:
+        """The text that reads an element as a number of the model's float type, or as an int.
+
+        Data are of their own type; ints that cells compute lie among the floats.
+        """
+        text = _load(element)
+        if element.is_data:
+            return text if is_int else f"real({text})"
+        return f"int64({text})" if is_int else text
 
     def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
         """The element of a range at the index of the nest."""
@@ -132,3 +170,8 @@ class CudaNest(Nest):
         elif writer.storage.has_memory(value):
             region, start = writer.region(loop.target)
             yield access(region, start, self.mapping, strides[0], is_write=True), is_late
+
+
+def _load(element: Element) -> str:
+    """The text that reads an element."""
+    return f"{element.array}[{element.at}]" if element.at else element.array

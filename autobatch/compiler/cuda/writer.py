@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.statement import Loop
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import ARRAYS, Writer, add, type_of
+from autobatch.compiler.writer import ARRAYS, Common, Writer, add, type_of
 from autobatch.ir.program import SHARED
 
 CUDA_SLOTS = {
@@ -26,6 +27,15 @@ class CudaWriter(Writer):
     """
 
     arrays = ARRAYS | {Area.ROW: "row"}
+
+    def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
+        super().__init__(common, number, kernel)
+        self.lines: list[str] = []
+        self.indent = 2
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self.lines.append("    " * self.indent + text)
 
     def open(self, head: str) -> None:
         """Begin a compound statement."""

@@ -65,7 +65,7 @@ def movements(plan: Plan, cells: PlannedTypes) -> list[Movement]:
         plan: placed, of any graph.
         cells: its types, planned for training if gradients are to be listed.
 
-    Cost: that of compiling the stages of each type, without Numba's part.
+    Cost: that of compiling the stages of each type, without LLVM's part.
     """
     n_batches = np.bincount(plan.schedule.batch_type, minlength=len(cells.cells)).tolist()
     stages: dict[int, list[_Stage]] = {}

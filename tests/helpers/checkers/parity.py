@@ -37,7 +37,7 @@ def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
 
 def compare(function: Any, instances: list[Any], relative: float = RELATIVE, **options: Any) -> Cpu:
     """Run a function on both backends, in inference and, if it has a loss, in training; return the backend."""
-    cpu = Cpu(poison=True, jitted=False)
+    cpu = Cpu(poison=True)
     ours = ab.batched(function, backend=cpu, **options)
     theirs = ab.batched(function, backend=Reference(poison=True), **options)
     assert_equal(ours(instances), theirs(instances), relative)

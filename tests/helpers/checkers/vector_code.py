@@ -7,25 +7,17 @@ arithmetic on single numbers, such as calls that were not inlined.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from autobatch.compiler.llvm.machine import Processor, find_processor, optimise
 
 ARITHMETIC = r"= (?:tail )?(?:f(?:add|sub|mul|div|neg)|call)\b[^(@]*?"
 SCALAR = re.compile(ARITHMETIC + r"\b(?:float|double) [%@-]")
 PACKED = re.compile(ARITHMETIC + r"<\d+ x (?:float|double)> [%@-]")
 MARKS = ("llvm.loop.isvectorized", "llvm.loop.unroll.disable")
 """Of loops that are vectorised, or are what such a loop or an unrolled one, which is judged itself, leaves over."""
-
-COMPILE = """
-import json, sys
-from autobatch.compiler.numba.loading import load
-print(json.dumps([load(text, dtype, "int32")._library.get_llvm_str() for text, dtype in json.load(sys.stdin)]))
-"""
 
 
 @dataclass(frozen=True)
@@ -90,21 +82,10 @@ def _loops_of(function: str) -> list[tuple[str, str, set[str]]]:
     return found
 
 
-def compile_for(processor: str, kernels: Sequence[tuple[str, str]], cache: str) -> list[str]:
-    """Compile sources of kernels (with their float types) for a processor that need not be this one.
+def optimised(processor: str, text: str) -> str:
+    """What LLVM makes of a module for a processor that need not be this one.
 
     Args:
         processor: as LLVM names it, or "host".
-        cache: the folder of a cache.
     """
-    environment = {**os.environ, "AUTOBATCH_CACHE": cache}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    if processor != "host":
-        environment |= {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE], env=environment, input=json.dumps(kernels),
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout)
-    return found
+    return str(optimise(text, find_processor() if processor == "host" else Processor(processor, "")))

@@ -17,7 +17,7 @@ from autobatch.devices.store import HOST
 from host_device import HostDevice
 
 DIM = 3
-BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+BACKENDS: list[Any] = [lambda: Reference(poison=True), lambda: Cpu(poison=True)]
 if shutil.which("g++") is not None:
     BACKENDS.append(lambda: Cuda(poison=True, device=HostDevice()))
 

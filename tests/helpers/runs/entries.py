@@ -217,7 +217,7 @@ def place(rng: Rng) -> None:
     model = draw_model(rng, smooth=True)
     for is_training in (False, True):
         plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training)
-        Cpu(jitted=True).prepare(plan, types, Options(get("agenda"), threads=2))
+        Cpu().prepare(plan, types, Options(get("agenda"), threads=2))
         plan_graph(plan.graph, PASSES, CoreRule(4, 3, True, LEARNED), types)
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)

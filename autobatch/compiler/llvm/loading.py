@@ -1,0 +1,66 @@
+"""Find the machine code of modules: in this process, in the cache on disk, or compiled by a thread.
+
+An entry of the cache is object code as LLVM emits it. Its name is a digest of everything that it depends on: the text
+of the module, the processor, and the version of LLVM. Reading it executes nothing, and it contains no addresses.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from hashlib import sha256
+from weakref import WeakValueDictionary
+
+from autobatch.compiler.llvm.machine import Loaded, Processor, compile_module, find_processor, llvm_version
+from autobatch.system.background import Job, submit
+from autobatch.system.cache import find_code, keep_code
+from autobatch.system.compiling import compiling
+
+KIND = "kernels"
+FORMAT = "1"  # of how modules are compiled; a new number leaves old entries aside
+
+
+class Code:
+    """The machine code of a module, sooner or later; it lives as long as this object."""
+
+    def __init__(self, job: Job[Loaded]) -> None:
+        self._job = job
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until this long after the code was asked for; return whether it is at hand."""
+        return self._job.wait(seconds)
+
+    def address(self, name: str) -> int:
+        """The address of a function; waits for it."""
+        return self._job.result().address(name)
+
+
+_known: WeakValueDictionary[tuple[str, Processor], Code] = WeakValueDictionary()
+
+
+def find_module(text: str, about: str) -> Code:
+    """Find the code of a module; what is not in the cache is compiled by a thread.
+
+    Args:
+        text: of the module.
+        about: what it is for, in words.
+    """
+    processor = find_processor()
+    found = _known.get((text, processor))
+    if found is None:
+        digest = sha256("\n".join((FORMAT, text, *processor, llvm_version())).encode()).hexdigest()
+        code = find_code(KIND, digest)
+        if code is not None:
+            job = Job(partial(Loaded, code, processor))
+            job.do()
+        else:
+            job = Job(partial(_compile, text, processor, digest, about))
+            submit(job)
+        found = _known[text, processor] = Code(job)
+    return found
+
+
+def _compile(text: str, processor: Processor, digest: str, about: str) -> Loaded:
+    with compiling(about):
+        code = compile_module(text, processor)
+    keep_code(KIND, digest, code)
+    return Loaded(code, processor)

@@ -1,0 +1,95 @@
+"""Compile modules to object code, and load it: functions that are called by their addresses.
+
+AUTOBATCH_CPU=name     compiles for another processor than this one, by LLVM's name: `haswell`, `generic`
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, NamedTuple
+
+from autobatch.errors import BackendError
+
+VARIABLE = "AUTOBATCH_CPU"
+
+
+class Processor(NamedTuple):
+    """A processor that code is compiled for.
+
+    Attributes:
+        name: LLVM's.
+        features: LLVM's list of what it has beyond its name, or lacks.
+    """
+
+    name: str
+    features: str
+
+
+def find_processor() -> Processor:
+    """This processor, or the one that `AUTOBATCH_CPU` names."""
+    chosen = os.environ.get(VARIABLE, "").strip()
+    return Processor(chosen, "") if chosen else _host()
+
+
+@cache
+def _host() -> Processor:
+    binding = _binding()
+    features = binding.get_host_cpu_features()
+    return Processor(binding.get_host_cpu_name(), features.flatten() if features else "")
+
+
+@cache
+def _binding() -> Any:
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding
+
+
+@cache
+def llvm_version() -> str:
+    """The version of LLVM."""
+    return ".".join(map(str, _binding().llvm_version_info))
+
+
+def _machine(processor: Processor) -> Any:
+    """Make LLVM's description of a processor; an engine that takes one deletes it in the end."""
+    options = {"opt": 3, "reloc": "default", "codemodel": "jitdefault", "jit": True}
+    return _binding().Target.from_default_triple().create_target_machine(processor.name, processor.features, **options)
+
+
+def optimise(text: str, processor: Processor) -> Any:
+    """Optimise the text of a module; returns LLVM's module, whose `str` is the result."""
+    binding, machine = _binding(), _machine(processor)
+    module = binding.parse_assembly(text)
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    tuning = binding.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization = tuning.loop_interleaving = tuning.loop_unrolling = True
+    builder = binding.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def compile_module(text: str, processor: Processor) -> bytes:
+    """Compile the text of a module to object code. Costs some 50 ms a kernel."""
+    code: bytes = _machine(processor).emit_object(optimise(text, processor))
+    return code
+
+
+class Loaded:
+    """Object code in memory, which lives as long as this object."""
+
+    def __init__(self, code: bytes, processor: Processor) -> None:
+        binding = _binding()
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(processor))
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        found: int = self._engine.get_function_address(name)
+        if not found:
+            raise BackendError(f"compiled code must have a function {name!r}, and has none")
+        return found

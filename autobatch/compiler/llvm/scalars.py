@@ -1,0 +1,312 @@
+"""Write functions in LLVM's language: numbers whose operators write the instructions that compute them.
+
+    code = Code(Module())
+    x = code.number("float", 2.0)
+    y = x * x + 1.0                # writes two instructions; `y` is the name of the second result
+
+Arithmetic of floats may be contracted: a product and a sum may become one instruction, rounded once. Each instruction
+is written where it is computed, so a Python function of numbers is a template, expanded wherever it is called.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+FLOATS = {"float": 32, "double": 64}
+INTS = {"i1": 1, "i8": 8, "i32": 32, "i64": 64}
+CONTRACTED = "contract"
+REORDERED = "reassoc nsz contract"
+"""Flags of float arithmetic: also let LLVM reorder sums."""
+
+
+class Scalar:
+    """A number of a function: a constant, or the result of an instruction."""
+
+    __slots__ = ("code", "text", "type")
+
+    def __init__(self, code: Code, type: str, text: str) -> None:
+        self.code, self.type, self.text = code, type, text
+
+    def __add__(self, other: Term) -> Scalar:
+        return self.code.binary("add", self, self.like(other))
+
+    def __sub__(self, other: Term) -> Scalar:
+        return self.code.binary("sub", self, self.like(other))
+
+    def __rsub__(self, other: float) -> Scalar:
+        return self.code.binary("sub", self.like(other), self)
+
+    def __mul__(self, other: Term) -> Scalar:
+        return self.code.binary("mul", self, self.like(other))
+
+    def __truediv__(self, other: Term) -> Scalar:
+        return self.code.binary("div", self, self.like(other))
+
+    def __rtruediv__(self, other: float) -> Scalar:
+        return self.code.binary("div", self.like(other), self)
+
+    def __and__(self, other: Term) -> Scalar:
+        return self.code.binary("and", self, self.like(other))
+
+    def __or__(self, other: Term) -> Scalar:
+        return self.code.binary("or", self, self.like(other))
+
+    def __lshift__(self, other: Term) -> Scalar:
+        return self.code.binary("shl", self, self.like(other))
+
+    def __rshift__(self, other: Term) -> Scalar:
+        return self.code.binary("ashr", self, self.like(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Scalar:
+        if self.type in INTS:
+            return 0 - self
+        return self.code.emit(f"fneg {self.type} {self.text}", self.type)
+
+    def __abs__(self) -> Scalar:
+        return self.code.call("llvm.fabs", self)
+
+    def __lt__(self, other: Term) -> Scalar:
+        return self.code.compare("lt", self, self.like(other))
+
+    def __le__(self, other: Term) -> Scalar:
+        return self.code.compare("le", self, self.like(other))
+
+    def __gt__(self, other: Term) -> Scalar:
+        return self.code.compare("gt", self, self.like(other))
+
+    def __ge__(self, other: Term) -> Scalar:
+        return self.code.compare("ge", self, self.like(other))
+
+    def equals(self, other: Term) -> Scalar:
+        """Whether two numbers are equal; False if one is NaN."""
+        return self.code.compare("eq", self, self.like(other))
+
+    def differs(self, other: Term) -> Scalar:
+        """Whether two numbers differ; True if one is NaN."""
+        return self.code.compare("ne", self, self.like(other))
+
+    def like(self, other: Term) -> Scalar:
+        """A number of this one's type: another one of it, or a constant."""
+        if not isinstance(other, Scalar):
+            return self.code.number(self.type, other)
+        assert other.type == self.type, f"a {other.type} meets a {self.type}"
+        return other
+
+    def to(self, type: str) -> Scalar:
+        """The number converted to a type; a float becomes the int nearest to it on the side of zero."""
+        if type == self.type:
+            return self
+        if self.type in FLOATS:
+            cast = "fptosi" if type in INTS else "fpext" if FLOATS[type] > FLOATS[self.type] else "fptrunc"
+        else:
+            cast = "sitofp" if type in FLOATS else "sext" if INTS[type] > INTS[self.type] else "trunc"
+        return self.code.emit(f"{cast} {self.type} {self.text} to {type}", type)
+
+    def view(self, type: str) -> Scalar:
+        """The bits of the number as a type of the same size."""
+        return self.code.emit(f"bitcast {self.type} {self.text} to {type}", type)
+
+
+Term: TypeAlias = Scalar | float
+
+
+def select(condition: Scalar, x: Scalar, y: Term) -> Scalar:
+    """Choose x if a condition holds, y otherwise; both are computed."""
+    y = x.like(y)
+    return x.code.emit(f"select i1 {condition.text}, {x.type} {x.text}, {y.type} {y.text}", x.type)
+
+
+class Pointer:
+    """The address of numbers of a type that lie one after another.
+
+    Attributes:
+        scope: metadata of loads and stores, which says what memory they touch; see `Module.scopes`.
+    """
+
+    __slots__ = ("code", "element", "scope", "text")
+
+    def __init__(self, code: Code, element: str, text: str, scope: str = "") -> None:
+        self.code, self.element, self.text, self.scope = code, element, text, scope
+
+    def moved(self, by: Scalar) -> Pointer:
+        """The address of element `by`."""
+        if by.text == "0":
+            return self
+        found = self.code.emit(f"getelementptr inbounds {self.element}, ptr {self.text}, i64 {by.text}", "ptr")
+        return Pointer(self.code, self.element, found.text, self.scope)
+
+    def load(self, at: Scalar) -> Scalar:
+        """Read an element."""
+        place = self.moved(at)
+        return self.code.emit(f"load {self.element}, ptr {place.text}{self.scope}", self.element)
+
+    def store(self, at: Scalar, number: Scalar) -> None:
+        """Write an element."""
+        assert number.type == self.element, f"a {number.type} is stored as {self.element}"
+        place = self.moved(at)
+        self.code.line(f"store {self.element} {number.text}, ptr {place.text}{self.scope}")
+
+
+class Module:
+    """The text of a module: functions, what they call, and metadata."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, str] = {}
+        self.declared: dict[str, None] = {}
+        self._metadata: list[str] = []
+
+    def scopes(self, names: Sequence[str]) -> dict[str, str]:
+        """Name pieces of memory that do not overlap; return the metadata of accesses to each.
+
+        LLVM would otherwise compare each written range with every other one when the loop runs, for all rows at once:
+        columns of one block then seem to overlap, and the loop runs one element at a time.
+        """
+        domain = self._add('distinct !{{{own}, !"ranges"}}')
+        scopes = [self._add(f"distinct !{{{{{{own}}, {domain}}}}}") for _ in names]
+        found = {}
+        for number, name in enumerate(names):
+            own = self._add(f"!{{{{{scopes[number]}}}}}")
+            others = self._add("!{{" + ", ".join(s for k, s in enumerate(scopes) if k != number) + "}}")
+            found[name] = f", !alias.scope {own}, !noalias {others}"
+        return found
+
+    def _add(self, node: str) -> str:
+        name = f"!{len(self._metadata)}"
+        self._metadata.append(f"{name} = {node.format(own=name)}")
+        return name
+
+    def __str__(self) -> str:
+        parts = ["\n".join(self.declared), *self.functions.values(), "\n".join(self._metadata)]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+class Code:
+    """The instructions of a function so far.
+
+    Attributes:
+        lines: of the part that is being written.
+        label: of the block that is being written.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module, self.lines, self.label = module, list[str](), "entry"
+        self.flags = CONTRACTED
+        self._n = 0
+
+    @contextmanager
+    def flagged(self, flags: str) -> Iterator[None]:
+        """Write arithmetic with other flags."""
+        self.flags, before = flags, self.flags
+        yield
+        self.flags = before
+
+    def line(self, text: str) -> None:
+        """Add an instruction without a result."""
+        self.lines.append(f"  {text}")
+
+    def emit(self, text: str, type: str) -> Scalar:
+        """Add an instruction and return its result."""
+        name = self.new("%t")
+        self.lines.append(f"  {name} = {text}")
+        return Scalar(self, type, name)
+
+    def new(self, head: str) -> str:
+        """Make a new name."""
+        self._n += 1
+        return f"{head}{self._n}"
+
+    def number(self, type: str, number: float) -> Scalar:
+        """A constant."""
+        return Scalar(self, type, _constant(type, number))
+
+    def binary(self, name: str, x: Scalar, y: Scalar) -> Scalar:
+        """Arithmetic of two numbers of one type."""
+        if x.type in FLOATS:
+            return self.emit(f"f{name} {self.flags} {x.type} {x.text}, {y.text}", x.type)
+        if name == "add" and "0" in (x.text, y.text):
+            return y if x.text == "0" else x
+        if name == "mul" and "1" in (x.text, y.text):
+            return y if x.text == "1" else x
+        return self.emit(f"{name} {x.type} {x.text}, {y.text}", x.type)
+
+    def compare(self, name: str, x: Scalar, y: Scalar) -> Scalar:
+        """Compare two numbers of one type."""
+        if x.type in FLOATS:
+            return self.emit(f"fcmp {'une' if name == 'ne' else f'o{name}'} {x.type} {x.text}, {y.text}", "i1")
+        signed = name if name in ("eq", "ne") else f"s{name}"
+        return self.emit(f"icmp {signed} {x.type} {x.text}, {y.text}", "i1")
+
+    def call(self, name: str, *args: Scalar) -> Scalar:
+        """Call a function of floats: one of LLVM (`llvm.exp`), or one of the system's library (`tanh`)."""
+        type = args[0].type
+        full, flags = name, ""
+        if name.startswith("llvm."):
+            full, flags = f"{name}.f{FLOATS[type]}", f"{self.flags} "
+        pure = "" if name.startswith("llvm.") else " nounwind willreturn memory(none)"
+        self.module.declared[f"declare {type} @{full}({', '.join(arg.type for arg in args)}){pure}"] = None
+        return self.emit(f"call {flags}{type} @{full}({', '.join(f'{arg.type} {arg.text}' for arg in args)})", type)
+
+    # Control flow.
+
+    def begin(self, label: str) -> None:
+        """Begin a block."""
+        self.lines.append(f"{label}:")
+        self.label = label
+
+    def jump(self, label: str) -> None:
+        """End a block: go on in another one."""
+        self.line(f"br label %{label}")
+
+    def branch(self, condition: Scalar, yes: str, no: str) -> None:
+        """End a block: go on in one of two."""
+        self.line(f"br i1 {condition.text}, label %{yes}, label %{no}")
+
+    @contextmanager
+    def loop(self, stop: Scalar, start: Scalar | None = None, name: str = "") -> Iterator[Scalar]:
+        """Write a loop; gives its index, which is called `name`."""
+        start = start or self.number("i64", 0)
+        index, tag = Scalar(self, "i64", name or self.new("%i")), self.new("")
+        before = self.label
+        self.jump(f"head{tag}")
+        self.begin(f"head{tag}")
+        self.line(f"{index.text} = phi i64 [{start.text}, %{before}], [{index.text}.next, %latch{tag}]")
+        self.branch(index < stop, f"inside{tag}", f"after{tag}")
+        self.begin(f"inside{tag}")
+        yield index
+        self.jump(f"latch{tag}")
+        self.begin(f"latch{tag}")
+        self.line(f"{index.text}.next = add nsw i64 {index.text}, 1")
+        self.jump(f"head{tag}")
+        self.begin(f"after{tag}")
+
+    @contextmanager
+    def when(self, condition: Scalar) -> Iterator[None]:
+        """Write a block that runs if a condition holds."""
+        tag = self.new("")
+        self.branch(condition, f"yes{tag}", f"after{tag}")
+        self.begin(f"yes{tag}")
+        yield
+        self.jump(f"after{tag}")
+        self.begin(f"after{tag}")
+
+    def either(self, values: Sequence[tuple[str, str]], type: str) -> Scalar:
+        """The number that belongs to the block from which this one was entered: (text, label) of each."""
+        choices = ", ".join(f"[{text}, %{label}]" for text, label in values)
+        return self.emit(f"phi {type} {choices}", type)
+
+
+def _constant(type: str, number: float) -> str:
+    """A constant: floats as the bits of a float64, so that they are exact."""
+    if type in INTS:
+        return str(int(number))
+    if type == "float":
+        (number,) = struct.unpack("f", struct.pack("f", number)) if math.isfinite(number) else (number,)
+    if number != number:
+        return "0x7FF8000000000000"
+    return f"0x{struct.unpack('Q', struct.pack('d', number))[0]:016X}"

@@ -1,1 +1,0 @@
-"""Print kernels as source for Numba, and load the compiled functions."""
