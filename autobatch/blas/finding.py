@@ -124,8 +124,14 @@ def _torch_of(torch_version: str, folder: Path) -> Provider:
 
 
 def _find_scipy() -> Provider:
-    if find_spec("scipy") is None:
+    found = find_spec("scipy")
+    if found is None:
         raise Absent("scipy", "scipy is not installed", pip_install("search"))
+    for folder in found.submodule_search_locations or ():
+        for path in Path(folder).parent.glob("scipy.libs/*openblas*"):  # of a wheel; importing scipy.linalg takes 0.2 s
+            addresses = _addresses(ctypes.CDLL(str(path)), OPENBLAS_NAMES)
+            if addresses:
+                return ByAddress("scipy", version("scipy"), addresses)
     from scipy.linalg import cython_blas
 
     capsules = cython_blas.__pyx_capi__
