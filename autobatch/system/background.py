@@ -64,9 +64,10 @@ class Job(Generic[T]):
         return self._result
 
     def do(self) -> None:
-        """Make the call."""
+        """Make the call, and forget what it was."""
         try:
             self._result = self._run()
+            del self._run
         except Exception as error:  # is raised where the result is asked for
             self._error = error
         self._done.set()

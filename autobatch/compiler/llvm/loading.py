@@ -34,7 +34,7 @@ class Code:
         return self._job.result().address(name)
 
 
-_known: WeakValueDictionary[tuple[str, Processor], Code] = WeakValueDictionary()
+_known: WeakValueDictionary[str, Code] = WeakValueDictionary()  # by digest
 
 
 def find_module(text: str, about: str) -> Code:
@@ -45,9 +45,9 @@ def find_module(text: str, about: str) -> Code:
         about: what it is for, in words.
     """
     processor = find_processor()
-    found = _known.get((text, processor))
+    digest = sha256("\n".join((FORMAT, text, *processor, llvm_version())).encode()).hexdigest()
+    found = _known.get(digest)
     if found is None:
-        digest = sha256("\n".join((FORMAT, text, *processor, llvm_version())).encode()).hexdigest()
         code = find_code(KIND, digest)
         if code is not None:
             job = Job(partial(Loaded, code, processor))
@@ -55,7 +55,7 @@ def find_module(text: str, about: str) -> Code:
         else:
             job = Job(partial(_compile, text, processor, digest, about))
             submit(job)
-        found = _known[text, processor] = Code(job)
+        found = _known[digest] = Code(job)
     return found
 
 

@@ -99,15 +99,14 @@ class _KernelWriter(LlvmWriter):
     """Writes one kernel."""
 
     def write(self) -> Source:
-        """Write the function, and add it to the module: the loop over rows first, then what is set before it."""
-        code, body, ends = self.code, list[str](), list[str]()
+        """Write the function, and add it to the module: the body of the loop over rows first, then what precedes it."""
+        code, body = self.code, list[str]()
         code.lines = body
         code.begin("body")
         for at, block in enumerate(self.kernel.blocks):
             self._write_block(Spot(self.number, at), block)
         self._write_ends()
-        tail, code.lines = code.label, ends
-        n_rows = self.value(self.n_rows)
+        tail = code.label
         row_top = self._write_row_top()
         entry = self._write_entry()
         text = [
@@ -118,7 +117,7 @@ class _KernelWriter(LlvmWriter):
             "  br label %rows",
             "rows:",
             f"  %r = phi i64 [0, %entry], [%r.next, %{tail}]",
-            f"  %is_row = icmp slt i64 %r, {n_rows.text}",
+            f"  %is_row = icmp slt i64 %r, %{self.n_rows}",
             "  br i1 %is_row, label %row, label %end",
             "row:",
             *row_top,
