@@ -83,7 +83,7 @@ class _Worker:
     def __init__(self) -> None:
         self.waiting: dict[Job[Any], None] = {}
         self._turn, self._busy = threading.Lock(), threading.Lock()  # to begin a job, and while it is done
-        self.n_done, self.is_stopped = 0, False
+        self.n_done, self.is_stopped, self.has_told = 0, False, False
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -138,8 +138,9 @@ class _Worker:
             del job  # what it made may be freed while the thread sleeps
 
     def _tell(self) -> None:
-        if _quiet or not self.waiting:
+        if _quiet or self.has_told or not self.waiting:
             return
+        self.has_told = True
         later = "" if cache_folder() is None else ", which later runs find in the cache"
         until = "" if _patience() == float("inf") else (
             f"; until then mini-batches are interpreted, with results equal up to rounding ({VARIABLE}=inf waits)"

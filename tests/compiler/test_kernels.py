@@ -180,6 +180,21 @@ def test_no_cache_is_no_hindrance(cache: str) -> None:
     assert run_script(cache)[0].startswith("[[0.95")
 
 
+def test_code_for_a_named_processor_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, x = ab.cell(lambda x: ab.tanh(x) * ab.exp(x)), [np.linspace(-2, 2, 37)]
+    expected = ab.batched(cell, backend="reference")(x)
+    monkeypatch.setenv("AUTOBATCH_CPU", "generic")
+    np.testing.assert_allclose(ab.batched(cell, backend="cpu")(x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["haswel", "i386", "help"])
+def test_a_processor_that_llvm_cannot_compile_for_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM itself would end the process."""
+    monkeypatch.setenv("AUTOBATCH_CPU", name)
+    with pytest.raises(ab.BackendError, match=f"AUTOBATCH_CPU must be a processor that LLVM can .*, got '{name}'"):
+        ab.batched(ab.cell(lambda x: ab.tanh(x)), backend="cpu")([np.ones(3)])
+
+
 SUM = """define void @sum(i64 %address, i64 %x, i64 %y) {
   %place = inttoptr i64 %address to ptr
   %total = add i64 %x, %y

@@ -6,12 +6,22 @@ AUTOBATCH_CPU=name     compiles for another processor than this one, by LLVM's n
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from functools import cache
 from typing import Any, NamedTuple
 
 from autobatch.errors import BackendError
 
 VARIABLE = "AUTOBATCH_CPU"
+EXAMPLES = "haswell or generic"
+UNKNOWN = "not a recognized processor"
+TRY = """
+import sys
+from autobatch.compiler.llvm.machine import Processor, compile_module
+
+compile_module("define double @f(double %x) {\\n  ret double %x\\n}\\n", Processor(sys.argv[1], ""))
+"""
 
 
 class Processor(NamedTuple):
@@ -27,9 +37,25 @@ class Processor(NamedTuple):
 
 
 def find_processor() -> Processor:
-    """This processor, or the one that `AUTOBATCH_CPU` names."""
+    """This processor, or the one that `AUTOBATCH_CPU` names.
+
+    Raises:
+        BackendError: LLVM cannot compile for a processor of that name.
+    """
     chosen = os.environ.get(VARIABLE, "").strip()
-    return Processor(chosen, "") if chosen else _host()
+    return _named(chosen) if chosen else _host()
+
+
+@cache
+def _named(name: str) -> Processor:
+    """Check a name in another process, because LLVM ends the one that uses a wrong name."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    done = subprocess.run([sys.executable, "-c", TRY, name], env=environment, capture_output=True, text=True)
+    if done.returncode or UNKNOWN in done.stderr:
+        raise BackendError(
+            f"{VARIABLE} must be a processor that LLVM can compile for, such as {EXAMPLES}, got {name!r}"
+        )
+    return Processor(name, "")
 
 
 @cache
