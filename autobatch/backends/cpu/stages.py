@@ -64,7 +64,7 @@ class CompiledStage(StageValues):
         return any(isinstance(step, KernelStep) for step in self.steps)
 
     def code(self, place: str) -> Code:
-        """The machine code of all kernels for a type of destinations; what is not at hand is being compiled."""
+        """Find the machine code of all kernels for a type of destinations; start compiling it if it is missing."""
         if place not in self._codes:
             about = f"cell {self.lowered.name!r} ({self.lowered.stage})"
             self._codes[place] = find_module(self.source.text(place), about)

@@ -38,7 +38,7 @@ _known: WeakValueDictionary[str, Code] = WeakValueDictionary()  # by digest
 
 
 def find_module(text: str, about: str) -> Code:
-    """Find the code of a module; what is not in the cache is compiled by a thread.
+    """Find the code of a module; start compiling it if it is not in the cache.
 
     Args:
         text: of the module.

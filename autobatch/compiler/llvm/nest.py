@@ -28,7 +28,7 @@ def larger(x: Scalar, y: Scalar) -> Scalar:
 
 
 class LlvmNest(Nest):
-    """Writes a loop nest, and what is set before it."""
+    """Writes a loop nest, and the addresses and numbers that it uses."""
 
     writer: LlvmWriter
 

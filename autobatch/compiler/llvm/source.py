@@ -214,7 +214,7 @@ class _KernelWriter(LlvmWriter):
     # Before the loop over rows, and at the top of each row.
 
     def _write_row_top(self) -> list[str]:
-        """Write what is set for each row: addresses, edges, and where outputs and their gradients are."""
+        """Set the names of each row: addresses, edges, and the places of outputs and their gradients."""
         code, lines = self.code, list[str]()
         code.lines, code.label = lines, "row"
         for group in self.groups:
@@ -272,7 +272,7 @@ class _KernelWriter(LlvmWriter):
             code.line(f"%next_{number} = phi i64 [{following.text}, %{direct}], [{first.text}, %{other}]")
 
     def _write_entry(self) -> list[str]:
-        """Write what is set once: addresses of arrays, sizes, numbers and fields of the tile."""
+        """Set the names of the whole kernel: addresses of arrays, sizes, numbers and fields of the tile."""
         code, lines = self.code, list[str]()
         code.lines = lines
         for name in self.variables.values():
