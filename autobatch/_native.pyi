@@ -641,11 +641,22 @@ def plan_graph(
     passes: int,
     rule: CoreRule,
     layout: LayoutArrays,
-) -> tuple[IntArray, FloatArray, tuple[int, ...], Batches, tuple[Any, ...], tuple[float, float, float]]:
-    """Rewrite, schedule and place a graph: `rewrite_words`, `plan_by_rule` and `place_values` in turn.
+    sizes: CellSizes | None,
+    n_threads: int,
+) -> tuple[
+    IntArray,
+    FloatArray,
+    tuple[int, ...],
+    Batches,
+    tuple[Any, ...],
+    tuple[Any, ...] | None,
+    tuple[float, float, float],
+]:
+    """Plan a graph: `rewrite_words`, `plan_by_rule`, `place_values` and `make_tables` in turn.
 
     Returns:
-        The results of the three, and the seconds that each took.
+        The results of the four, of which the last is None without sizes, or if a type of the plan has none; and the
+        seconds that rewriting, scheduling, and placing with the tables took.
 
     Raises:
         ValueError: also if an edge points backwards.
@@ -669,9 +680,10 @@ def make_tables(plan: PlanArrays, sizes: CellSizes, n_threads: int) -> tuple[Any
     """Make the tiles and the calls of a plan, list its addresses, and classify blocks by size.
 
     Returns:
-        words, ptr, mean_rows, kept_size and scratch_size of `autobatch.backends.tables.PlanTables`; of forward,
-        backward and weights each (calls int64[n, 2], tile_ptr, ptr); is_serial; addresses; and the numbers of bits of
-        mean rows and of the rows of blocks, as bytes.
+        The parts of `autobatch.backends.tables.PlanTables`, from `type_ids` on.
+
+    Raises:
+        ValueError: the arrays do not fit each other, or a type of the plan has no sizes.
     """
 
 def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> tuple[Any, ...]:
@@ -679,6 +691,11 @@ def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -
 
 def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
     """Allocate areas; area k is live from step first[k] to step k. Return their places, and the end of memory."""
+
+# native/module.cpp.
+
+def is_set(name: str) -> bool:
+    """Tell whether a variable of the environment is neither empty nor "0"; faster than `os.environ`."""
 
 # native/blas/: see `autobatch.blas.packed`. Rows of strided arrays may lie apart; their last axis is contiguous.
 

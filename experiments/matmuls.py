@@ -21,7 +21,6 @@ from autobatch._native import call_steps, pack
 from autobatch.arrays import address_of
 from autobatch.backends.cpu import steps, weights
 from autobatch.backends.cpu.backend import CompiledPlan
-from autobatch.backends.tiles import CALL
 from autobatch.backends.values import Activity, RowRange
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words
@@ -103,7 +102,7 @@ class Matmuls:
         bound = [self._bind(one, dtype) for one in self.listed] if self._all_native else []
         self._alive = [arrays for _, *arrays in bound]
         self._addresses = np.array([(f, *map(address_of, arrays[:2])) for f, *arrays in bound], steps.ADDRESSES)
-        self._calls = np.array([(k, 0) for k in range(len(bound))], CALL)
+        self._calls = np.array([(k, 0) for k in range(len(bound))], np.int64).reshape(-1, 2)
         parts = [one.part for one in self.listed]
         starts = [k for k, part in enumerate(parts) if k == 0 or part != parts[k - 1]]
         self._runs = [(parts[start], start, end) for start, end in itertools.pairwise([*starts, len(parts)])]

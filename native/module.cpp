@@ -1,4 +1,4 @@
-// The extension module `autobatch._native`, with the functions and types of `graph/` and `record/`.
+// The extension module `autobatch._native`, with the functions and types of all folders.
 
 #define AUTOBATCH_IMPORTS_NUMPY
 #include "record/record.h"
@@ -13,11 +13,22 @@ bool add_run(PyObject* module);
 
 namespace {
 
+// is_set(name): whether a variable of the environment is neither empty nor "0".
+PyObject* is_set(PyObject*, PyObject* name) {
+  if (!PyUnicode_Check(name)) return refuse_type("name", "a str", name), nullptr;
+  const char* text = PyUnicode_AsUTF8(name);
+  if (!text) return nullptr;
+  const char* value = getenv(text);
+  return PyBool_FromLong(value && *value && strcmp(value, "0") != 0);
+}
+
+PyMethodDef functions[] = {{"is_set", is_set, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
 int execute(PyObject* module) {
   Ref numpy(PyImport_ImportModule("numpy"));  // fails with a clearer error than the next line
   if (!numpy || PyArray_ImportNumPyAPI() < 0) return -1;
   return add_graph(module) && add_record(module) && add_policies(module) && add_plan(module) && add_blas(module) &&
-                 add_run(module)
+                 add_run(module) && PyModule_AddFunctions(module, functions) == 0
              ? 0
              : -1;
 }

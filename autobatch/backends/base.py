@@ -17,7 +17,7 @@ from autobatch.backends.options import Options
 from autobatch.devices.store import Store
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
-from autobatch.plan.plan import Batch, Plan, PlannedTypes
+from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedTypes
 
 if TYPE_CHECKING:
     from autobatch.backends.interpret import Interpreter
@@ -142,8 +142,20 @@ class Backend(Protocol):
 
     name: str
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> Executable:
+    def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int] | None:
+        """The sizes and the number of threads from which the core makes tables along with a plan; None for no tables.
+
+        Args:
+            cells: the types of the plan; sizes of types that were in no plan before are zero.
+        """
+
+    def prepare(
+        self, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None = None
+    ) -> Executable:
         """Prepare a plan of these types. Other executables are not affected; machine code is made later.
+
+        Args:
+            tables: those that the core made along with the plan, see `autobatch.memplan.batch.placement.plan_graph`.
 
         Raises:
             BackendError: the backend does not read parameters on the device on which they are.

@@ -107,12 +107,14 @@ class PlanRun(ABC, Generic[M]):
     def _reserve(self) -> None:
         """Make room in `memory` for the plan."""
 
-    @abstractmethod
-    def _bound(self, stage: str) -> AbstractContextManager[Any]:
-        """Within the context, the steps of "forward", "backward" or "weights" know the memory of this run."""
+    def _bind(self, stage: str) -> None:
+        """Tell the steps of "forward", "backward" or "weights" the memory of this run; `_release` always follows."""
+
+    def _release(self, stage: str) -> None:
+        """End what `_bind` began."""
 
     def _limited(self) -> AbstractContextManager[Any]:
-        """Within the context, in which backward runs, libraries of the host use as many threads as they may."""
+        """The context in which backward runs: libraries of the host use no more threads than they may."""
         return limit_threads(self.options.threads)
 
     @abstractmethod
@@ -149,15 +151,18 @@ class PlanRun(ABC, Generic[M]):
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:
         """Run "forward" or "backward": all nodes, or those that are active."""
-        with self._bound(stage):
+        try:
+            self._bind(stage)
             if activity is None and self.timer is None:
-                self._call(stage, 0, self.plan.schedule.n_batches + 2)
+                self._call(stage, 0, len(self.plan.schedule.batch_type) + 2)
                 return
             batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
             if activity is not None:
                 self._call_active(stage, batches, activity)
             else:
                 self._call_timed(stage, batches)
+        finally:
+            self._release(stage)
 
     def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
         """Run the batches that have active nodes, and clear the gradients of the others."""
@@ -180,23 +185,39 @@ class PlanRun(ABC, Generic[M]):
         with self._silent():
             activity = self.executable.activity(self._seeded)
             targets = self.memory.targets(into, self.cells.stacks)
-            with self._limited(), self.memory.on_device(targets.arrays, self.options) as gradients:
-                for slot in range(len(self.cells.slot_shapes)):
-                    place = self.values.slot(slot, self.plan.mirror)
-                    place[...] = self.store.put(seeds[slot]) if slot in seeds else 0
-                self._sweep("backward", None if activity.is_whole else activity)
-                self._lap("backward", None)  # work after the last batch counts as backward, not as weights
-                self.targets = gradients
-                if reader is None or reader(self.interpreter, activity):
-                    with self._bound(WEIGHTS):
-                        self._run_weights(activity)
+            with self._limited():
+                if self.options.store is self.store:
+                    self._differentiate(seeds, targets.arrays, activity, reader)
+                else:
+                    with self.memory.on_device(targets.arrays, self.options) as gradients:
+                        self._differentiate(seeds, gradients, activity, reader)
             self.copied_bytes += targets.finish()
+
+    def _differentiate(
+        self, seeds: Mapping[int, Any], targets: Mapping[int, Gradient], activity: Activity, reader: RowReader | None
+    ) -> None:
+        for slot in range(len(self.cells.slot_shapes)):
+            place = self.values.slot(slot, self.plan.mirror)
+            place[...] = self.store.put(seeds[slot]) if slot in seeds else 0
+        self._sweep("backward", None if activity.is_whole else activity)
+        self._lap("backward", None)  # work after the last batch counts as backward, not as weights
+        self.targets = targets
+        if reader is None or reader(self.interpreter, activity):
+            self._run_weights(activity)
 
     def _run_weights(self, activity: Activity) -> None:
         """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
-        if activity.is_whole and self.timer is None:
-            self._call(WEIGHTS, 0, 2 * (len(self.plan.type_ptr) - 1))
-            return
+        try:
+            self._bind(WEIGHTS)
+            if activity.is_whole and self.timer is None:
+                self._call(WEIGHTS, 0, 2 * (len(self.plan.type_ptr) - 1))
+            else:
+                self._run_weights_by_type(activity)
+        finally:
+            self._release(WEIGHTS)
+
+    def _run_weights_by_type(self, activity: Activity) -> None:
+        """Add to the gradients of parameters, one type after the other."""
         ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         types = [Batch(type_id, 0, ends[type_id + 1] - ends[type_id], bases[type_id]) for type_id in sorted(bases)]
         types = [of_type for of_type in types if activity.rows(*of_type[:3]).any()]

@@ -56,14 +56,11 @@ class Memory:
 
     @contextmanager
     def on_device(self, targets: Mapping[int, Gradient], options: Options) -> Iterator[Mapping[int, Gradient]]:
-        """Give the targets themselves where they are on the device of the values; else arrays there, which are added.
+        """Give arrays on the device of the values for targets that are on the host, to which they are added.
 
-        These arrays lie one after the other in `gradients`, zero at first; at the end of the context one copy brings
+        They lie one after the other in `gradients`, zero at first; at the end of the context one copy brings
         them to the host. `Rows` stay as they are.
         """
-        if options.store is self.store:
-            yield targets
-            return
         arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
         size = sum(array.size for array in arrays.values())
         self.gradients = self._reserved(self.gradients, size, options.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from autobatch.backends.base import Timer
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
+from autobatch.backends.values import Activity
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -34,7 +34,10 @@ class Reference:
         """Copies and pickles have their own memory."""
         return type(self), (self.poison, self.store)
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> InterpretedPlan:
+    def table_sizes(self, cells: PlannedTypes, options: Options) -> None:
+        """Ask for no tables; see `Backend`."""
+
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options, tables: Any = None) -> InterpretedPlan:
         """Prepare a plan; see `Backend`."""
         options.check_store(self.name, HOST, self.store)
         return InterpretedPlan(self, plan, cells, options)
@@ -62,8 +65,9 @@ class InterpretedRun(PlanRun[Memory]):
         if self.executable.backend.poison:
             self.memory.buffer.fill(np.nan)
 
-    def _bound(self, stage: str) -> AbstractContextManager[Any]:
-        return self._limited() if stage == "forward" else nullcontext()
+    def _sweep(self, stage: str, activity: Activity | None) -> None:
+        with self._limited():
+            super()._sweep(stage, activity)
 
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter

@@ -3,9 +3,9 @@
     plan.batches ──cut──▶ tiles of each type ──list──▶ calls of each stage: (step, tile), (step, tile), ...
 
 Both are NumPy arrays of records: `tables.tiles[type_id][k]["rows_n"]` is the number of rows of tile k of a type
-(`autobatch.compiler.tiles` has the other fields), and `tables.calls["forward"].calls["step"]` are the numbers of the
-steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The core fills
-them (`native/plan/tiles.h`, `native/plan/calls.h`).
+(`autobatch.compiler.tiles` has the other fields), and `tables.calls["forward"].calls[:, 0]` are the numbers of the
+steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The core
+fills them (`native/plan/plan_tables.h`), most often in the call that makes the plan.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from autobatch._native import make_tables
 from autobatch.backends.stages import CellStages
-from autobatch.backends.tiles import CALL, WHOLE, CallList, CellSizes, LongArray, arrays_of
+from autobatch.backends.tiles import WHOLE, CallList, LongArray, arrays_of
 from autobatch.compiler.tiles import STAGES, WEIGHTS
 from autobatch.compiler.writer import split_name
 from autobatch.ir.program import NODE, Instruction
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 
 FORWARD, BACKWARD = STAGES
 WORD = 8  # bytes of an int64
@@ -37,31 +37,38 @@ class PlanTables:
     """The tables of a plan, for a number of threads.
 
     Attributes:
-        type_ids: the numbers of the plan's types.
+        stages: the names of the stages that there are.
         records: the type of the tiles of each type.
+        type_ids: the numbers of the plan's types.
         words, ptr: words[ptr[t] : ptr[t + 1]] are the tiles of type t: those of its batches in order; those of all of
             its rows, if it has such; and in training all rows once more for each thread, which computes a strip of the
             gradients.
         mean_rows: [blocks, 2] mean rows of a tile, of batches and of all rows; 0 where no steps run for all rows.
         kept_size, scratch_size: elements of persistent scratch, and of the scratch memory that tiles use in turn.
-        calls: of each stage, by name; in inference of forward alone.
+        lists: the parts of a `CallList` for forward, backward and weights.
         addresses: of `dest_ptr`, `dest` and `adds`; per type of its tiles; and per block of the ints, of the floats, of
             the segments, as `place_of` numbers them.
         size_classes, row_classes: the classes of mean rows, and of the rows of types, between which the choice of a
             product may differ, as bytes.
     """
 
-    type_ids: tuple[int, ...]
+    stages: tuple[str, ...]
     records: dict[int, np.dtype[Any]]
+    type_ids: tuple[int, ...]
     words: LongArray
     ptr: LongArray
     mean_rows: LongArray
     kept_size: int
     scratch_size: int
-    calls: dict[str, CallList]
+    lists: tuple[tuple[Any, ...], ...]
     addresses: LongArray
     size_classes: bytes
     row_classes: bytes
+
+    @cached_property
+    def calls(self) -> dict[str, CallList]:
+        """The calls of each stage, by name."""
+        return {name: CallList(*parts) for name, parts in zip(self.stages, self.lists, strict=False)}
 
     @cached_property
     def tiles(self) -> dict[int, NDArray[Any]]:
@@ -80,46 +87,38 @@ class CompiledTypes(Generic[C]):
 
     Attributes:
         cells: the cells met in a plan, by the number of their type.
+        sizes: theirs, from which the core makes tables.
     """
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any], most_rows: Callable[[int], int]) -> None:
         self.dtype, self.stages, self._most_rows = dtype, STAGES if types.training else STAGES[:1], most_rows
+        self._names = (*STAGES, WEIGHTS) if types.training else STAGES[:1]
         self.cells: dict[int, C] = {}
         self.arrays, self._records = types.tables, dict[int, np.dtype[Any]]()
         n_types, n_blocks = len(types.cells), types.tables.block_width.size
         scratch = np.zeros((len(self.stages), n_blocks), np.int64)
         fields, own, kept, most = np.zeros((4, n_types), np.int64)
         steps = np.zeros((len(STAGES) + 1, n_types, 3), np.int64)
-        self._sizes = CellSizes(types.saved_width, scratch, fields, own, kept, most, steps)
+        self.sizes = CellSizes(types.saved_width, scratch, fields, own, kept, most, steps)
 
-    def tables_of(self, plan: Plan, compile_cell: Callable[[int], C], n_threads: int) -> PlanTables:
-        """Make the tables of a plan; cells that were not met before are lowered, but not yet compiled to machine code.
+    def tables_of(
+        self, plan: Plan, compile_cell: Callable[[int], C], n_threads: int, parts: tuple[Any, ...] | None = None
+    ) -> PlanTables:
+        """The tables of a plan; cells that were not met before are lowered, but not yet compiled to machine code.
 
-        Cost: O(tiles), some ten microseconds.
+        Args:
+            parts: those that the core made along with the plan, if it knew all sizes.
         """
-        ends = plan.type_ptr.tolist()
-        type_ids = tuple([type_id for type_id in range(len(ends) - 1) if ends[type_id] < ends[type_id + 1]])
-        for type_id in type_ids:
-            if type_id not in self.cells:
-                self._add(type_id, compile_cell(type_id))
-        words, ptr, mean_rows, kept_size, scratch_size, *lists, is_serial, addresses, classes = make_tables(
-            arrays_of(plan), self._sizes, n_threads
-        )
-        forward, backward, weights = [
-            CallList(calls.view(CALL)[:, 0], tile_ptr, parts, is_serial[:0]) for calls, tile_ptr, parts in lists
-        ]
-        of_stages = {FORWARD: forward._replace(is_serial=is_serial)}
-        if len(self.stages) > 1:
-            of_stages |= {BACKWARD: backward, WEIGHTS: weights}
-        n_blocks = len(mean_rows)
-        return PlanTables(
-            type_ids, self._records, words, ptr, mean_rows, kept_size, scratch_size, of_stages, addresses,
-            classes[: 2 * n_blocks], classes[2 * n_blocks :],
-        )  # fmt: skip
+        if parts is None:
+            for type_id in np.flatnonzero(np.diff(plan.type_ptr)).tolist():
+                if type_id not in self.cells:
+                    self._add(type_id, compile_cell(type_id))
+            parts = make_tables(arrays_of(plan), self.sizes, n_threads)
+        return PlanTables(self._names, self._records, *parts)
 
     def _add(self, type_id: int, cell: C) -> None:
         """Add a type."""
-        sizes, first = self._sizes, int(self.arrays.block_ptr[type_id])
+        sizes, first = self.sizes, int(self.arrays.block_ptr[type_id])
         stages = [cell.stage(name) for name in self.stages]
         sizes.fields[type_id], sizes.kept[type_id] = len(stages[0].fields), stages[0].storage.persistent_width
         width = np.array(cell.cell.layout.input_width) + cell.cell.layout.saved_width

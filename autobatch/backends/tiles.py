@@ -27,8 +27,6 @@ ROUND_ROWS = 16
 """The rows of a tile are a multiple of this, so that products take whole tiles of their own."""
 WHOLE = 1 << 40
 """The row limit of types whose batches are not cut; `native/plan/tiles.cpp` has it, too, and `ROUND_ROWS`."""
-CALL = np.dtype([("step", np.int64), ("tile", np.int64)])
-"""A call: the number of a step, and the number of a tile among those of its type."""
 
 
 class PlanArrays(NamedTuple):
@@ -61,36 +59,13 @@ class PlanArrays(NamedTuple):
     out_block: IntArray
 
 
-class CellSizes(NamedTuple):
-    """The memory and the number of steps of T compiled types; zero for types that were not met in a plan.
-
-    Attributes:
-        saved: [blocks] elements per row of residuals.
-        scratch: [stages, blocks] elements per row of the scratch memory of tiles.
-        fields: [T] fields of a tile.
-        own, kept: [T] elements of scratch memory per tile, whatever its rows; and of persistent scratch per row of
-            nodes.
-        most_rows: [T] the largest number of rows of a tile.
-        steps: [stages, T, 3] how many steps run once before all batches, per batch, and once after them; of the weight
-            stage how many are compiled, none, and how many Python runs.
-    """
-
-    saved: LongArray
-    scratch: LongArray
-    fields: LongArray
-    own: LongArray
-    kept: LongArray
-    most_rows: LongArray
-    steps: LongArray
-
-
 class CallList(NamedTuple):
     """The calls of a stage, in order.
 
     Of the weight stage with T types, part t has the compiled steps of type t, and part T + t the others.
 
     Attributes:
-        calls: [n] `CALL`.
+        calls: [n, 2] the number of a step, and that of a tile among those of its type.
         tile_ptr: [tiles + 1] calls[tile_ptr[p]:tile_ptr[p + 1]] are those of the p-th tile that runs.
         ptr: [batches + 3] part p has tiles ptr[p]:ptr[p + 1]. Part 0 is the prologue, parts 1 to B are the batches in
             the order in which they run, and part B + 1 is the epilogue. Tiles of the prologue and the epilogue are of
@@ -99,7 +74,7 @@ class CallList(NamedTuple):
             does.
     """
 
-    calls: NDArray[Any]
+    calls: LongArray
     tile_ptr: LongArray
     ptr: LongArray
     is_serial: BoolArray

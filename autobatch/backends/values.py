@@ -19,7 +19,7 @@ from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.tiles import field_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import width_of
-from autobatch.devices.store import Store
+from autobatch.devices.store import HOST, Store
 from autobatch.graph.marks import Marks
 from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Var, Weight
@@ -177,8 +177,12 @@ class Values:
 
     def outputs(self) -> Callable[[], list[Any]]:
         """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""
-        copies = [self.store.copy_out(self.slot(slot)) for slot in range(len(self.cells.slot_shapes))]
-        return lambda: [wait() for wait in copies]
+        slots = map(self.slot, range(len(self.cells.slot_shapes)))
+        if self.store is HOST:
+            copies = [*map(np.array, slots)]
+            return lambda: copies
+        waits = [*map(self.store.copy_out, slots)]
+        return lambda: [wait() for wait in waits]
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
         """A value in the inputs, or (shifted) a gradient beside them: `(rows, *shape)`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from autobatch.errors import BackendError
@@ -29,6 +29,7 @@ class ThreadPool(NamedTuple):
 OPENBLAS_NAMES = [
     f"{prefix}openblas_{{}}_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 ]
+NUMBER = itemgetter(1)
 _lock = threading.RLock()
 _asked: list[tuple[int, int]] = []  # Python thread and number of each open block
 _before: dict[str, tuple[ThreadPool, int]] = {}  # the number of each library outside all blocks
@@ -38,7 +39,7 @@ _pools: list[ThreadPool] | None = None
 _is_torch_known = False
 
 
-def limit_threads(n_threads: int = 1) -> AbstractContextManager[int]:
+def limit_threads(n_threads: int = 1) -> Limit:
     """Let every matrix product inside the block use at most `n_threads` threads.
 
     Args:
@@ -58,10 +59,10 @@ def limit_threads(n_threads: int = 1) -> AbstractContextManager[int]:
     """
     if n_threads < 1:
         raise BackendError(f"setting BLAS threads to {n_threads}: give at least 1.")
-    return _Block(n_threads)
+    return Limit(n_threads)
 
 
-class _Block:
+class Limit:
     """A block in which the threads of matrix products are limited."""
 
     def __init__(self, n_threads: int) -> None:
@@ -73,6 +74,10 @@ class _Block:
             return _put_in_force()
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the block."""
         global _number
         with _lock:
             _asked.remove(self._entry)
@@ -129,7 +134,7 @@ def _put_in_force() -> int:
 
 def _granted(asked: Sequence[tuple[int, int]]) -> int:
     """Compute the number that is in force while these blocks are open."""
-    smallest = min([number for _, number in asked])
+    smallest: int = min(map(NUMBER, asked))
     if smallest == 1:
         return 1
     n_python_threads = len({thread for thread, _ in asked})

@@ -69,7 +69,7 @@ class Planning:
         if minibatch.graph is None:
             clock.lap("merge")
         slot = self._loss_slot(graph, options)
-        if slot >= 0:
+        if slot >= 0 and cells.singular:
             graph, cells = self._stop(graph, slot, options, cells, clock)
         planned = self._plan(graph, options, cells, clock)
         if key is not None:
@@ -123,7 +123,7 @@ class Planning:
         self, graph: Graph, slot: int, options: Options, cells: PlannedTypes, clock: Clock
     ) -> tuple[Graph, PlannedTypes]:
         """Stop gradients at outputs that the loss does not depend on, where they may not be finite."""
-        stopped = self._stopping.stop(graph, cells.flows, len(self._recorder.slots.shapes), slot)
+        stopped = self._stopping.stop(graph, cells.singular, cells.flows, len(self._recorder.slots.shapes), slot)
         if stopped is not graph:
             cells = self.cells(options.purpose)
             clock.lap("layout")
@@ -146,11 +146,12 @@ class Planning:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
 
         def plan_part(graph: Graph) -> Part:
-            plan, rewrites = self._place(graph, options, cells, clock)
-            executable = self.backend.prepare(plan, cells, options)
-            unseen = options.policy.unseen_share
-            n_bytes = executable.n_bytes + self._bytes_by_instance(plan, cells, options)
-            figures = Figures(plan.graph, plan.schedule.n_batches, n_bytes, unseen)
+            plan, rewrites, tables = self._place(graph, options, cells, clock)
+            executable = self.backend.prepare(plan, cells, options, tables)
+            n_bytes = executable.n_bytes
+            if options.by_instance is not None:
+                n_bytes += bytes_of_instances(plan, cells, options)
+            figures = Figures(plan.graph, plan.schedule.n_batches, n_bytes, options.policy.unseen_share)
             return Part(graph, rewrites, plan, executable, figures)
 
         def plan_again(graph: Graph) -> Part:
@@ -161,17 +162,26 @@ class Planning:
         parts = fit_parts(whole, plan_again, options.max_bytes)
         return Planned(graph, tuple(parts), whole.n_bytes)
 
-    def _place(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> tuple[Plan, Rewrites]:
-        """Rewrite, schedule and place; in one call of the core unless Python takes part or checks the results."""
+    def _place(
+        self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock
+    ) -> tuple[Plan, Rewrites, tuple[Any, ...] | None]:
+        """Rewrite, schedule and place; in one call of the core unless Python takes part or checks the results.
+
+        Returns:
+            The plan, the rewrites, and the tables for the backend if the core has made them.
+        """
         rule, is_checked = options.policy.core_rule, checking()
         if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
             from autobatch.memplan.batch.placement import plan_graph
 
-            plan, rewrites, (rewriting, scheduling, _) = plan_graph(graph, options.rewrites, rule, cells)
+            sizes = self.backend.table_sizes(cells, options) or ()
+            plan, rewrites, tables, (rewriting, scheduling, _) = plan_graph(
+                graph, options.rewrites, rule, cells, *sizes
+            )
             clock.lap("rewrite", rewriting)
             clock.lap("schedule", scheduling)
             clock.lap("place")
-            return plan, rewrites
+            return plan, rewrites, tables
         rewritten, rewrites = rewrite(graph, options.rewrites)
         clock.lap("rewrite")
         schedule = make_schedule(rewritten, options.policy)
@@ -182,17 +192,7 @@ class Planning:
         elif is_checked:
             check_plan(plan, cells)
         clock.lap("place")
-        return plan, rewrites
-
-    def _bytes_by_instance(self, plan: Plan, cells: PlannedTypes, options: Options) -> int:
-        """Bytes that are taken for what is asked of each instance, none of which shares a node with another."""
-        if options.by_instance is None:
-            return 0
-        from autobatch.backends.by_instance.needs import bytes_by_instance
-        from autobatch.engine.each_instance import refuse_shared
-
-        refuse_shared(plan.graph)
-        return bytes_by_instance(plan, cells, options.by_instance, options.dtype)
+        return plan, rewrites, None
 
     def _step(
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,
@@ -200,6 +200,16 @@ class Planning:
     ) -> Step:  # fmt: skip
         rate = self.cache.hit_rate
         return Step(graph, planned.whole_bytes, options.max_bytes, planned.parts, cells, clock, plan_hit, rate, slot)
+
+
+def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int:
+    """Bytes that are taken for what is asked of each instance, none of which may share a node with another."""
+    from autobatch.backends.by_instance.needs import bytes_by_instance
+    from autobatch.engine.each_instance import refuse_shared
+
+    assert options.by_instance is not None
+    refuse_shared(plan.graph)
+    return bytes_by_instance(plan, cells, options.by_instance, options.dtype)
 
 
 def _n_same(before: tuple[Any, int], now: tuple[Any, int]) -> int:

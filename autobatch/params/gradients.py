@@ -8,6 +8,7 @@ operation, `Rows` by dropping their rows. The gradients that a call returns are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any
 
 from autobatch.params.parameter import FloatArray, Parameter
@@ -56,8 +57,10 @@ class GradientBuffers:
 
     def __init__(self) -> None:
         self._made: dict[str, Gradient] = {}
-        self._served: list[tuple[str, Parameter, FloatArray]] = []
+        self._parameters: list[Parameter] = []
+        self._arrays: list[FloatArray] = []
         self._rows: frozenset[int] = frozenset()
+        self._to_clear: list[Rows] = []
         self._wholes: list[FloatArray] = []
 
     def zeros(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> Gradients:
@@ -69,17 +72,17 @@ class GradientBuffers:
         """
         if not self._serves(parameters, rows):
             self._made, self._wholes = make_gradients(parameters, rows)
-            self._served = [(name, parameter, parameter.array) for name, parameter in parameters.items()]
-            self._rows = rows
+            self._parameters, self._rows = [*parameters.values()], rows
+            self._arrays = [parameter.array for parameter in self._parameters]
+            self._to_clear = [gradient for gradient in self._made.values() if isinstance(gradient, Rows)]
         for whole in self._wholes:
             whole.fill(0)
-        for gradient in self._made.values():
-            if isinstance(gradient, Rows):
-                gradient.clear()
+        for gradient in self._to_clear:
+            gradient.clear()
         return Gradients(self._made)
 
     def _serves(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> bool:
-        if len(parameters) != len(self._served) or rows != self._rows:
+        if rows != self._rows or [*parameters] != [*self._made]:
             return False
-        served = zip(parameters.items(), self._served, strict=True)
-        return all(name == n and p is q and p.array is data for (name, p), (n, q, data) in served)
+        arrays = [parameter.array for parameter in parameters.values()]
+        return all(map(is_, parameters.values(), self._parameters)) and all(map(is_, arrays, self._arrays))

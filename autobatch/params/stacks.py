@@ -12,6 +12,7 @@ stack is added to all of them in place. The gradients of other parts of stacks a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -336,7 +337,7 @@ class Targets:
     def restart(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> bool:
         """Prepare for another run, if it has the same gradient objects and the same stacks."""
         known = self._gradients
-        if len(gradients) != len(known) or any(known.get(key) is not array for key, array in gradients.items()):
+        if gradients.keys() != known.keys() or not all(map(is_, gradients.values(), known.values())):
             return False
         if self._stacks.keys() != {id(stack) for stack in stacks if stack.trainable}:
             return False

@@ -20,7 +20,8 @@ The planner makes plans; this module defines them, and `autobatch.plan.plan_chec
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -70,6 +71,29 @@ class LayoutArrays(NamedTuple):
     slot_width: LongArray
     saved_width: LongArray
     training: bool
+
+
+class CellSizes(NamedTuple):
+    """The memory and the number of steps of T compiled types; zero for types that were not met in a plan.
+
+    Attributes:
+        saved: [blocks] elements per row of residuals.
+        scratch: [stages, blocks] elements per row of the scratch memory of tiles.
+        fields: [T] fields of a tile.
+        own, kept: [T] elements of scratch memory per tile, whatever its rows; and of persistent scratch per row of
+            nodes.
+        most_rows: [T] the largest number of rows of a tile.
+        steps: [stages, T, 3] how many steps run once before all batches, per batch, and once after them; of the weight
+            stage how many are compiled, none, and how many Python runs.
+    """
+
+    saved: LongArray
+    scratch: LongArray
+    fields: LongArray
+    own: LongArray
+    kept: LongArray
+    most_rows: LongArray
+    steps: LongArray
 
 
 class Batch(NamedTuple):
@@ -295,11 +319,16 @@ class PlannedCell(NamedTuple):
 
 @dataclass(eq=False)
 class PlannedTypes:
-    """All types of a graph, planned; the tables for placement are made once per set of types."""
+    """All types of a graph, planned; the tables for placement are made once per set of types.
+
+    Attributes:
+        compiled: what backends have compiled of them, by backend and options.
+    """
 
     cells: list[PlannedCell]
     slot_shapes: list[tuple[int, ...]]
     training: bool
+    compiled: dict[Hashable, Any] = field(default_factory=dict)
 
     def followed(self, more: PlannedTypes) -> PlannedTypes:
         """Return the same types and more, with all slots; reuse the properties of the present types."""
@@ -351,6 +380,11 @@ class PlannedTypes:
             port_block=np.array([p.domain - NODE for _, p in ports], np.int32),
             port_column=np.array([p.column for _, p in ports], np.int32),
         )
+
+    @cached_property
+    def singular(self) -> list[int]:
+        """The types with outputs at which gradients may not be finite."""
+        return [type_id for type_id, cell in enumerate(self.cells) if cell.type.singular]
 
     @cached_property
     def flows(self) -> FlowArrays:

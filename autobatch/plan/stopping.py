@@ -8,6 +8,8 @@ the same; most models have no such outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from autobatch.graph.graph import Graph
@@ -27,20 +29,19 @@ class Stopping:
     def __init__(self, types: TypeTable) -> None:
         self._types, self._marks = types, Marks()
 
-    def stop(self, graph: Graph, flows: FlowArrays, n_slots: int, slot: int) -> Graph:
+    def stop(self, graph: Graph, singular_types: Sequence[int], flows: FlowArrays, n_slots: int, slot: int) -> Graph:
         """Give the graph with the types of these nodes changed; the graph itself if there are none.
 
         Args:
             graph: as recorded or merged.
+            singular_types: those with singular outputs.
             flows: of its types.
             n_slots: of results.
             slot: that of the loss.
 
-        Cost: that of `Marks.mark`; nothing if no type has such outputs.
+        Cost: that of `Marks.mark`; nothing if no node has such outputs.
         """
-        present = np.flatnonzero(np.bincount(graph.type_id)).tolist()
-        singular_types = [type_id for type_id in present if self._types[type_id].singular]
-        if not singular_types:
+        if not np.isin(graph.type_id, singular_types).any():
             return graph
         self._marks.mark(graph, flows, n_slots, [slot])
         words = graph.words.copy()

@@ -6,8 +6,9 @@ are checked in its tests, and in every run where the environment has `AUTOBATCH_
 
 from __future__ import annotations
 
-import os
 from typing import TypeVar
+
+from autobatch._native import is_set
 
 Marked = TypeVar("Marked", bound=type)
 _TRUSTED = set[type]()
@@ -26,4 +27,4 @@ def is_trusted(maker: object) -> bool:
 
 def checking() -> bool:
     """Say whether runs check every structure they build: the environment has `AUTOBATCH_CHECK=1`."""
-    return os.environ.get("AUTOBATCH_CHECK", "0") not in ("", "0")
+    return is_set("AUTOBATCH_CHECK")

@@ -70,7 +70,28 @@ Problem Placement::place(const TypedGraph& graph, Span<const double> floats, con
                                           adds);
 }
 
-Ref Placement::to_python() {
+void Placement::list_arrays(const BatchSpans& batches, PlanArrays& plan) const {
+  plan.batch_type = batches.type_id;
+  plan.batch_ptr = batches.ptr;
+  plan.base_ptr = rows_.base_ptr;
+  plan.base = rows_.base;
+  plan.saved_base = rows_.saved_base;
+  plan.segments = rows_.segments;
+  plan.segment_base = rows_.segment_base;
+  plan.dest_base = dest_base_;
+  plan.dest_ptr = dest_ptr_;
+  plan.adds = {reinterpret_cast<const uint8_t*>(adds_.data()), adds_.size()};
+  plan.block_rows = rows_.block_rows;
+  plan.block_ptr = tables_.block_ptr;
+  plan.block_width = tables_.block_width;
+  plan.block_ints = tables_.block_ints;
+  plan.block_floats = tables_.block_floats;
+  plan.out_ptr = tables_.out_ptr;
+  plan.out_block = tables_.out_block;
+  plan.mirror = rows_.mirror;
+}
+
+Ref Placement::to_python(PlanArrays& plan) {
   Vec<int64_t> type_ptr;
   if (!type_ptr.resize(rows_.type_ptr.size())) return PyErr_NoMemory(), Ref();
   for (ptrdiff_t t = 0; t < type_ptr.size(); t++) type_ptr[t] = rows_.type_ptr[t];
@@ -99,6 +120,19 @@ Ref Placement::to_python() {
     if (!parts[i]) return Ref();
     PyTuple_SET_ITEM(found.get(), i, parts[i].release());
   }
+  if (!found) return found;
+  auto data = [&](Py_ssize_t part) {
+    return PyArray_DATA(reinterpret_cast<PyArrayObject*>(PyTuple_GET_ITEM(found.get(), part)));
+  };
+  enum { BLOCK_ROWS = 3, SEGMENTS = 7, SEGMENT_BASE, DEST_PTR = 10, DEST, ADDS, INTS = 17, FLOATS };
+  plan.block_rows.data = static_cast<const int64_t*>(data(BLOCK_ROWS));
+  plan.segments.data = static_cast<const int64_t*>(data(SEGMENTS));
+  plan.segment_base.data = static_cast<const int64_t*>(data(SEGMENT_BASE));
+  plan.dest_ptr.data = static_cast<const int64_t*>(data(DEST_PTR));
+  plan.dest = data(DEST);
+  plan.adds.data = static_cast<const uint8_t*>(data(ADDS));
+  plan.ints = data(INTS);
+  plan.floats = data(FLOATS);
   return found;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "plan/destinations.h"
+#include "plan/tiles.h"
 
 namespace autobatch {
 
@@ -14,11 +15,14 @@ class Placement {
   bool fits(const TypedGraph& graph, Span<const double> floats) const;
   // Places a scheduled graph. Returns a problem of the schedule or the graph, or NO_MEMORY. Needs no interpreter lock.
   Problem place(const TypedGraph& graph, Span<const double> floats, const BatchSpans& batches);
-  // Makes the parts of a `Plan` from `row` to `floats`; null with an error if memory runs out. The vectors are handed
-  // over.
-  Ref to_python();
+  // Lists the arrays that tables are made from, of the graph that was placed with this schedule.
+  void list_arrays(const BatchSpans& batches, PlanArrays& plan) const;
+  // Makes the parts of a `Plan` from `row` to `floats`, and lists in `plan` those that steps read; null with an error
+  // if memory runs out. The vectors are handed over.
+  Ref to_python(PlanArrays& plan);
 
   int32_t n_types() const { return tables_.n_types(); }
+  int32_t n_blocks() const { return tables_.n_blocks(); }
 
  private:
   TypeTables tables_;

@@ -3,6 +3,7 @@
 #include "graph/rewrite/rewrite.h"
 #include "plan/lifetimes.h"
 #include "plan/placement.h"
+#include "plan/plan_tables.h"
 #include "plan/sums.h"
 #include "policies/entries.h"
 #include "support/clock.h"
@@ -11,6 +12,13 @@ namespace autobatch {
 namespace {
 
 constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places behind the buffer can be counted
+
+bool read_threads(PyObject* number, int32_t& n_threads) {
+  constexpr int32_t MOST_THREADS = 1 << 16;
+  if (!read_int(number, "n_threads", n_threads)) return false;
+  if (n_threads >= 1 && n_threads <= MOST_THREADS) return true;
+  return PyErr_Format(PyExc_ValueError, "n_threads must lie in 1..%d, got %d", MOST_THREADS, n_threads), false;
+}
 
 // place_values(words, floats, batches, types, layout): the parts of a plan, in the order of `Plan`.
 PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
@@ -29,24 +37,31 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     problem = check_types(graph);
     if (!problem) problem = placement.place(graph, floats, batches);
   }
-  return set_problem(problem) ? placement.to_python().release() : nullptr;
+  PlanArrays plan;
+  return set_problem(problem) ? placement.to_python(plan).release() : nullptr;
 }
 
-// plan_graph(words, floats, types, passes, rule, layout): words, floats and changes of the rewritten graph; its
-// schedule; the parts of a plan; and the seconds that rewriting, scheduling and placing took.
+// plan_graph(words, floats, types, passes, rule, layout, sizes, n_threads): words, floats and changes of the rewritten
+// graph; its schedule; the parts of a plan; those of its tables, or None if a type of the plan has no sizes yet; and
+// the seconds that rewriting, scheduling and placing took.
 PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Rewriting rewriting;
   TypedGraph graph;
   DirectedRule rule;
   Batches batches;
   Placement placement;
-  int32_t passes;
-  if (!takes("plan_graph", n, 6) || !read_int(arguments[3], "passes", passes) ||
+  CellSizes sizes;
+  int32_t passes, n_threads;
+  if (!takes("plan_graph", n, 8) || !read_int(arguments[3], "passes", passes) ||
       !read_directed_rule(arguments[4], rule) || !rewriting.read(arguments[0], arguments[1], arguments[2]) ||
       !placement.read_layout(arguments[5], rewriting.given.types) ||
-      !placement.fits(rewriting.given, rewriting.draft.floats))
+      !placement.fits(rewriting.given, rewriting.draft.floats) || !read_threads(arguments[7], n_threads) ||
+      (arguments[6] != Py_None && !read_cell_sizes(arguments[6], placement.n_types(), placement.n_blocks(), sizes)))
     return nullptr;
   Problem problem;
+  PlanArrays plan;
+  PlanTables tables;
+  bool has_tables = false;
   double times[4];  // when each stage begins, and when all are done
   {
     Unlocked unlocked;
@@ -60,14 +75,22 @@ PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     times[2] = seconds_now();
     if (!problem)
       problem = placement.place(graph, rewriting.draft.floats, {batches.batch_type, batches.batch_ptr, batches.order});
+    if (!problem) {
+      placement.list_arrays({batches.batch_type, batches.batch_ptr, batches.order}, plan);
+      has_tables = sizes.scratch.rows && fit(sizes, plan);
+      if (has_tables) problem = tables.make(plan, sizes, n_threads);
+    }
     times[3] = seconds_now();
   }
   if (problem) return rewriting.refuse(problem);
   Ref floats = rewriting.floats(), words = rewriting.words(), changes = rewriting.changes(),
-      schedule(to_python(batches)), parts = placement.to_python();
+      schedule(to_python(batches)), parts = placement.to_python(plan);
   if (!words || !floats || !changes || !schedule || !parts) return nullptr;
-  return Py_BuildValue("NNNNN(ddd)", words.release(), floats.release(), changes.release(), schedule.release(),
-                       parts.release(), times[1] - times[0], times[2] - times[1], times[3] - times[2]);
+  Ref listed = has_tables ? tables.to_python(plan) : Ref::borrowed(Py_None);
+  if (!listed) return nullptr;
+  return Py_BuildValue("NNNNNN(ddd)", words.release(), floats.release(), changes.release(), schedule.release(),
+                       parts.release(), listed.release(), times[1] - times[0], times[2] - times[1],
+                       times[3] - times[2]);
 }
 
 // give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.
@@ -89,100 +112,22 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
 }
 
-// Makes the arrays of a list of calls: (calls, tile_ptr, ptr).
-PyObject* to_python(const CallList& list) {
-  static_assert(sizeof(CallList::Call) == 2 * sizeof(int64_t));
-  Table<int64_t> rows;
-  Ref calls = make_table<int64_t>(list.calls.size(), 2, rows), tile_ptr = to_array<int64_t>(list.tile_ptr),
-      ptr = to_array<int64_t>(list.ptr);
-  if (!calls || !tile_ptr || !ptr) return nullptr;
-  if (rows.rows) memcpy(rows.data, list.calls.data(), (size_t)rows.rows * sizeof(CallList::Call));
-  return Py_BuildValue("NNN", calls.release(), tile_ptr.release(), ptr.release());
-}
-
-// Lists the addresses of a plan: of `dest_ptr`, `dest` and `adds`; of the tiles of each type; and of the ints, the
-// floats and the segments of each block.
-void list_addresses(const PlanArrays& plan, const Tiles& tiles, const int64_t* words, Span<int64_t> addresses) {
-  auto address = [](const void* memory) { return (int64_t)(intptr_t)memory; };
-  int64_t* next = addresses.data;
-  *next++ = address(plan.dest_ptr.data);
-  *next++ = address(plan.dest);
-  *next++ = address(plan.adds.data);
-  for (int32_t type = 0; type < plan.n_types(); type++) *next++ = address(words + tiles.ptr[type]);
-  uint64_t ints = (uint64_t)address(plan.ints), floats = (uint64_t)address(plan.floats);
-  int32_t n = plan.n_blocks();
-  for (int32_t block = 0; block < n; block++) {
-    next[block] = (int64_t)ints;
-    next[n + block] = (int64_t)floats;
-    next[2 * (ptrdiff_t)n + block] = address(plan.segments.data + plan.segment_base[block]);
-    ints += sizeof(int32_t) * (uint64_t)plan.block_rows[block] * (uint64_t)plan.block_ints[block];
-    floats += sizeof(double) * (uint64_t)plan.block_rows[block] * (uint64_t)plan.block_floats[block];
-  }
-}
-
-uint8_t n_bits(int64_t number) {
-  uint8_t n = 0;
-  for (; number > 0; number >>= 1) n++;
-  return n;
-}
-
-constexpr int32_t N_DESTINATIONS = 3;  // the first addresses
-
-// make_tables(plan, sizes, n_threads): (words, ptr, mean_rows, kept_size, scratch_size, forward, backward, weights,
-// is_serial, addresses, classes).
+// make_tables(plan, sizes, n_threads): the parts of a `PlanTables`, in order.
 PyObject* make_tables(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   PlanArrays plan;
   CellSizes sizes;
   int32_t n_threads;
-  if (!takes("make_tables", n, 3) || !read_int(arguments[2], "n_threads", n_threads) ||
-      !read_plan_arrays(arguments[0], plan) || !read_cell_sizes(arguments[1], plan, sizes))
+  if (!takes("make_tables", n, 3) || !read_threads(arguments[2], n_threads) || !read_plan_arrays(arguments[0], plan) ||
+      !read_cell_sizes(arguments[1], plan.n_types(), plan.n_blocks(), sizes))
     return nullptr;
-  constexpr int32_t MOST_THREADS = 1 << 16;
-  if (n_threads < 1 || n_threads > MOST_THREADS)
-    return PyErr_Format(PyExc_ValueError, "n_threads must lie in 1..%d, got %d", MOST_THREADS, n_threads);
-  Tiles tiles;
-  CallList forward, backward, weights;
-  Vec<uint8_t> is_serial;
-  Problem problem = nullptr;
+  if (!fit(sizes, plan)) return refuse_value("sizes must be those of the types of the plan, got others");
+  PlanTables tables;
+  Problem problem;
   {
     Unlocked unlocked;
-    bool adds_up = false;
-    for (ptrdiff_t i = 0; n_threads > 1 && i < plan.adds.size; i++) adds_up |= plan.adds[i] != 0;
-    if (adds_up) problem = find_serial(plan, is_serial);
-    if (!problem && (!make_tiles(plan, sizes, n_threads, tiles) ||
-                     !list_calls(plan, sizes, tiles.counts, FORWARD_STAGE, n_threads, forward) ||
-                     !list_calls(plan, sizes, tiles.counts, BACKWARD_STAGE, n_threads, backward) ||
-                     !list_weight_calls(sizes, tiles.counts, n_threads, weights)))
-      problem = NO_MEMORY;
+    problem = tables.make(plan, sizes, n_threads);
   }
-  if (!set_problem(problem)) return nullptr;
-  int32_t n_blocks = plan.n_blocks();
-  Table<int64_t> means;
-  Span<int64_t> words, addresses;
-  Span<uint8_t> serial_flags;
-  Ref words_array = make_array<int64_t>(tiles.words.size(), words), mean_rows = make_table<int64_t>(n_blocks, 2, means),
-      lists[] = {Ref(to_python(forward)), Ref(to_python(backward)), Ref(to_python(weights))},
-      serial = make_flags(is_serial.size(), serial_flags),
-      address_array = make_array<int64_t>(N_DESTINATIONS + plan.n_types() + 3 * (ptrdiff_t)n_blocks, addresses),
-      ptr = to_array<int64_t>(tiles.ptr), classes(PyBytes_FromStringAndSize(nullptr, 3 * (Py_ssize_t)n_blocks));
-  if (!words_array || !mean_rows || !lists[0] || !lists[1] || !lists[2] || !serial || !address_array || !ptr ||
-      !classes)
-    return nullptr;
-  if (words.size) memcpy(words.data, tiles.words.data(), (size_t)words.size * sizeof(int64_t));
-  if (is_serial.size()) memcpy(serial_flags.data, is_serial.data(), (size_t)is_serial.size());
-  list_addresses(plan, tiles, words.data, addresses);
-  char* of_block = PyBytes_AS_STRING(classes.get());
-  for (ptrdiff_t block = 0; block < n_blocks; block++) {
-    for (int kind = 0; kind < 2; kind++) {
-      means[block][kind] = tiles.mean_rows[2 * block + kind];
-      of_block[kind * (ptrdiff_t)n_blocks + block] = (char)n_bits(means[block][kind]);
-    }
-    of_block[2 * (ptrdiff_t)n_blocks + block] = (char)n_bits(plan.block_rows[block]);
-  }
-  return Py_BuildValue("NNNLLNNNNNN", words_array.release(), ptr.release(), mean_rows.release(),
-                       (long long)tiles.kept_size, (long long)tiles.scratch_size, lists[0].release(),
-                       lists[1].release(), lists[2].release(), serial.release(), address_array.release(),
-                       classes.release());
+  return set_problem(problem) ? tables.to_python(plan).release() : nullptr;
 }
 
 // find_sums(plan, dest, width, first): (to, table, parts, ptr, size), see `Sums` in Python.

@@ -182,7 +182,7 @@ bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
   return PyErr_SetString(PyExc_ValueError, "plan must have arrays that fit each other, got others"), false;
 }
 
-bool read_cell_sizes(PyObject* tuple, const PlanArrays& plan, CellSizes& sizes) {
+bool read_cell_sizes(PyObject* tuple, int32_t n_types, int32_t n_blocks, CellSizes& sizes) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) return refuse_type("sizes", "CellSizes", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read<int64_t>(parts[0], "saved", sizes.saved) || !read_table<int64_t>(parts[1], "scratch", sizes.scratch) ||
@@ -192,19 +192,23 @@ bool read_cell_sizes(PyObject* tuple, const PlanArrays& plan, CellSizes& sizes) 
     return false;
   PyArrayObject* steps = reinterpret_cast<PyArrayObject*>(parts[6]);
   sizes.steps = {static_cast<const int64_t*>(PyArray_DATA(steps)), PyArray_SIZE(steps)};
-  ptrdiff_t n_types = plan.n_types(), n_blocks = plan.n_blocks();
   constexpr int64_t MOST_STEPS = 1 << 20;
   bool fits = sizes.saved.size == n_blocks && (sizes.scratch.rows == 1 || sizes.scratch.rows == 2) &&
               sizes.scratch.columns == n_blocks && sizes.fields.size == n_types && sizes.own.size == n_types &&
               sizes.kept.size == n_types && sizes.most_rows.size == n_types && PyArray_DIM(steps, 0) == 3 &&
               PyArray_DIM(steps, 1) == n_types && PyArray_DIM(steps, 2) == 3 && within(sizes.steps, 0, MOST_STEPS) &&
               within(sizes.fields, 0, INT32_MAX);
+  if (!fits) PyErr_SetString(PyExc_ValueError, "sizes must be those of the types, got others");
+  return fits;
+}
+
+bool fit(const CellSizes& sizes, const PlanArrays& plan) {
+  bool fits = true;
   for (int32_t batch = 0; fits && batch < plan.n_batches(); batch++) {
     int32_t type = plan.batch_type[batch], n_domains = plan.block_ptr[type + 1] - plan.block_ptr[type];
     int64_t n_outputs = plan.out_ptr[type + 1] - plan.out_ptr[type];
     fits = sizes.most_rows[type] > 0 && sizes.fields[type] == Fields(n_domains).outputs + n_outputs + 1;
   }
-  if (!fits) PyErr_SetString(PyExc_ValueError, "sizes must be those of the types of the plan, got others");
   return fits;
 }
 

@@ -42,10 +42,13 @@ struct CellSizes {
   }
 };
 
-// Reads both, and checks that they fit each other, so that all loops stay within bounds. The offsets in a tile are not
-// checked against the memory that steps access.
+// Reads the arrays of a plan, and checks that they fit each other, so that all loops stay within bounds. The offsets in
+// a tile are not checked against the memory that steps access.
 bool read_plan_arrays(PyObject* tuple, PlanArrays& plan);
-bool read_cell_sizes(PyObject* tuple, const PlanArrays& plan, CellSizes& sizes);
+// Reads the sizes of this many types with this many blocks, and checks that they fit each other.
+bool read_cell_sizes(PyObject* tuple, int32_t n_types, int32_t n_blocks, CellSizes& sizes);
+// Whether all types that have batches have sizes, for as many fields as their tiles take.
+bool fit(const CellSizes& sizes, const PlanArrays& plan);
 
 // The tiles of all types.
 struct Tiles {

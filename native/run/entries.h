@@ -9,6 +9,9 @@ namespace autobatch {
 
 extern PyTypeObject SweepType;
 
+// Reads calls, an array (n, 2).
+bool read_calls(PyObject* array, Span<const Call>& calls);
+
 // Reads the parts first:last of a list of calls of these steps.
 bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first, int64_t last, CallList& list);
 

@@ -13,11 +13,20 @@ bool check_calls(Span<const BoundStep> steps, Span<const Call> calls, int64_t at
   return !is_outside;
 }
 
+bool read_calls(PyObject* array, Span<const Call>& calls) {
+  Table<const int64_t> rows;
+  if (!read_table<int64_t>(array, "calls", rows)) return false;
+  static_assert(sizeof(Call) == 2 * sizeof(int64_t));
+  if (rows.columns != 2) return refuse_value("calls must have two columns, step and tile, got others"), false;
+  calls = {reinterpret_cast<const Call*>(rows.data), rows.rows};
+  return true;
+}
+
 bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first, int64_t last, CallList& list) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
     return refuse_type("calls", "(calls, tile_ptr, ptr, is_serial)", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
-  if (!read_records(parts[0], "calls", list.calls) || !read<int64_t>(parts[1], "tile_ptr", list.tile_ptr) ||
+  if (!read_calls(parts[0], list.calls) || !read<int64_t>(parts[1], "tile_ptr", list.tile_ptr) ||
       !read<int64_t>(parts[2], "ptr", list.ptr) || !read_flags(parts[3], "is_serial", list.is_serial))
     return false;
   bool fits = last < list.ptr.size && list.ptr[first] >= 0 && list.ptr[last] < list.tile_ptr.size;
@@ -37,8 +46,8 @@ PyObject* call_steps(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const Call> calls;
   int64_t at, end;
   if (!takes("call_steps", n, 4) || !read_records(arguments[0], "addresses", steps) ||
-      !read_records(arguments[1], "calls", calls) || !read_long(arguments[2], "at", at) ||
-      !read_long(arguments[3], "end", end) || !check_calls(steps, calls, at, end))
+      !read_calls(arguments[1], calls) || !read_long(arguments[2], "at", at) || !read_long(arguments[3], "end", end) ||
+      !check_calls(steps, calls, at, end))
     return nullptr;
   {
     Unlocked unlocked;

@@ -76,8 +76,8 @@ def tiles_of(calls: CallList, part: int) -> Iterator[tuple[list[int], int]]:
     """Yield the steps of each tile that runs in a part, and the number of the tile."""
     for k in range(calls.ptr[part], calls.ptr[part + 1]):
         own = calls.calls[calls.tile_ptr[k] : calls.tile_ptr[k + 1]]
-        assert len({*own["tile"].tolist()}) == 1
-        yield own["step"].tolist(), int(own["tile"][0])
+        assert len({*own[:, 1].tolist()}) == 1
+        yield own[:, 0].tolist(), int(own[0, 1])
 
 
 def steps_of(tables: PlanTables, compiled: Any, stage: str, n_whole: dict[int, int]) -> dict[int, list[range]]:

@@ -14,7 +14,7 @@ import pytest
 
 from autobatch.backends.cpu.steps import ADDRESSES
 from autobatch.backends.cpu.team import Helper, Sweeps
-from autobatch.backends.tiles import CALL, CallList
+from autobatch.backends.tiles import CallList
 
 N_RUNS = 60
 
@@ -44,8 +44,8 @@ def draw_calls(rng: np.random.Generator) -> CallList:
     sizes = rng.integers(0, 6, rng.integers(1, 30))
     lengths = rng.integers(1, 4, sizes.sum())
     n = int(lengths.sum())
-    calls = np.zeros(n, CALL)
-    calls["tile"] = np.arange(n)
+    calls = np.zeros((n, 2), np.int64)
+    calls[:, 1] = np.arange(n)
     is_serial = rng.random(max(len(sizes) - 2, 0)) < 0.3
     return CallList(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), is_serial)
 

@@ -132,8 +132,9 @@ def test_a_warm_weight_stage_allocates_no_array() -> None:
     run.targets = run.memory.targets(owners, part.executable.cells.stacks).arrays
     tracemalloc.start()
     try:
-        with run._bound("weights"):
-            run._call("weights", 0, len(part.plan.type_ptr) - 1)
+        run._bind("weights")
+        run._call("weights", 0, len(part.plan.type_ptr) - 1)
+        run._release("weights")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,25 +9,24 @@ all rows of a type, and that of a bias is one pass over them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from autobatch.backends.base import Timer
-from autobatch.backends.cpu.compiled import BoundRun, BoundTypes, place_type
+from autobatch.backends.cpu.compiled import BoundRun, BoundStages, BoundTypes, place_type
 from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
+from autobatch.backends.tables import FORWARD
 from autobatch.blas.choosing import BY_SIZE, Chooser
-from autobatch.blas.threads import limit_threads
+from autobatch.blas.threads import Limit, limit_threads
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 from autobatch.system.background import patience
 
 
@@ -46,24 +45,30 @@ class Cpu:
     def __init__(self, poison: bool = False, provider: str | None = None) -> None:
         self.poison, self.chooser, self.pool = poison, Chooser(provider), MemoryPool(CpuMemory)
         self.reference = Reference(poison)
-        self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], BoundTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have their own memory."""
         return type(self), (self.poison, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> CompiledPlan:
+    def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int]:
+        """The sizes of cells, and the threads of the options; see `Backend`."""
+        return self.compiled_types(cells, options).sizes, options.threads
+
+    def prepare(
+        self, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None = None
+    ) -> CompiledPlan:
         """Cut the batches of a plan into tiles, and lower the stages of its cells; see `Backend`."""
         options.check_store(self.name, HOST)
-        return CompiledPlan(self, plan, cells, options)
+        return CompiledPlan(self, plan, cells, options, tables)
 
     def compiled_types(self, cells: PlannedTypes, options: Options) -> BoundTypes:
         """The compiled types that all plans of these types share."""
-        found, way = self._types.setdefault(cells, {}), (options.dtype, options.precision)
-        if way not in found:
-            found[way] = BoundTypes(cells, options.dtype)
-        return found[way]
+        way = self, options.dtype, options.precision
+        found: BoundTypes | None = cells.compiled.get(way)
+        if found is None:
+            found = cells.compiled[way] = BoundTypes(cells, options.dtype)
+        return found
 
     def compiled_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> CompiledCell:
         """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
@@ -84,12 +89,14 @@ class CompiledPlan(PlanExecutable):
         n_threads: how many threads run tiles.
     """
 
-    def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: Options) -> None:
+    def __init__(
+        self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None
+    ) -> None:
         super().__init__(plan, cells, options)
         self.backend, self.n_threads = backend, options.threads
         self.types, self._is_compiled = backend.compiled_types(cells, options), False
         compile_cell = partial(backend.compiled_cell, cells, options)
-        self.tables = self.types.tables_of(plan, compile_cell, self.n_threads)
+        self.tables = self.types.tables_of(plan, compile_cell, self.n_threads, tables)
         scratch, kept = self.tables.scratch_size, self.tables.kept_size
         self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
         self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
@@ -119,6 +126,8 @@ class CompiledRun(PlanRun[CpuMemory]):
     """A run of compiled cells."""
 
     executable: CompiledPlan
+    _stages: BoundStages
+    _limit: Limit | None = None  # while forward runs and may call a library
 
     def _reserve(self) -> None:
         if self.memory.reserved_for != self.executable.needed:
@@ -126,8 +135,7 @@ class CompiledRun(PlanRun[CpuMemory]):
         if self.executable.backend.poison:
             self.memory.poison()
 
-    @contextmanager
-    def _bound(self, stage: str) -> Iterator[None]:
+    def _bind(self, stage: str) -> None:
         """Bind the steps of all types."""
         executable = self.executable
         bound = self._stages = executable.types.bound(stage, executable.tables.type_ids, executable.n_threads)
@@ -135,14 +143,18 @@ class CompiledRun(PlanRun[CpuMemory]):
             self.plan, executable.tables, stage, executable.backend.chooser, self.memory, self.randomness, self.targets,
             self.interpret_gradients,
         )  # fmt: skip
-        with self._limited() if stage == "forward" and bound.may_call_library(run) else nullcontext():
-            try:
-                bound.bind(run)
-                yield
-            finally:
-                bound.release()
+        if stage == FORWARD and bound.may_call_library(run):
+            self._limit = self._limited()
+            self._limit.__enter__()
+        bound.bind(run)
 
-    def _limited(self) -> AbstractContextManager[Any]:
+    def _release(self, stage: str) -> None:
+        limit, self._limit = self._limit, None
+        if limit is not None:
+            limit.end()
+        self._stages.release()
+
+    def _limited(self) -> Limit:
         """Limit each library call to one thread while several threads run tiles."""
         return limit_threads(1 if self.executable.n_threads > 1 else self.options.threads)
 

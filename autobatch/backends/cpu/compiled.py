@@ -199,7 +199,7 @@ class BoundStages:
         start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
         if len(self._addresses) == 1 or end_tile - tile <= last - first:
             make_calls(self._of_one_thread, self._steps, calls, start, end)
-        elif all(self._steps[step].function for step in set(calls["step"][start:end].tolist())):
+        elif all(self._steps[step].function for step in set(calls[start:end, 0].tolist())):
             self._sweeps.run(self._addresses, self._calls, first, last)
         elif last - first > 1:
             return sum(self.call(part, part + 1) for part in range(first, last))

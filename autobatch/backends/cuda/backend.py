@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from autobatch.errors import BackendError
 from autobatch.ir.program import NODE, Weight
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
-from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedCell, PlannedTypes
 from autobatch.system.compiling import compiling
 
 RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
@@ -65,7 +65,6 @@ class Cuda:
         self.poison, self.device, self.blocks = poison, find_device() if device is None else device, blocks
         self.n_blocks = self.device.n_processors * blocks
         self.pool = MemoryPool(lambda: DeviceMemory(self.device))
-        self._types: WeakKeyDictionary[PlannedTypes, dict[Any, CompiledTypes[DeviceCell]]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[Any, DeviceCell] = WeakValueDictionary()
         self._modules: dict[tuple[Any, ...], Any] = {}
 
@@ -73,17 +72,24 @@ class Cuda:
         """Copies and pickles have their own memory, and compile anew."""
         return type(self), (self.poison, None, self.blocks)
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> DevicePlan:
+    def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int]:
+        """The sizes of cells, for one thread; see `Backend`."""
+        return self.compiled_types(cells, options).sizes, 1
+
+    def prepare(
+        self, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None = None
+    ) -> DevicePlan:
         """Prepare a plan; see `Backend`."""
         options.check_store(self.name, HOST, self.device)
-        return DevicePlan(self, plan, cells, options)
+        return DevicePlan(self, plan, cells, options, tables)
 
     def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes[DeviceCell]:
         """The compiled types that all plans of these types share."""
-        found, way = self._types.setdefault(cells, {}), (options.dtype, options.precision)
-        if way not in found:
-            found[way] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
-        return found[way]
+        way = self, options.dtype, options.precision
+        found: CompiledTypes[DeviceCell] | None = cells.compiled.get(way)
+        if found is None:
+            found = cells.compiled[way] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
+        return found
 
     def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
         """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
@@ -123,12 +129,14 @@ class DevicePlan(PlanExecutable):
         kernels: the definitions of the kernels of each stage, by name, in the order of names.
     """
 
-    def __init__(self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: Options) -> None:
+    def __init__(
+        self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None
+    ) -> None:
         super().__init__(plan, cells, options)
         self.backend = backend
         self.types = backend.compiled_types(cells, options)
         self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
-        self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1)
+        self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
         self.sums = find_sums(plan, cells)
         self.packing = Packing()
         self.places: dict[tuple[int, str], int] = {}
@@ -229,13 +237,12 @@ class DeviceRun(PlanRun[DeviceMemory]):
                 f"mini-batches ({error})."
             ) from error
 
-    def _bound(self, stage: str) -> AbstractContextManager[Any]:
+    def _bind(self, stage: str) -> None:
         if stage == "forward":
             self._parameters: dict[int, Any] = {}
             self._launchers = self._upload()
         elif stage == WEIGHTS:
             self._upload_targets()
-        return nullcontext()
 
     def _limited(self) -> AbstractContextManager[Any]:
         return nullcontext()  # the host multiplies nothing

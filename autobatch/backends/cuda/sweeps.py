@@ -86,7 +86,7 @@ class Sweep:
         ]
         blocks = [step.blocks(planned.tiles) for step, planned in own]
         first = np.cumsum([0, *(array.size for array in blocks)])
-        number, tile = calls.calls["step"], calls.calls["tile"]
+        number, tile = calls.calls.T
         self.steps = np.array(known, STEP)[number]
         self.steps["tile"] = tile
         self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + tile]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from autobatch._native import place_values
 from autobatch._native import plan_graph as plan_in_core
 from autobatch.graph.graph import Graph
-from autobatch.graph.graph_check import naming_cycles
+from autobatch.graph.graph_check import check_order
 from autobatch.graph.rewrite.passes import Rewrites, bits_of, rewritten
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 from autobatch.schedule.schedule import CoreRule, Schedule
 
 
@@ -34,32 +34,46 @@ class PlannedGraph(NamedTuple):
 
     Attributes:
         rewrites: the changes made to the graph before it was scheduled.
-        seconds: that rewriting, scheduling and placing took.
+        tables: the parts of a `PlanTables`; None if no sizes were given, or if a type of the plan has none yet.
+        seconds: that rewriting, scheduling, and placing with the tables took.
     """
 
     plan: Plan
     rewrites: Rewrites
+    tables: tuple[Any, ...] | None
     seconds: tuple[float, float, float]
 
 
-def plan_graph(graph: Graph, passes: Collection[str], rule: CoreRule, cells: PlannedTypes) -> PlannedGraph:
-    """Rewrite, schedule and place a graph in one call, during which other threads run Python.
+def plan_graph(
+    graph: Graph,
+    passes: Collection[str],
+    rule: CoreRule,
+    cells: PlannedTypes,
+    sizes: CellSizes | None = None,
+    n_threads: int = 1,
+) -> PlannedGraph:
+    """Rewrite, schedule and place a graph and make its tables in one call, during which other threads run Python.
 
     Args:
         graph: as recorded or merged.
         passes: see `autobatch.graph.rewrite.passes.rewrite`.
         rule: of the policy.
         cells: all types of the graph, planned.
+        sizes: of the compiled cells, for tables; None for none.
+        n_threads: that tiles are for.
 
     Raises:
         GraphError: an edge points backwards.
     """
-    with naming_cycles(graph):
-        words, floats, changes, batches, parts, seconds = plan_in_core(
-            graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout
+    try:
+        words, floats, changes, batches, parts, tables, seconds = plan_in_core(
+            graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads
         )
+    except ValueError:
+        check_order(graph)
+        raise
     result, done = rewritten(graph, words, floats, changes)
-    return PlannedGraph(_plan_of(result, Schedule(*batches), parts, cells), done, seconds)
+    return PlannedGraph(_plan_of(result, Schedule(*batches), parts, cells), done, tables, seconds)
 
 
 def _plan_of(graph: Graph, schedule: Schedule, parts: tuple[Any, ...], cells: PlannedTypes) -> Plan:

@@ -178,5 +178,8 @@ class Counting:
         self.store = CountingStore()
         self._device = Reference(poison=True, store=self.store)
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> Executable:
+    def table_sizes(self, cells: PlannedTypes, options: Options) -> None:
+        return None
+
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options, tables: Any = None) -> Executable:
         return self._device.prepare(plan, cells, options)

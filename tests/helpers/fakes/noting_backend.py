@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 from autobatch.backends.base import Backend, Executable, Run, Timer
 from autobatch.backends.options import Options
@@ -32,8 +33,11 @@ class NotingBackend:
         self.inner, self.name, self.on_run, self.extra_bytes = inner, inner.name, on_run, extra_bytes
         self.ran: list[NotedExecutable] = []
 
-    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options) -> NotedExecutable:
-        return NotedExecutable(self, plan, options, self.inner.prepare(plan, cells, options))
+    def table_sizes(self, cells: PlannedTypes, options: Options) -> Any:
+        return self.inner.table_sizes(cells, options)
+
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: Options, tables: Any = None) -> NotedExecutable:
+        return NotedExecutable(self, plan, options, self.inner.prepare(plan, cells, options, tables))
 
 
 class NotedExecutable:

@@ -29,7 +29,7 @@ from autobatch import _native
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.steps import ADDRESSES
 from autobatch.backends.options import Options
-from autobatch.backends.tiles import CALL, CallList, arrays_of
+from autobatch.backends.tiles import CallList, arrays_of
 from autobatch.blas.packed import panel_words
 from autobatch.blas.product import describe_product
 from autobatch.graph import build, dag
@@ -168,6 +168,7 @@ def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:
     dag.chains_ahead(of_dag)
     _native.find_depths(of_dag.edge_ptr, of_dag.edge_src)
     grow(rng, merge_graphs(toys))
+    _native.is_set("AUTOBATCH_CHECK")
     _native.array_key(rng.random(int(rng.integers(4))))
     _native.seal(type("Sealed", (_native.Handle,), {"__slots__": ()}))
     _native.seal_cells(type("Cells", (_native.Cell,), {}))
@@ -217,8 +218,10 @@ def place(rng: Rng) -> None:
     model = draw_model(rng, smooth=True)
     for is_training in (False, True):
         plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training)
-        Cpu().prepare(plan, types, Options(get("agenda"), threads=2))
+        backend, options = Cpu(), Options(get("agenda"), threads=2)
+        backend.prepare(plan, types, options)
         plan_graph(plan.graph, PASSES, CoreRule(4, 3, True, LEARNED), types)
+        plan_graph(plan.graph, (), CoreRule(4, 3, True, LEARNED), types, *backend.table_sizes(types, options))
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
@@ -267,9 +270,9 @@ def update(rng: Rng) -> None:
 def call_nothing(rng: Rng) -> list[tuple[Any, ...]]:
     """Go through calls of steps that have no function; return arguments for a sweep."""
     sizes, lengths = rng.integers(0, 4, 5), rng.integers(1, 3, 20)
-    addresses, calls = np.zeros(3, ADDRESSES), np.zeros(int(lengths.sum()), CALL)
-    calls["step"] = rng.integers(0, 3, calls.size)
-    _native.call_steps(addresses, calls, 0, calls.size)
+    addresses, calls = np.zeros(3, ADDRESSES), np.zeros((int(lengths.sum()), 2), np.int64)
+    calls[:, 0] = rng.integers(0, 3, len(calls))
+    _native.call_steps(addresses, calls, 0, len(calls))
     listed = CallList(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), rng.random(3) < 0.3)
     return [(0, sizes.size, addresses, listed), (1, 3, addresses, listed)]
 
