@@ -84,7 +84,7 @@ class Batched(Engine):
             with run_lock(), self._planned(*read, training=False) as (step, rounds):
                 if not step.graph.n_instances:
                     return np.zeros(0, self.executor.dtype)
-                columns = join_columns([run.outputs for _, run in self._run(step)])
+                columns = join_columns([run.outputs for run in self._run(step)])
                 self._finish(step, rounds)
             give = list_results if rounds is not None and self.options.on_error == "return" else self._stack_results
             return give(step.graph.structures, self._typed(columns))

@@ -7,7 +7,7 @@ what goes backward through the nodes of an instance is the gradient of its own l
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from autobatch.backends.base import Run
 from autobatch.backends.by_instance.readers import ReadGradients, ScaleRows
 from autobatch.backends.options import ByInstance, Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.execution import Executor
+from autobatch.engine.execution import Executor, RunParts
 from autobatch.engine.group import Exchange
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import check_finite
@@ -28,6 +28,7 @@ from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient
+from autobatch.plan.budget import Part
 
 Array = NDArray[Any]
 NONE, PER_INSTANCE = "none", "per-instance"
@@ -56,13 +57,13 @@ class EachInstance(Protocol):
         self,
         executor: Executor,
         step: Step,
-        runs: Iterable[tuple[slice, Run]],
+        run_parts: RunParts,
         slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Differentiate the runs of all parts; see `Executor.train`."""
+        """Run all parts, forward and backward; see `Executor.train`."""
 
     def finish(
         self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
@@ -100,24 +101,25 @@ class Apart:
         self,
         executor: Executor,
         step: Step,
-        runs: Iterable[tuple[slice, Run]],
+        run_parts: RunParts,
         slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Differentiate the runs of all parts; the gradients are arrays (B, *shape)."""
-        wanted, found = _named(executor.trainable(), self.names), []
+        """Run all parts; the gradients are arrays (B, *shape)."""
+        wanted = _named(executor.trainable(), self.names)
         made: dict[str, Any] = self.zeros(executor, step.graph.n_instances)
-        for part, (instances, run) in zip(step.parts, runs, strict=True):
+
+        def differentiate(part: Part, instances: slice, run: Run) -> None:
             losses = run.outputs[slot]
             check_finite(losses, instances.start)
             into = {id(parameter): made[name][instances] for name, parameter in wanted.items()}
             executor.read_rows(step, run, {slot: np.ones_like(losses)}, ReadGradients(into))
             if inputs is not None:
                 inputs.add(part.plan, run)
-            found.append(run)
-        return found, made
+
+        return run_parts(differentiate), made
 
     def zeros(self, executor: Executor, n_instances: int) -> Gradients:
         """Zeros (B, *shape) for each gradient that is asked for."""
@@ -156,28 +158,31 @@ class Clipped:
         self,
         executor: Executor,
         step: Step,
-        runs: Iterable[tuple[slice, Run]],
+        run_parts: RunParts,
         slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Differentiate the runs of all parts; the norms are noted in `Gradients.norms`."""
+        """Run all parts; the norms are noted in `Gradients.norms`."""
         trainable = executor.trainable()
         parameters = frozenset(id(parameter) for parameter in _named(trainable, self.names).values())
-        norms, found = np.zeros(step.graph.n_instances), []
-        for instances, run in runs:
+        norms = np.zeros(step.graph.n_instances)
+
+        def differentiate(part: Part, instances: slice, run: Run) -> None:
+            nonlocal grads
             losses = run.outputs[slot]
             check_finite(losses, instances.start)
 
-            def factors_of(own: NDArray[np.float64], instances: slice = instances) -> NDArray[np.float64]:
+            def factors_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
                 _check_norms(own, instances.start)
                 norms[instances] = own
                 return weights[instances] * np.minimum(1.0, self.max_norm / np.maximum(own, self.max_norm))
 
             reader = ScaleRows(parameters, factors_of)
             grads = executor.backward(step, run, {slot: np.ones_like(losses)}, grads, reader)
-            found.append(run)
+
+        found = run_parts(differentiate)
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients):
             grads.norms = norms

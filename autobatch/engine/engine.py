@@ -16,7 +16,7 @@ from autobatch.backends.base import Backend, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.devices.late import Late
 from autobatch.engine.counts import Clock, LastCall, Step
-from autobatch.engine.execution import Executor, join_columns
+from autobatch.engine.execution import Executor, UseRun, join_columns
 from autobatch.engine.group import Exchange
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import (
@@ -34,6 +34,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
+from autobatch.plan.budget import Part
 from autobatch.plan.plan import Planner
 from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.background import n_waiting
@@ -356,11 +357,11 @@ class Engine:
             apart = exchange is not None or (len(step.parts) > 1 and not is_late)
             taken = None if out is None else take_gradients(out, self.executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
-            own = taken if exchange is None else None
+            own, run_parts = taken if exchange is None else None, partial(self._run, step)
             if each is None:
-                runs, grads = self.executor.train(step, self._run(step), slot, weights, own, read, late)
+                runs, grads = self.executor.train(step, run_parts, slot, weights, own, read, late)
             else:
-                runs, grads = each.train(self.executor, step, self._run(step), slot, weights, own, read)
+                runs, grads = each.train(self.executor, step, run_parts, slot, weights, own, read)
             if exchange is not None and self._unread is not None:
                 self._unread.check()  # while the others wait, so that all raise in the same call
             loss: UnreadLoss | None = None
@@ -420,10 +421,12 @@ class Engine:
 
     def _execute(self, step: Step, training: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
-        for part, run in self._run(step):
-            if training:
-                seeds = {step.loss_slot: np.ones(part.stop - part.start, self.executor.dtype)}
-                self.executor.backward(step, run, seeds, None)
+
+        def differentiate(part: Part, instances: slice, run: Run) -> None:
+            seeds = {step.loss_slot: np.ones(part.graph.n_instances, self.executor.dtype)}
+            self.executor.backward(step, run, seeds, None)
+
+        self._run(step, differentiate if training else None)
 
     def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
         """Keep what there is to say about a call."""
@@ -439,5 +442,5 @@ class Engine:
             before, self._profile = self._profile, profile
         return before
 
-    def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
-        return self.executor.forward(step, self.options.seed, self.step, self._profile)
+    def _run(self, step: Step, differentiate: UseRun | None = None) -> list[Run]:
+        return self.executor.run(step, (self.options.seed, self.step), self._profile, differentiate)

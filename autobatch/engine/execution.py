@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from autobatch.plan.budget import Part
 from autobatch.trace.record import Recorder
 
 Array = NDArray[Any]
+UseRun: TypeAlias = Callable[[Part, slice, Run], None]
+"""Is called with a part, the positions of its instances, and its run."""
+RunParts: TypeAlias = Callable[[UseRun], list[Run]]
 
 
 class _Own(threading.local):
@@ -48,6 +51,8 @@ class Executor:
         self._recorder = recorder
         self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
+        self._trainable: dict[str, Parameter] = {}
+        self._names: frozenset[str] = frozenset()  # of the trainable ones
         self._arrays: list[Any] = []
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self.store: Store = HOST
@@ -57,19 +62,22 @@ class Executor:
         known = self._recorder.known
         if known is None:
             return
-        self._parameters = self._recorder.parameters()
-        arrays = [p.array for p in self._parameters.values()]
+        self._parameters = parameters = self._recorder.parameters()
+        self._trainable = {name: p for name, p in parameters.items() if p.trainable}
+        if self._trainable.keys() != self._names:
+            self._names = frozenset(self._trainable)
+        arrays = [p.array for p in parameters.values()]
         if arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays)):
             return  # so that they are of the same type, on the same device
-        dtypes = {p.dtype for p in self._parameters.values()}
+        dtypes = {p.dtype for p in parameters.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
-        stores = {id(p.store): p.store for p in self._parameters.values()}
+        stores = {id(p.store): p.store for p in parameters.values()}
         self.store = stores.popitem()[1] if len(stores) == 1 else shared_store(known.module)
         self._arrays = arrays
 
     def trainable(self) -> dict[str, Parameter]:
-        """The parameters that have gradients, by name."""
-        return {name: p for name, p in self._parameters.items() if p.trainable}
+        """The parameters that had gradients when `refresh` was called, by name."""
+        return self._trainable
 
     def can_be_late(self, out: Mapping[str, Gradient] | None) -> bool:
         """Whether losses may be read after the gradients: on a device, where `Gradients` say whether all is finite."""
@@ -77,31 +85,39 @@ class Executor:
 
     def purpose(self, training: bool) -> frozenset[str] | None:
         """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
-        return frozenset(self.trainable()) if training else None
+        return self._names if training else None
 
-    def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
-        """Run the parts; yield the instances and the open run of each, and close it before the next one.
+    def run(
+        self, step: Step, draw: tuple[int, int], timer: Timer | None = None, differentiate: UseRun | None = None
+    ) -> list[Run]:
+        """Run the parts one after the other; return their runs, which are closed but still give the outputs.
 
         Args:
-            seed, number: the seed and the number of the step; random numbers depend on both.
+            draw: the seed and the number of the step; random numbers depend on both.
             timer: is called when each batch is done.
+            differentiate: is called with each run before that is closed.
         """
+        found = []
         for part, instances in self.parts(step):
-            run = self.start(step, part, instances, (seed, number), timer)
+            run = self.start(step, part, instances, draw, timer)
             try:
-                yield instances, run
+                if differentiate is not None:
+                    differentiate(part, instances, run)
                 step.counts.append(run.counts())
             finally:
                 run.close()
+            found.append(run)
+        return found
 
-    def parts(self, step: Step) -> Iterator[tuple[Part, slice]]:
+    def parts(self, step: Step) -> list[tuple[Part, slice]]:
         """The parts, and the instances of each."""
         self._recorder.check_parameters(self._parameters)
-        first = 0
+        found, first = [], 0
         for part in step.parts:
             end = first + part.graph.n_instances
-            yield part, slice(first, end)
+            found.append((part, slice(first, end)))
             first = end
+        return found
 
     def start(
         self,
@@ -127,17 +143,17 @@ class Executor:
     def train(
         self,
         step: Step,
-        runs: Iterable[tuple[slice, Run]],
+        run_parts: RunParts,
         slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
         late: LateLosses | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Differentiate the runs of all parts.
+        """Run all parts, forward and backward.
 
         Args:
-            runs: from `forward`.
+            run_parts: runs the parts, see `run`.
             slot: that of the losses.
             weights: of the losses, per instance.
             grads: gradients to add to; None for this thread's buffers, set to zero.
@@ -150,8 +166,9 @@ class Executor:
         Raises:
             NumericError: a loss is not finite; not if they are late.
         """
-        found = []
-        for part, (instances, run) in zip(step.parts, runs, strict=True):
+
+        def differentiate(part: Part, instances: slice, run: Run) -> None:
+            nonlocal grads
             if late is not None:
                 late.add(run.on_device(slot), weights[instances])
             else:
@@ -159,7 +176,8 @@ class Executor:
             grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
             if inputs is not None:
                 inputs.add(part.plan, run)
-            found.append(run)
+
+        found = run_parts(differentiate)
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients) and late is not None:
             grads.finite = late.finite if grads.finite is None else grads.finite & late.finite

@@ -27,7 +27,9 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
     if isinstance(reduce, str):
         if reduce not in ("mean", "sum"):
             raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum', 'none' or an array of weights.")
-        return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
+        weights = np.empty(n_instances)
+        weights.fill(1.0 / n_instances if reduce == "mean" else 1.0)
+        return weights
     try:
         weights = np.asarray(reduce, np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -70,10 +71,15 @@ class Randomness:
     edges: Any = None
 
     def __post_init__(self) -> None:
-        self.seed, self.step = _to_int("seed", self.seed), _to_int("step", self.step)
+        if not type(self.seed) is type(self.step) is int:
+            self.seed, self.step = _to_int("seed", self.seed), _to_int("step", self.step)
         if not getattr(self.key, "ndim", 0):
             self.key = _to_int("key", self.key) & MASK
-        self.draws = DrawCount()
+
+    @cached_property
+    def draws(self) -> DrawCount:
+        """The numbers of the next draws."""
+        return DrawCount()
 
     def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
         """Draw numbers of `BITS` bits, uint64 `(rows, *shape)`, for rows whose draws are `draw` (rows,)."""

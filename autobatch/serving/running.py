@@ -195,7 +195,8 @@ class Running:
         graph.keys = self._phases.graph.keys[[*places]]
         step = self._plan(graph)
         planned = perf_counter()
-        columns = join_columns([run.outputs for _, run in self._engine.executor.forward(step, self._options.seed, 0)])
+        runs = self._engine.executor.run(step, (self._options.seed, 0))
+        columns = join_columns([run.outputs for run in runs])
         kernels = perf_counter() - planned
         self._learn(owner, work, kernels)
         self._each += SMOOTHING * (float(work.sum()) / len(places) - self._each)

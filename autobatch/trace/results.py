@@ -49,11 +49,13 @@ class SlotTable:
 
     Attributes:
         shapes: of the values of each slot.
+        dtypes: what the numbers of each slot stand for.
         of_class: the slots met so far, by the path and the class of values.
     """
 
     shapes: list[Shape] = field(default_factory=list)
     of_class: dict[tuple[str, type[Value]], Slot] = field(default_factory=dict)
+    dtypes: list[str] = field(default_factory=list)
     _slots: dict[tuple[str, Shape, str], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
@@ -64,6 +66,7 @@ class SlotTable:
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = Slot(len(self.shapes), *key)
+            self.dtypes.append(dtype)
             self.shapes.append(shape)
             self._shared.add(id(slot))
         return slot
@@ -78,12 +81,9 @@ class SlotTable:
 
     def typed(self, columns: Sequence[Any]) -> list[Any]:
         """The rows of all slots as arrays of what they stand for."""
+        if not any(self.dtypes):
+            return list(columns)
         return [x.astype(dtype) if dtype else x for x, dtype in zip(columns, self.dtypes, strict=False)]
-
-    @property
-    def dtypes(self) -> list[str]:
-        """What the numbers of each slot stand for."""
-        return [slot.dtype for slot in self._slots.values()]
 
     def share(self, structure: Key) -> Key:
         """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
