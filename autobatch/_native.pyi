@@ -643,6 +643,8 @@ def plan_graph(
     layout: LayoutArrays,
     sizes: CellSizes | None,
     n_threads: int,
+    flows: FlowArrays | None,
+    slot: int,
 ) -> tuple[
     IntArray,
     FloatArray,
@@ -650,13 +652,15 @@ def plan_graph(
     Batches,
     tuple[Any, ...],
     tuple[Any, ...] | None,
+    bool,
     tuple[float, float, float],
 ]:
     """Plan a graph: `rewrite_words`, `plan_by_rule`, `place_values` and `make_tables` in turn.
 
     Returns:
-        The results of the four, of which the last is None without sizes, or if a type of the plan has none; and the
-        seconds that rewriting, scheduling, and placing with the tables took.
+        The results of the four, of which the last is None without sizes, or if a type of the plan has none; whether the
+        loss in `slot`, if that is not -1, depends on all nodes; and the seconds that rewriting, scheduling, and all the
+        rest took.
 
     Raises:
         ValueError: also if an edge points backwards.

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 M = TypeVar("M", bound=Memory)
-HELD = frozenset(("memory", "values", "interpreter"))  # what a run holds until it is closed
 
 
 class PlanExecutable:
@@ -71,7 +70,10 @@ class PlanRun(ABC, Generic[M]):
         values: the values in it.
         targets: the gradients that the weight stage adds to, by `id` of the parameter or stack, on the device.
         launches, copied_bytes: the work so far, see `Counts`, beside that of the interpreter.
+        held: the attributes that a run has until it is closed.
     """
+
+    held: ClassVar[frozenset[str]] = frozenset(("memory", "values", "interpreter"))
 
     def __init__(
         self,
@@ -280,5 +282,5 @@ class PlanRun(ABC, Generic[M]):
             self._ended = "closed"
             self.targets = {}
             self._pool.give_back(self.memory, self.executable.n_bytes)
-            for name in HELD.intersection(vars(self)):
+            for name in self.held.intersection(vars(self)):
                 delattr(self, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -48,7 +48,7 @@ class Memory:
             self.buffer = self.store.empty(max(size, min(held * 5 // 4, limit)), dtype)
             self.allocations += 1
 
-    def targets(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> Targets:
+    def targets(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> Targets:
         """The targets that a run adds gradients to: those of the last run if they are for the same gradients."""
         if self._targets is None or not self._targets.restart(gradients, stacks):
             self._targets = Targets(gradients, stacks)

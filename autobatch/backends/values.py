@@ -44,6 +44,9 @@ class Activity:
     """
 
     def __init__(self, plan: Plan, cells: PlannedTypes, slots: Collection[int]) -> None:
+        self.is_whole = [*slots] == [plan.whole_slot]
+        if self.is_whole:
+            return
         marks = Marks()
         marks.mark(plan.graph, cells.flows, len(plan.slot_rows), slots)
         self.is_whole, self._type_ptr = marks.is_whole, plan.type_ptr

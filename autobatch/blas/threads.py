@@ -119,12 +119,13 @@ def look_again() -> None:
 
 def _put_in_force() -> int:
     global _number
-    pools = _all_pools()
+    pools = _pools if _pools is not None and (_is_torch_known or "torch" not in sys.modules) else _all_pools()
     for pool in pools:
         if pool.name not in _before:
             _now[pool.name] = number = pool.get()
             _before[pool.name] = (pool, number)
-    _number = _granted(_asked)
+    smallest = min(map(NUMBER, _asked))
+    _number = 1 if smallest == 1 else _granted(_asked)
     for pool in pools:
         if _now[pool.name] != _number:
             pool.set(_number)

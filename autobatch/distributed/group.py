@@ -139,7 +139,7 @@ class Joined:
         with run_lock():
             executor.refresh()
         facts = {
-            "the trainable parameters": " ".join(executor.trainable()), "the step": str(loss.step),
+            "the trainable parameters": " ".join(executor.trainable), "the step": str(loss.step),
             "the seed": str(loss.seed), "has_aux": str(has_aux),
             "reduce": reduce if isinstance(reduce, str) else "weights",
             "the gradients of each instance": "" if each is None else each.text,
@@ -149,7 +149,7 @@ class Joined:
         if isinstance(instances, Share):
             facts |= {"the mini-batch": f"{instances.size} instances, {instances.digest.hex()}"}
         kept = self._kept.setdefault(loss, Kept())
-        exchange = Exchange(self._wire, facts, len(executor.trainable()), executor.store, kept)
+        exchange = Exchange(self._wire, facts, len(executor.trainable), executor.store, kept)
         with exchange.guarding():
             if not isinstance(instances, Share):
                 listed = list_instances(instances)

@@ -108,7 +108,7 @@ class Apart:
         inputs: InputGradients | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Run all parts; the gradients are arrays (B, *shape)."""
-        wanted = _named(executor.trainable(), self.names)
+        wanted = _named(executor.trainable, self.names)
         made: dict[str, Any] = self.zeros(executor, step.graph.n_instances)
 
         def differentiate(part: Part, instances: slice, run: Run) -> None:
@@ -123,7 +123,7 @@ class Apart:
 
     def zeros(self, executor: Executor, n_instances: int) -> Gradients:
         """Zeros (B, *shape) for each gradient that is asked for."""
-        wanted = _named(executor.trainable(), self.names)
+        wanted = _named(executor.trainable, self.names)
         made = Gradients()
         for name, parameter in wanted.items():
             made[name] = parameter.store.xp.zeros((n_instances, *parameter.shape), parameter.dtype)
@@ -165,7 +165,7 @@ class Clipped:
         inputs: InputGradients | None,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Run all parts; the norms are noted in `Gradients.norms`."""
-        trainable = executor.trainable()
+        trainable = executor.trainable
         parameters = frozenset(id(parameter) for parameter in _named(trainable, self.names).values())
         norms = np.zeros(step.graph.n_instances)
 
@@ -197,7 +197,7 @@ class Clipped:
 
     def of_nothing(self, executor: Executor, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """See `EachInstance`."""
-        value, grads = exchange.add_nothing(executor.dtype, [*executor.trainable()], executor.zeros, clock)
+        value, grads = exchange.add_nothing(executor.dtype, [*executor.trainable], executor.zeros, clock)
         if isinstance(grads, Gradients):
             grads.norms = np.zeros(0)
         return value, self._only(grads)

@@ -269,7 +269,7 @@ class Engine:
             clock.lap("record")  # and waiting for other threads
         options = self.options_now(training, has_aux)
         if each is not None:
-            options = each.planned(options, self.executor.trainable(), len(minibatch.instances))
+            options = each.planned(options, self.executor.trainable, len(minibatch.instances))
         if self._thread_choice is None:
             return self.planning.prepare(minibatch, options, clock)
         size_class = self._thread_choice.of(minibatch, training)
@@ -355,7 +355,7 @@ class Engine:
             is_late = is_simple and self.executor.can_be_late(out) and (exchange is None or out is None)
             late = LateLosses(self.executor.store, exchange is not None) if is_late else None
             apart = exchange is not None or (len(step.parts) > 1 and not is_late)
-            taken = None if out is None else take_gradients(out, self.executor.trainable(), apart)
+            taken = None if out is None else take_gradients(out, self.executor.trainable, apart)
             read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
             own, run_parts = taken if exchange is None else None, partial(self._run, step)
             if each is None:
@@ -403,7 +403,7 @@ class Engine:
         with run_lock():
             self.options_now(True, has_aux)
             executor, none = self.executor, np.zeros(0, self.executor.dtype)
-            trainable = executor.trainable()
+            trainable = executor.trainable
             taken = None if out is None else take_gradients(out, trainable, apart=True)
             if each is None:
                 value, grads = exchange.add_nothing(executor.dtype, [*trainable], executor.zeros, clock)
@@ -443,4 +443,4 @@ class Engine:
         return before
 
     def _run(self, step: Step, differentiate: UseRun | None = None) -> list[Run]:
-        return self.executor.run(step, (self.options.seed, self.step), self._profile, differentiate)
+        return self.executor.run(step, (self.options.seed, self.step), differentiate, self._profile)

@@ -45,13 +45,14 @@ class Executor:
     Attributes:
         dtype: float type of all values: that of the module's parameters; float32 without a module.
         store: the memory of the device on which the parameters are.
+        trainable: the parameters that have gradients, by name.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
-        self._trainable: dict[str, Parameter] = {}
+        self.trainable: dict[str, Parameter] = {}
         self._names: frozenset[str] = frozenset()  # of the trainable ones
         self._arrays: list[Any] = []
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
@@ -63,9 +64,9 @@ class Executor:
         if known is None:
             return
         self._parameters = parameters = self._recorder.parameters()
-        self._trainable = {name: p for name, p in parameters.items() if p.trainable}
-        if self._trainable.keys() != self._names:
-            self._names = frozenset(self._trainable)
+        self.trainable = {name: p for name, p in parameters.items() if p.trainable}
+        if self.trainable.keys() != self._names:
+            self._names = frozenset(self.trainable)
         arrays = [p.array for p in parameters.values()]
         if arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays)):
             return  # so that they are of the same type, on the same device
@@ -74,10 +75,6 @@ class Executor:
         stores = {id(p.store): p.store for p in parameters.values()}
         self.store = stores.popitem()[1] if len(stores) == 1 else shared_store(known.module)
         self._arrays = arrays
-
-    def trainable(self) -> dict[str, Parameter]:
-        """The parameters that had gradients when `refresh` was called, by name."""
-        return self._trainable
 
     def can_be_late(self, out: Mapping[str, Gradient] | None) -> bool:
         """Whether losses may be read after the gradients: on a device, where `Gradients` say whether all is finite."""
@@ -88,14 +85,14 @@ class Executor:
         return self._names if training else None
 
     def run(
-        self, step: Step, draw: tuple[int, int], timer: Timer | None = None, differentiate: UseRun | None = None
+        self, step: Step, draw: tuple[int, int], differentiate: UseRun | None = None, timer: Timer | None = None
     ) -> list[Run]:
         """Run the parts one after the other; return their runs, which are closed but still give the outputs.
 
         Args:
             draw: the seed and the number of the step; random numbers depend on both.
-            timer: is called when each batch is done.
             differentiate: is called with each run before that is closed.
+            timer: is called when each batch is done.
         """
         found = []
         for part, instances in self.parts(step):
@@ -189,7 +186,7 @@ class Executor:
         Args:
             rows: the names of those that are `Rows`.
         """
-        trainable = self.trainable()
+        trainable = self.trainable
         return self._own.gradients.zeros(trainable, frozenset(id(trainable[name]) for name in rows))
 
     def backward(
@@ -207,7 +204,7 @@ class Executor:
             out: gradients to add to; None for this thread's buffers, set to zero.
             reader: is given the rows that the gradients are sums of, before they are added up.
         """
-        trainable = self.trainable()
+        trainable = self.trainable
         if out is None:
             out = self._own.gradients.zeros(trainable, step.cells.row_parameters)
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -53,8 +55,11 @@ def loss_slot(graph: Graph, has_aux: bool) -> int:
     """
     if not graph.n_instances:
         raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
+    structures = graph.structures
+    if all(map(is_, structures, repeat(structures[0]))):
+        structures = structures[:1]  # the slots of all are those of one
     first: Slot | None = None
-    for number, structure in enumerate(graph.structures):
+    for number, structure in enumerate(structures):
         if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
             raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")
         loss = structure.children[0] if has_aux else structure

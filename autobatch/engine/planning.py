@@ -9,7 +9,7 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.losses import loss_slot
-from autobatch.graph.graph import Graph
+from autobatch.graph.graph import Graph, digests_of
 from autobatch.graph.rewrite.passes import Rewrites, rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.plan.budget import Figures, Part, fit_parts
@@ -71,7 +71,7 @@ class Planning:
         slot = self._loss_slot(graph, options)
         if slot >= 0 and cells.singular:
             graph, cells = self._stop(graph, slot, options, cells, clock)
-        planned = self._plan(graph, options, cells, clock)
+        planned = self._plan(graph, options, cells, clock, slot)
         if key is not None:
             self.cache.keep(self._key(minibatch, options, cells) or key, planned)
         return self._step(graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
@@ -137,16 +137,16 @@ class Planning:
         if {graph.types for graph in graphs} != {types}:
             return None
         return (
-            tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.revision,
+            digests_of(graphs), cells.traces, len(cells.slot_shapes), policy.revision,
             options.purpose, options.dtype, options.rewrites, options.max_bytes,
             options.precision, options.threads, options.has_aux, options.store, options.by_instance,
         )  # fmt: skip
 
-    def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock) -> Planned:
+    def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
 
         def plan_part(graph: Graph) -> Part:
-            plan, rewrites, tables = self._place(graph, options, cells, clock)
+            plan, rewrites, tables = self._place(graph, options, cells, clock, slot)
             executable = self.backend.prepare(plan, cells, options, tables)
             n_bytes = executable.n_bytes
             if options.by_instance is not None:
@@ -163,7 +163,7 @@ class Planning:
         return Planned(graph, tuple(parts), whole.n_bytes)
 
     def _place(
-        self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock
+        self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock, slot: int
     ) -> tuple[Plan, Rewrites, tuple[Any, ...] | None]:
         """Rewrite, schedule and place; in one call of the core unless Python takes part or checks the results.
 
@@ -174,9 +174,9 @@ class Planning:
         if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
             from autobatch.memplan.batch.placement import plan_graph
 
-            sizes = self.backend.table_sizes(cells, options) or ()
+            sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
             plan, rewrites, tables, (rewriting, scheduling, _) = plan_graph(
-                graph, options.rewrites, rule, cells, *sizes
+                graph, options.rewrites, rule, cells, sizes, n_threads, slot
             )
             clock.lap("rewrite", rewriting)
             clock.lap("schedule", scheduling)

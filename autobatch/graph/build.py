@@ -87,7 +87,9 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     """
     try:
         listed = list(graphs)
-        merged, in_range = _merge(listed, types) if len(listed) != 1 else _only(listed, types)
+        merged, in_range = (listed[0], listed[0].in_range) if len(listed) == 1 else _merge(listed, types)
+        if merged.types is not types and types is not None:
+            _common_types(listed, types)
     except OverflowError:
         raise _too_large(listed) from None
     except RAW:
@@ -101,12 +103,6 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     if checking():
         check_graph(merged)
     return merged
-
-
-def _only(graphs: list[Graph], types: Types | None) -> tuple[Graph, bool]:
-    """Return the only graph, and whether it is known to be in range."""
-    _common_types(graphs, types)
-    return graphs[0], graphs[0].in_range
 
 
 def _merge(graphs: list[Graph], types: Types | None) -> tuple[Graph, bool]:

@@ -167,6 +167,12 @@ class Graph(Encoded):
         return "\n".join(lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "  ..."])
 
 
+def digests_of(graphs: Sequence[Graph]) -> tuple[bytes, ...]:
+    """The digest of each graph."""
+    found = tuple([graph._digest for graph in graphs])
+    return found if all(found) else tuple([graph.digest for graph in graphs])
+
+
 def refuse_graph() -> NoReturn:
     """Raise a GraphError where a graph is given in place of a dag."""
     raise GraphError(

@@ -318,12 +318,12 @@ class Targets:
         stacks: those that the programs read.
     """
 
-    def __init__(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> None:
+    def __init__(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> None:
         self.arrays: dict[int, Gradient] = dict(gradients)
         self._apart: list[tuple[Stack, FloatArray]] = []
         self._gradients = dict(gradients)
-        self._stacks = {id(stack): stack for stack in stacks if stack.trainable}
-        for stack in self._stacks.values():
+        self._stacks = stacks
+        for stack in [stack for stack in stacks if stack.trainable]:
             if not all(id(part) in gradients for part in stack.parts):
                 continue  # a type of before reads it, and its parameters were replaced since
             parts = [array for part in stack.parts if not isinstance(array := gradients[id(part)], Rows)]
@@ -334,12 +334,15 @@ class Targets:
                 self._apart.append((stack, together))
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
-    def restart(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> bool:
-        """Prepare for another run, if it has the same gradient objects and the same stacks."""
+    def restart(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> bool:
+        """Prepare for another run, if it has the same gradient objects and the same list of stacks.
+
+        As trainable parameters are those that have gradients, the same stacks are trainable.
+        """
         known = self._gradients
-        if gradients.keys() != known.keys() or not all(map(is_, gradients.values(), known.values())):
+        if stacks is not self._stacks or gradients.keys() != known.keys():
             return False
-        if self._stacks.keys() != {id(stack) for stack in stacks if stack.trainable}:
+        if not all(map(is_, gradients.values(), known.values())):
             return False
         for _, together in self._apart:
             together.fill(0)
@@ -352,7 +355,7 @@ class Targets:
                 array = self._gradients[id(part)]
                 assert not isinstance(array, Rows)
                 array += piece
-        return sum(together.nbytes for _, together in self._apart)
+        return sum([together.nbytes for _, together in self._apart]) if self._apart else 0
 
 
 def _parts(rows: Sequence[Row]) -> tuple[Row, tuple[Rectangle, ...]]:

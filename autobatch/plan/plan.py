@@ -130,6 +130,7 @@ class Plan:
         size: elements of the buffer.
         ints, floats: the attributes of all nodes, by block and row.
         types: the types as they were when it was made.
+        whole_slot: the slot of a loss that is known to depend on all nodes; -1 if none is.
     """
 
     graph: Graph
@@ -155,6 +156,7 @@ class Plan:
     floats: FloatArray
     types: TypeArrays
     tables: TypeTables
+    whole_slot: int = -1
 
     @cached_property
     def segment_ptr(self) -> dict[int, NDArray[np.int64]]:

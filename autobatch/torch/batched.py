@@ -312,7 +312,7 @@ class TorchExecutor(Executor):
             found = super().backward(step, run, seeds, out, reader)
         if reader is not None:
             _refuse_sums(tape)
-        names = {id(p.tensor): name for name, p in self.trainable().items() if isinstance(p, TensorParameter)}
+        names = {id(p.tensor): name for name, p in self.trainable.items() if isinstance(p, TensorParameter)}
         for tensor, gradient in tape.gradients():
             name = names[id(tensor)]
             if totals is None:

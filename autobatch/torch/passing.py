@@ -96,7 +96,7 @@ class Passing:
         held: Held = (),
     ) -> None:
         self._batched, self._executor, self._step = batched, batched.executor, step
-        trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
+        trainable: dict[str, TensorParameter] = self._executor.trainable  # type: ignore[assignment]
         module = batched.recorder.module
         assert isinstance(minibatch.inputs, TensorInputs)
         assert isinstance(module, TorchModule)
@@ -140,7 +140,7 @@ class Passing:
         """
         executor, step = self._executor, self._step
         with run_lock(), self._as_it_ran():
-            found = {name: self._zeros(name, p) for name, p in executor.trainable().items()}
+            found = {name: self._zeros(name, p) for name, p in executor.trainable.items()}
             totals: dict[str, Total] = {}
             read = InputGradients(self.inputs, executor.dtype)
             again = ((part, executor.start(step, part, rows, self.draw)) for part, rows in executor.parts(step))
@@ -181,7 +181,7 @@ class Passing:
             for of_run in self._bound if others else ():
                 of_run.parameter.bind(of_run.tensor)
             put_numbers(self.held)
-            now = self._executor.trainable()
+            now = self._executor.trainable
             changed = [of_run.parameter for of_run in self._bound if not of_run.is_same()]
             changed += [p for name, p in self.read.items() if now.get(name) is not p]
             if changed:

@@ -251,24 +251,27 @@ class Recorder:
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         refuse_inside()
-        listed = self.arrived(list_instances(instances))
-        recorded = [isinstance(x, Graph) for x in listed]
-        if inputs and any(recorded):
+        listed = list_instances(instances)
+        kinds = {*map(type, listed)}
+        n_kinds = sum([issubclass(kind, Graph) for kind in kinds])  # of graphs
+        if n_kinds:
+            listed = self.arrived(listed)
+        if inputs and n_kinds:
             raise GraphError(
                 "inputs=True asks for the gradients of the arrays of instances, which a recorded graph no longer "
                 "holds; give the instances themselves."
             )
         found = Inputs(self.calls) if inputs else None
-        if self.is_async and listed and not any(recorded):
+        if self.is_async and listed and not n_kinds:
             return MiniBatch(listed, None, found, True, keys)
         if found is not None:
             try:
                 return MiniBatch(listed, self.record(listed, found, keys), found)
             finally:
                 found.recording = None
-        if all(recorded):
+        if n_kinds == len(kinds):
             return MiniBatch(listed, None)
-        if any(recorded):
+        if n_kinds:
             raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
         return MiniBatch(listed, self.record(listed, keys=keys))
 
@@ -298,7 +301,8 @@ class Recorder:
 
     def arrived(self, instances: list[Any]) -> list[Any]:
         """The instances, with graphs from other processes as graphs of this."""
-        carried = {x.types for x in instances if type(x) is Graph and type(x.types) is CarriedTypes}
+        tables = {x.types for x in instances if type(x) is Graph}
+        carried = {types for types in tables if type(types) is CarriedTypes}
         if not carried:
             return instances
         self.renew()

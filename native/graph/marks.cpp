@@ -1,16 +1,9 @@
-// Marking the nodes and outputs that a loss depends on: `autobatch.graph.marks`.
+#include "graph/marks.h"
 
-#include "graph/flows.h"
 #include "graph/graph.h"
-#include "graph/words.h"
 
 namespace autobatch {
-namespace {
 
-enum class Marked { WHOLE, PART, WRONG };
-
-// Marks the wanted outputs and then, last node first, all outputs that gradients flow to. In `marks`, column 0 stands
-// for the node, the others for its outputs.
 Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> wanted, const Table<uint8_t>& marks) {
   auto mark = [&marks](int32_t node, int32_t word) {
     bool exists = (word & OUTPUT) + 1 < marks.columns;
@@ -42,8 +35,6 @@ Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> want
   }
   return is_whole ? Marked::WHOLE : Marked::PART;
 }
-
-}  // namespace
 
 // mark_outputs(words, flows, wanted, marks): marks what wanted slots depend on; returns whether that is every node.
 PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {

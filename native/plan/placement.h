@@ -23,6 +23,7 @@ class Placement {
 
   int32_t n_types() const { return tables_.n_types(); }
   int32_t n_blocks() const { return tables_.n_blocks(); }
+  ptrdiff_t n_slots() const { return widths_.slot.size; }
 
  private:
   TypeTables tables_;

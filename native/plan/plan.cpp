@@ -1,5 +1,6 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
+#include "graph/marks.h"
 #include "graph/rewrite/rewrite.h"
 #include "plan/lifetimes.h"
 #include "plan/placement.h"
@@ -41,9 +42,37 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return set_problem(problem) ? placement.to_python(plan).release() : nullptr;
 }
 
-// plan_graph(words, floats, types, passes, rule, layout, sizes, n_threads): words, floats and changes of the rewritten
-// graph; its schedule; the parts of a plan; those of its tables, or None if a type of the plan has no sizes yet; and
-// the seconds that rewriting, scheduling and placing took.
+// A loss, by the paths of its gradients.
+struct Loss {
+  Flows flows;
+  int32_t slot = -1;
+
+  // Reads both; the paths may be None if there is no slot.
+  bool read(PyObject* flows_given, PyObject* slot_given, int32_t n_types, ptrdiff_t n_slots) {
+    if (!read_int(slot_given, "slot", slot) || slot < 0) return !PyErr_Occurred();
+    if (!read_flows(flows_given, flows)) return false;
+    if (slot < n_slots && flows.n_types() == n_types) return true;
+    return PyErr_SetString(PyExc_ValueError, "flows and slot must be of these types, got others"), false;
+  }
+  // Finds whether the loss depends on all nodes of a graph; false without a loss.
+  Problem find_whole(const Graph& graph, ptrdiff_t n_slots, bool& is_whole) const {
+    is_whole = false;
+    if (slot < 0) return nullptr;
+    ptrdiff_t width = 1;  // the first column is of the nodes
+    for (int32_t n_outputs : flows.n_outputs) width = n_outputs >= width ? n_outputs + ptrdiff_t(1) : width;
+    Vec<uint8_t> marks, wanted;
+    if (!marks.resize(graph.n_nodes() * width) || !wanted.assign(n_slots, 0)) return NO_MEMORY;
+    wanted[slot] = 1;
+    Marked marked = mark_all(graph, flows, wanted, {marks.data(), graph.n_nodes(), width});
+    is_whole = marked == Marked::WHOLE;
+    return marked == Marked::WRONG ? "a slot, an output or a port does not exist" : nullptr;
+  }
+};
+
+// plan_graph(words, floats, types, passes, rule, layout, sizes, n_threads, flows, slot): words, floats and changes of
+// the rewritten graph; its schedule; the parts of a plan; those of its tables, or None if a type of the plan has no
+// sizes yet; whether the loss in the slot depends on all nodes; and the seconds that rewriting, scheduling and placing
+// took.
 PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Rewriting rewriting;
   TypedGraph graph;
@@ -51,17 +80,19 @@ PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Batches batches;
   Placement placement;
   CellSizes sizes;
+  Loss loss;
   int32_t passes, n_threads;
-  if (!takes("plan_graph", n, 8) || !read_int(arguments[3], "passes", passes) ||
+  if (!takes("plan_graph", n, 10) || !read_int(arguments[3], "passes", passes) ||
       !read_directed_rule(arguments[4], rule) || !rewriting.read(arguments[0], arguments[1], arguments[2]) ||
       !placement.read_layout(arguments[5], rewriting.given.types) ||
       !placement.fits(rewriting.given, rewriting.draft.floats) || !read_threads(arguments[7], n_threads) ||
-      (arguments[6] != Py_None && !read_cell_sizes(arguments[6], placement.n_types(), placement.n_blocks(), sizes)))
+      (arguments[6] != Py_None && !read_cell_sizes(arguments[6], placement.n_types(), placement.n_blocks(), sizes)) ||
+      !loss.read(arguments[8], arguments[9], placement.n_types(), placement.n_slots()))
     return nullptr;
   Problem problem;
   PlanArrays plan;
   PlanTables tables;
-  bool has_tables = false;
+  bool has_tables = false, is_whole = false;
   double times[4];  // when each stage begins, and when all are done
   {
     Unlocked unlocked;
@@ -80,6 +111,7 @@ PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       has_tables = sizes.scratch.rows && fit(sizes, plan);
       if (has_tables) problem = tables.make(plan, sizes, n_threads);
     }
+    if (!problem) problem = loss.find_whole(graph.graph, placement.n_slots(), is_whole);
     times[3] = seconds_now();
   }
   if (problem) return rewriting.refuse(problem);
@@ -88,9 +120,9 @@ PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   if (!words || !floats || !changes || !schedule || !parts) return nullptr;
   Ref listed = has_tables ? tables.to_python(plan) : Ref::borrowed(Py_None);
   if (!listed) return nullptr;
-  return Py_BuildValue("NNNNNN(ddd)", words.release(), floats.release(), changes.release(), schedule.release(),
-                       parts.release(), listed.release(), times[1] - times[0], times[2] - times[1],
-                       times[3] - times[2]);
+  return Py_BuildValue("NNNNNNO(ddd)", words.release(), floats.release(), changes.release(), schedule.release(),
+                       parts.release(), listed.release(), is_whole ? Py_True : Py_False, times[1] - times[0],
+                       times[2] - times[1], times[3] - times[2]);
 }
 
 // give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.

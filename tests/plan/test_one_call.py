@@ -1,4 +1,4 @@
-"""One call of the core rewrites, schedules and places a graph as its stages do."""
+"""One call of the core rewrites, schedules and places a graph and makes its tables, as its stages do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch._native import make_tables
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.options import Options
+from autobatch.backends.tables import N_DESTINATIONS, PlanTables
+from autobatch.backends.tiles import arrays_of
 from autobatch.errors import GraphError
+from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, rewrite
 from autobatch.memplan.batch.placement import plan_graph
 from autobatch.memplan.planner import MemoryPlanner
@@ -67,6 +73,69 @@ def test_it_does_what_the_stages_do(seeds: range) -> None:
         assert min(found.seconds) >= 0.0
         n_rewritten += rewritten is not graph
     assert n_rewritten > len(seeds) // 4
+
+
+def test_it_makes_the_tables_of_the_backend() -> None:
+    """Where all types of the plan were met before; the addresses are those of the arrays of the plan."""
+    n_made = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph, cells = record(rng, training=bool(seed % 2))
+        backend, options = Cpu(), Options(get("score+both"), threads=1 + seed % 3)
+        rule, sizes = options.policy.core_rule, backend.table_sizes(cells, options)
+        assert rule is not None
+        plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, *sizes)
+        assert tables is None or not plan.graph.n_nodes
+        expected = backend.prepare(plan, cells, options).tables
+        plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, *sizes)
+        assert tables is not None
+        found = backend.prepare(plan, cells, options, tables).tables
+        for field in fields(PlanTables):
+            one, other = getattr(found, field.name), getattr(expected, field.name)
+            if field.name == "lists":
+                for parts, others in zip(one, other, strict=True):
+                    for part, like in zip(parts, others, strict=True):
+                        np.testing.assert_array_equal(part, like)
+            elif field.name == "addresses":
+                again = make_tables(arrays_of(plan), sizes[0], options.threads)[found_at("addresses")]
+                np.testing.assert_array_equal(np.delete(one, tiles_at(cells)), np.delete(again, tiles_at(cells)))
+            elif isinstance(one, np.ndarray):
+                np.testing.assert_array_equal(one, other, err_msg=field.name)
+            else:
+                assert one == other, field.name
+        n_made += len(found.type_ids)
+    assert n_made > 40
+
+
+def found_at(name: str) -> int:
+    """The position of a part among those that the core makes."""
+    return [field.name for field in fields(PlanTables)].index(name) - 2
+
+
+def tiles_at(cells: PlannedTypes) -> slice:
+    """The addresses of tiles, which are made anew each time."""
+    return slice(N_DESTINATIONS, N_DESTINATIONS + len(cells.cells))
+
+
+def test_it_finds_whether_a_loss_depends_on_all_nodes() -> None:
+    counts = {False: 0, True: 0}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=True)
+        function = model.loss if seed % 2 else model.everything
+        recorder, planner = Recorder(function, model), MemoryPlanner()
+        graph = recorder.record(draw_instances(rng, model, n=int(rng.integers(1, 5))))
+        types = [planner.plan_cell(node_type, True) for node_type in recorder.types.types]
+        cells = PlannedTypes(types, list(recorder.slots.shapes), True)
+        rule = get("score").core_rule
+        assert rule is not None
+        for slot in range(len(cells.slot_shapes)):
+            plan = plan_graph(graph, "auto", rule, cells, slot=slot).plan
+            marks = Marks()
+            marks.mark(plan.graph, cells.flows, len(cells.slot_shapes), [slot])
+            assert plan.whole_slot == (slot if marks.is_whole else -1)
+            counts[marks.is_whole] += 1
+    assert min(counts.values()) > 10, counts
 
 
 def test_it_names_an_edge_that_points_backwards() -> None:

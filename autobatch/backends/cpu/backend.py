@@ -23,7 +23,7 @@ from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.backends.tables import FORWARD
 from autobatch.blas.choosing import BY_SIZE, Chooser
-from autobatch.blas.threads import Limit, limit_threads
+from autobatch.blas.threads import Limit
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
@@ -86,6 +86,7 @@ class CompiledPlan(PlanExecutable):
     Attributes:
         types: its types, compiled.
         tables: its tiles, and the calls for each of them.
+        place: the name of the type of its destinations.
         n_threads: how many threads run tiles.
     """
 
@@ -96,7 +97,7 @@ class CompiledPlan(PlanExecutable):
         self.backend, self.n_threads = backend, options.threads
         self.types, self._is_compiled = backend.compiled_types(cells, options), False
         compile_cell = partial(backend.compiled_cell, cells, options)
-        self.tables = self.types.tables_of(plan, compile_cell, self.n_threads, tables)
+        self.tables, self.place = self.types.tables_of(plan, compile_cell, self.n_threads, tables), place_type(plan)
         scratch, kept = self.tables.scratch_size, self.tables.kept_size
         self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
         self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
@@ -111,7 +112,7 @@ class CompiledPlan(PlanExecutable):
         """Whether all of the machine code is at hand, now or in a moment."""
         not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
         if not not_compiled.isdisjoint(type_ids):
-            if not self.types.wait_for_code(type_ids, place_type(self.plan), patience()):
+            if not self.types.wait_for_code(type_ids, self.place, patience()):
                 return False
             not_compiled.difference_update(type_ids)
         self._is_compiled = True
@@ -126,7 +127,9 @@ class CompiledRun(PlanRun[CpuMemory]):
     """A run of compiled cells."""
 
     executable: CompiledPlan
+    held = PlanRun.held | {"_bound"}
     _stages: BoundStages
+    _bound: BoundRun
     _limit: Limit | None = None  # while forward runs and may call a library
 
     def _reserve(self) -> None:
@@ -138,25 +141,28 @@ class CompiledRun(PlanRun[CpuMemory]):
     def _bind(self, stage: str) -> None:
         """Bind the steps of all types."""
         executable = self.executable
-        bound = self._stages = executable.types.bound(stage, executable.tables.type_ids, executable.n_threads)
-        run = BoundRun(
-            self.plan, executable.tables, stage, executable.backend.chooser, self.memory, self.randomness, self.targets,
-            self.interpret_gradients,
-        )  # fmt: skip
-        if stage == FORWARD and bound.may_call_library(run):
-            self._limit = self._limited()
-            self._limit.__enter__()
-        bound.bind(run)
+        stages = self._stages = executable.types.bound(stage, executable.tables.type_ids, executable.n_threads)
+        if stage == FORWARD:
+            run = self._bound = BoundRun(
+                self.plan, executable.tables, executable.place, executable.backend.chooser, self.memory,
+                self.randomness, self.targets, self.interpret_gradients,
+            )  # fmt: skip
+            if stages.may_call_library(run):
+                self._limit = self._limited()
+                self._limit.__enter__()
+        self._bound.gradients = self.targets
+        stages.bind(self._bound)
 
     def _release(self, stage: str) -> None:
         limit, self._limit = self._limit, None
         if limit is not None:
             limit.end()
-        self._stages.release()
+        if self._stages.in_python:
+            self._stages.release()
 
     def _limited(self) -> Limit:
         """Limit each library call to one thread while several threads run tiles."""
-        return limit_threads(1 if self.executable.n_threads > 1 else self.options.threads)
+        return Limit(1 if self.executable.n_threads > 1 else self.options.threads)
 
     def _call(self, stage: str, first: int, last: int) -> None:
         self.launches += self._stages.call(first, last)

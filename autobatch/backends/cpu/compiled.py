@@ -8,9 +8,10 @@ another plan ran last, the memory of the run if that grew, and the values that p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,26 +73,27 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         found = self._bound.pop(key, None)
         if found is None:
             stages = [self.cells[type_id].stage(name) for type_id in type_ids]
-            found = BoundStages(type_ids, stages, n_threads, self.arrays.block_ptr)
+            found = BoundStages(name, type_ids, stages, n_threads, self.arrays.block_ptr)
             if len(self._bound) == MOST_BOUND:
                 del self._bound[next(iter(self._bound))]
         self._bound[key] = found
         return found
 
 
-class BoundRun(NamedTuple):
+@dataclass(slots=True)
+class BoundRun:
     """What a run binds stages to.
 
     Attributes:
         tables: of the plan, and of no other one.
-        name: of the stage.
+        place: the name of the type of destinations.
         chooser: chooses the library for each product.
-        gradients, interpret: see `CpuStageRun`.
+        gradients, interpret: see `CpuStageRun`; there are gradients in the weight stage alone.
     """
 
     plan: Plan
     tables: PlanTables
-    name: str
+    place: str
     chooser: Chooser
     memory: CpuMemory
     randomness: Randomness
@@ -103,6 +105,7 @@ class BoundStages:
     """A stage of several types, bound to one run at a time: the steps of all types, and their calls in order.
 
     Args:
+        name: of the stage.
         type_ids: the numbers of the types.
         stages: of each of them.
         n_threads: how many threads share the tiles; each has its own scratch memory.
@@ -110,8 +113,9 @@ class BoundStages:
     """
 
     def __init__(
-        self, type_ids: Sequence[int], stages: Sequence[CompiledStage], n_threads: int, block_ptr: IntArray
+        self, name: str, type_ids: Sequence[int], stages: Sequence[CompiledStage], n_threads: int, block_ptr: IntArray
     ) -> None:
+        self._name = name
         self._type_ids, self._stages = list(type_ids), list(stages)
         self._blocks = [slice(int(block_ptr[type_id]), int(block_ptr[type_id + 1])) for type_id in type_ids]
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
@@ -139,7 +143,7 @@ class BoundStages:
             for parameter, slot in stage.gradients.items()
         ]
         self._calls_library = True
-        self._in_python: list[int] = []  # the stages, by position, with steps that Python runs
+        self.in_python: list[int] = []  # the stages, by position, with steps that Python runs
         self._calls: CallList
         self._sweeps = Sweeps()
 
@@ -155,41 +159,43 @@ class BoundStages:
 
     def may_call_library(self, run: BoundRun) -> bool:
         """Whether a run may call a library, as far as is known before it is bound."""
-        return self._calls_library or self._tables is None or _choice_of(run) != self._chosen_for
+        return self._calls_library or self._tables is None or self._choice_of(run) != self._chosen_for
 
     def bind(self, run: BoundRun) -> None:
         """Store what has changed since the last run."""
         tables, before = run.tables, self._tables
         self._tables = None  # until all of it is stored, as compiling may be interrupted
         seen = [parameter.version for parameter in self._parameters]
-        if before is None or seen != self._seen:
+        has_changed = before is None or seen != self._seen
+        if has_changed:
             for stage in self._stages:
                 stage.refresh()
             self._seen = seen
-        chosen_for = _choice_of(run)
+        chosen_for = self._choice_of(run)
         is_chosen = before is not None and chosen_for == self._chosen_for
         if not is_chosen:
-            self._choose_steps(chosen_for[0], run)
+            self._choose_steps(run)
             self._chosen_for = chosen_for
-        versions = [stage.version for stage in self._stages]
-        if not is_chosen or versions != self._versions:
-            self._take_parameters()
-            if not is_chosen:
-                self._take_steps()
-            self._versions = versions
+        if has_changed or not is_chosen:
+            versions = [stage.version for stage in self._stages]
+            if not is_chosen or versions != self._versions:
+                self._take_parameters()
+                if not is_chosen:
+                    self._take_steps()
+                self._versions = versions
         if not is_chosen or run.memory.addresses != self._memory_at:
             self._take_memory(*run.memory.addresses)
         if before is not tables:
             self._memory[:, self._slots] = tables.addresses[self._places]
         if run.gradients:
             self._take_gradients(run.gradients)
-        self._tables, self._calls = tables, tables.calls[run.name]
-        if self._in_python:
+        self._tables, self._calls = tables, tables.calls[self._name]
+        if self.in_python:
             self._enter(run)
 
     def release(self) -> None:
         """Drop the arrays of the run."""
-        for number in self._in_python:
+        for number in self.in_python:
             vars(self._stages[number]).pop("run", None)
 
     def call(self, first: int, last: int) -> int:
@@ -207,12 +213,17 @@ class BoundStages:
             make_calls(self._of_one_thread, self._steps, calls, start, end)
         return end - start
 
-    def _choose_steps(self, place: str, run: BoundRun) -> None:
+    def _choice_of(self, run: BoundRun) -> tuple[str, int, str, bytes]:
+        """What steps are chosen by: the type of destinations, threads of libraries, the chooser, and rows of tiles."""
+        classes = run.tables.row_classes if self._name == WEIGHTS else run.tables.size_classes
+        return run.place, threads_now(), run.chooser.name, classes
+
+    def _choose_steps(self, run: BoundRun) -> None:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
         self._steps, tables = [], run.tables
         for stage, blocks in zip(self._stages, self._blocks, strict=True):
             rows = tables.mean_rows[blocks], run.plan.block_rows[blocks]
-            sizes = Sizes(place, *rows, len(self._addresses), run.chooser)
+            sizes = Sizes(run.place, *rows, len(self._addresses), run.chooser)
             self._steps += [step.bind(sizes) for step in stage.steps]
         self._calls_library = any(step.calls_library for step in self._steps) or any(
             stage.shared.multiplies for stage in self._stages
@@ -223,11 +234,11 @@ class BoundStages:
         """Store the addresses of steps, which are known when they have read the parameters."""
         self._addresses["function"] = [step.function for step in self._steps]
         self._addresses["own"] = [step.own_address for step in self._steps]
-        steps, self._in_python = iter(self._steps), []
+        steps, self.in_python = iter(self._steps), []
         for number, stage in enumerate(self._stages):
             own = list(islice(steps, len(stage.steps)))
             if not all(step.function for step in own):
-                self._in_python.append(number)
+                self.in_python.append(number)
 
     def _take_parameters(self) -> None:
         """Let steps read the parameters anew, and store the addresses of those that moved."""
@@ -261,7 +272,7 @@ class BoundStages:
     def _enter(self, run: BoundRun) -> None:
         """Give stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
-        for number in self._in_python:
+        for number in self.in_python:
             stage, type_id, block = self._stages[number], self._type_ids[number], self._blocks[number].start
             kept = memory.kept[0] if self._has_kept[number] else scratch
             stage.run = CpuStageRun(
@@ -273,9 +284,3 @@ class BoundStages:
 def place_type(plan: Plan) -> str:
     """The name of the type of a plan's destinations."""
     return "int64" if plan.dest.itemsize == WORD else "int32"
-
-
-def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:
-    """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of tiles."""
-    classes = run.tables.row_classes if run.name == WEIGHTS else run.tables.size_classes
-    return place_type(run.plan), threads_now(), run.chooser.name, classes

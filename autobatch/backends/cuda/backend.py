@@ -209,6 +209,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
     """A run on a device."""
 
     executable: DevicePlan
+    held = PlanRun.held | {"_launchers", "_parameters"}
 
     def _reserve(self) -> None:
         executable, options = self.executable, self.options
@@ -272,12 +273,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
         """The work of the run so far."""
         self.launches = sum(one.launches for one in self._launchers.values())
         return super().counts()
-
-    def close(self) -> None:
-        """Give the memory back to the pool; see `Run`."""
-        super().close()
-        for name in ("_launchers", "_parameters"):
-            vars(self).pop(name, None)
 
     # The mini-batch on the device.
 

@@ -51,6 +51,7 @@ def plan_graph(
     cells: PlannedTypes,
     sizes: CellSizes | None = None,
     n_threads: int = 1,
+    slot: int = -1,
 ) -> PlannedGraph:
     """Rewrite, schedule and place a graph and make its tables in one call, during which other threads run Python.
 
@@ -61,19 +62,24 @@ def plan_graph(
         cells: all types of the graph, planned.
         sizes: of the compiled cells, for tables; None for none.
         n_threads: that tiles are for.
+        slot: that of the loss; -1 for none.
 
     Raises:
         GraphError: an edge points backwards.
     """
     try:
-        words, floats, changes, batches, parts, tables, seconds = plan_in_core(
-            graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads
-        )
+        words, floats, changes, batches, parts, tables, is_whole, seconds = plan_in_core(
+            graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads,
+            None if slot < 0 else cells.flows, slot,
+        )  # fmt: skip
     except ValueError:
         check_order(graph)
         raise
     result, done = rewritten(graph, words, floats, changes)
-    return PlannedGraph(_plan_of(result, Schedule(*batches), parts, cells), done, tables, seconds)
+    plan = _plan_of(result, Schedule(*batches), parts, cells)
+    if is_whole:
+        plan.whole_slot = slot
+    return PlannedGraph(plan, done, tables, seconds)
 
 
 def _plan_of(graph: Graph, schedule: Schedule, parts: tuple[Any, ...], cells: PlannedTypes) -> Plan:

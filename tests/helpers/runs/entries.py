@@ -221,7 +221,7 @@ def place(rng: Rng) -> None:
         backend, options = Cpu(), Options(get("agenda"), threads=2)
         backend.prepare(plan, types, options)
         plan_graph(plan.graph, PASSES, CoreRule(4, 3, True, LEARNED), types)
-        plan_graph(plan.graph, (), CoreRule(4, 3, True, LEARNED), types, *backend.table_sizes(types, options))
+        plan_graph(plan.graph, (), CoreRule(4, 3, True, LEARNED), types, *backend.table_sizes(types, options), 0)
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
