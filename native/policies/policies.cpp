@@ -350,14 +350,14 @@ PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(arguments[3]);
   ptrdiff_t most = PyArray_DIM(array, 1);
-  const Step* steps = static_cast<const Step*>(PyArray_DATA(array));
-  Span<const Step> all = {steps, PyArray_SIZE(array) / 4};
+  const LearnedStep* steps = static_cast<const LearnedStep*>(PyArray_DATA(array));
+  Span<const LearnedStep> all = {steps, PyArray_SIZE(array) / 4};
   if (table.refuse_overlap(n_batches) || table.refuse_overlap(fresh.all()) || table.refuse_overlap(all)) return nullptr;
   bool fits = PyArray_DIM(array, 0) == n_batches.size && PyArray_DIM(array, 2) == 4 && within(n_batches, 0, most + 1) &&
               fresh.columns == table.width() && table.room() - table.n_states[0] >= fresh.rows;
   for (ptrdiff_t e = 0; fits && e < n_batches.size; e++)
     for (ptrdiff_t t = 0; fits && t < n_batches[e]; t++) {
-      const Step& step = steps[e * most + t];
+      const LearnedStep& step = steps[e * most + t];
       fits = step.state < table.n_states[0] && -1 - (int64_t)step.state < fresh.rows && step.type >= 0 &&
              step.type < table.n_types();
     }

@@ -200,7 +200,7 @@ int64_t count_rows(PyObject* x) {
   if (PyList_Check(x)) return PyList_GET_SIZE(x);
   if (PyArray_Check(x) && PyArray_NDIM(reinterpret_cast<PyArrayObject*>(x)) > 0)
     return PyArray_DIM(reinterpret_cast<PyArrayObject*>(x), 0);
-  if (PyObject_TypeCheck(x, &RowsType)) return reinterpret_cast<Rows*>(x)->n;
+  if (PyObject_TypeCheck(x, &RowsType)) return reinterpret_cast<RowsHandle*>(x)->n;
   return 0;
 }
 
@@ -284,7 +284,7 @@ bool write_ref(Log* log, PyObject* x) {
 
 // Writes the refs of the n rows of a value.
 bool write_refs(Log* log, PyObject* x, int64_t n) {
-  Rows* rows = reinterpret_cast<Rows*>(x);
+  RowsHandle* rows = reinterpret_cast<RowsHandle*>(x);
   if (!log->ints.reserve(n)) return PyErr_NoMemory(), false;
   bool is_stale = rows->handle.session != log->session;
   for (int64_t i = 0; i < n; i++) {

@@ -24,7 +24,7 @@ void free_handle(PyObject* self) {
 }
 
 void free_rows(PyObject* self) {
-  Rows* rows = reinterpret_cast<Rows*>(self);
+  RowsHandle* rows = reinterpret_cast<RowsHandle*>(self);
   PyTypeObject* kind = Py_TYPE(self);
   if (rows->refs)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows->refs); i++)
@@ -85,7 +85,7 @@ PyMethodDef handle_methods[] = {{"rebind", rebind, METH_O, "Stand for another va
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyObject* get_refs(PyObject* self, void*) {
-  Rows* rows = reinterpret_cast<Rows*>(self);
+  RowsHandle* rows = reinterpret_cast<RowsHandle*>(self);
   if (rows->refs) return present_log(&rows->handle) ? Py_NewRef(rows->refs) : PyTuple_New(0);
   int64_t first = present_log(&rows->handle) ? rows->handle.ref : STALE_REF, step = int64_t(1) << ROW_SHIFT;
   return PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "LLL", (long long)first,
@@ -93,22 +93,22 @@ PyObject* get_refs(PyObject* self, void*) {
 }
 
 PyObject* get_whole(PyObject* self, void*) {
-  PyObject* whole = reinterpret_cast<Rows*>(self)->whole;
+  PyObject* whole = reinterpret_cast<RowsHandle*>(self)->whole;
   return Py_NewRef(whole ? whole : Py_None);
 }
 
 int set_whole(PyObject* self, PyObject* value, void*) {
-  Rows* rows = reinterpret_cast<Rows*>(self);
+  RowsHandle* rows = reinterpret_cast<RowsHandle*>(self);
   if (value == Py_None) value = nullptr;
   bool is_rows = value && PyObject_TypeCheck(value, &RowsType);
-  if (value &&
-      (!rows->refs || !PyObject_TypeCheck(value, &HandleType) || (is_rows && reinterpret_cast<Rows*>(value)->refs)))
+  if (value && (!rows->refs || !PyObject_TypeCheck(value, &HandleType) ||
+                (is_rows && reinterpret_cast<RowsHandle*>(value)->refs)))
     return PyErr_SetString(PyExc_TypeError, "whole must be one output, for rows of several"), -1;
   Py_XSETREF(rows->whole, Py_XNewRef(value));
   return 0;
 }
 
-PyObject* get_n_rows(PyObject* self, void*) { return PyLong_FromLongLong(reinterpret_cast<Rows*>(self)->n); }
+PyObject* get_n_rows(PyObject* self, void*) { return PyLong_FromLongLong(reinterpret_cast<RowsHandle*>(self)->n); }
 
 PyGetSetDef rows_attributes[] = {
     {"refs", get_refs, nullptr, "Of the rows, in order.", nullptr},
@@ -132,7 +132,7 @@ PyTypeObject handle_type() {
 PyTypeObject rows_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
   type.tp_name = "autobatch._native.RowsHandle";
-  type.tp_basicsize = sizeof(Rows);
+  type.tp_basicsize = sizeof(RowsHandle);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
   type.tp_doc = "An output of any number of rows, or rows of such outputs.";
   type.tp_dealloc = free_base;
@@ -162,7 +162,7 @@ PyObject* make_handle(Log* log, PyTypeObject* kind, int64_t ref, bool is_row) {
 }
 
 PyObject* make_rows(Log* log, PyTypeObject* kind, int64_t ref, int64_t n) {
-  Rows* rows = static_cast<Rows*>(PyObject_Malloc(sizeof(Rows)));
+  RowsHandle* rows = static_cast<RowsHandle*>(PyObject_Malloc(sizeof(RowsHandle)));
   if (!rows) return PyErr_NoMemory();
   PyObject_Init(reinterpret_cast<PyObject*>(rows), kind);
   rows->handle.ref = ref;
@@ -188,7 +188,7 @@ PyObject* seal(PyObject*, PyObject* argument) {
     return nullptr;
   }
   bool is_rows = PyType_IsSubtype(kind, &RowsType);
-  Py_ssize_t size = is_rows ? (Py_ssize_t)sizeof(Rows) : (Py_ssize_t)sizeof(Handle);
+  Py_ssize_t size = is_rows ? (Py_ssize_t)sizeof(RowsHandle) : (Py_ssize_t)sizeof(Handle);
   if (kind->tp_basicsize != size || kind->tp_itemsize || kind->tp_dictoffset || kind->tp_weaklistoffset) {
     PyErr_SetString(PyExc_TypeError, "a class of handles must have __slots__ = () and no attributes of its own");
     return nullptr;

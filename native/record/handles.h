@@ -27,7 +27,7 @@ struct Handle {
 };
 
 // A value of any number of rows: one output, or rows of such outputs in any order.
-struct Rows {
+struct RowsHandle {
   Handle handle;
   int64_t n;
   PyObject* refs;   // a tuple of the refs of the rows; null for all rows of one output, in order

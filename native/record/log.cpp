@@ -358,7 +358,7 @@ PyObject* rows_of(Log* log, PyTypeObject* kind, Ref& refs) {
   log->counts = counts;
   if (!made) return nullptr;
   for (Py_ssize_t i = 0; counts && i < n; i++) log->count(PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), i)), 1);
-  reinterpret_cast<Rows*>(made)->refs = refs.release();
+  reinterpret_cast<RowsHandle*>(made)->refs = refs.release();
   return made;
 }
 
@@ -404,7 +404,7 @@ PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 2 || !PyObject_TypeCheck(args[1], &RowsType))
     return PyErr_SetString(PyExc_TypeError, "unstack takes a class and a value of rows"), nullptr;
   if (!read_class(args[0], false)) return nullptr;
-  Rows* rows = reinterpret_cast<Rows*>(args[1]);
+  RowsHandle* rows = reinterpret_cast<RowsHandle*>(args[1]);
   bool is_present = log_in(rows->handle.slot) == as_log(self) && rows->handle.session == as_log(self)->session;
   Ref refs = Ref::borrowed(is_present ? rows->refs : nullptr);
   Ref found(PyList_New(rows->n));

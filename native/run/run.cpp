@@ -22,7 +22,7 @@ bool read_calls(PyObject* array, Span<const Call>& calls) {
   return true;
 }
 
-bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first, int64_t last, CallList& list) {
+bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first, int64_t last, CallSpans& list) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
     return refuse_type("calls", "(calls, tile_ptr, ptr, is_serial)", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);

@@ -62,7 +62,7 @@ PyObject* close_sweep(PyObject* self, PyObject*) {
 // Reads steps and calls, and works; false with an error.
 bool work(Sweep& sweep, PyObject* steps, PyObject* calls, bool leads) {
   Span<const BoundStep> bound;
-  CallList list;
+  CallSpans list;
   if (!read_records(steps, "addresses", bound) || !read_call_list(calls, bound, sweep.first(), sweep.last(), list))
     return false;
   Unlocked unlocked;

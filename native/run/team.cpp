@@ -69,7 +69,7 @@ bool Sweep::enter(int64_t number) {
 
 void Sweep::leave() { fetch_add(&gate_, -MEMBER); }
 
-void Sweep::work(Span<const BoundStep> steps, const CallList& list, bool leads) {
+void Sweep::work(Span<const BoundStep> steps, const CallSpans& list, bool leads) {
   for (int64_t number = first_; number < last_; number++) {
     Part& part = parts_[(ptrdiff_t)(number - first_)];
     int64_t begin = list.ptr[number], n = list.ptr[number + 1] - begin;

@@ -17,7 +17,7 @@ struct Call {
 };
 
 // See `CallList` in autobatch/backends/tiles.py.
-struct CallList {
+struct CallSpans {
   Span<const Call> calls;
   Span<const int64_t> tile_ptr, ptr;
   Span<const uint8_t> is_serial;
@@ -40,7 +40,7 @@ class Sweep {
   bool enter(int64_t number);
   void leave();
   // Takes tiles of one part after the other; a part begins when the one before is done, or never if all is over.
-  void work(Span<const BoundStep> steps, const CallList& list, bool leads);
+  void work(Span<const BoundStep> steps, const CallSpans& list, bool leads);
 
   bool is_open() { return n_sweeps_ != n_closed_; }
   int64_t first() const { return first_; }
