@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import iscoroutinefunction
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
+from autobatch.ir.arguments import Key
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.taped import EagerTape
 from autobatch.params.known import KnownModule
@@ -39,6 +40,7 @@ ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """Iterable types that are one instance, or part of one, not a list of instances."""
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
+REF = attrgetter("ref")
 STALE = 1  # decoding failed because a value of another recording was used
 
 
@@ -86,6 +88,7 @@ class Recorder:
         self.turn = RenewedLock() if module is None or module._patch is None else OF_TORCH
         self.slots = SlotTable()
         self._known_slots: dict[type[Value], tuple[int, Slot]] = {}
+        self._known_tuples: dict[tuple[type, ...], tuple[Key, list[int]]] = {}  # of values, by their classes
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         patch = None if module is None else module._patch
         self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async, patch)
@@ -363,12 +366,20 @@ class Recorder:
 
     def read_result(self, result: Any, refs: list[int], slots: list[int]) -> Any:
         """Append the refs of the values that a function returned, and their slots; give the structure."""
+        kinds = tuple(map(type, result)) if type(result) is tuple else ()
+        if kinds in self._known_tuples:
+            structure, numbers = self._known_tuples[kinds]
+            refs += map(REF, result)
+            slots += numbers
+            return structure
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
         lifted = self.calls.lifting.lift(result, is_result=True)
         structure = read_result(lifted, self.slots, refs, slots)
         if type(structure) is Slot:
             self._known_slots[type(lifted)] = structure.number, structure
+        elif lifted is result and kinds and {*map(type, structure.children)} == {Slot}:
+            self._known_tuples[kinds] = structure, [slot.number for slot in structure.children]
         return structure
 
     def decode(
