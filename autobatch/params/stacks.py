@@ -323,7 +323,7 @@ class Targets:
         self._apart: list[tuple[Stack, FloatArray]] = []
         self._gradients = dict(gradients)
         self._stacks = stacks
-        for stack in [stack for stack in stacks if stack.trainable]:
+        for stack in dict.fromkeys(stack for stack in stacks if stack.trainable):
             if not all(id(part) in gradients for part in stack.parts):
                 continue  # a type of before reads it, and its parameters were replaced since
             parts = [array for part in stack.parts if not isinstance(array := gradients[id(part)], Rows)]
