@@ -143,8 +143,7 @@ class Passing:
             found = {name: self._zeros(name, p) for name, p in executor.trainable.items()}
             totals: dict[str, Total] = {}
             read = InputGradients(self.inputs, executor.dtype)
-            again = ((part, executor.start(step, part, rows, self.draw)) for part, rows in executor.parts(step))
-            runs, self._runs = self._runs or again, []
+            runs, self._runs = self._runs or self._run_again(), []
             firsts = np.zeros(len(self.columns), int)
             for (part, run), ends in zip(runs, self._ends, strict=True):
                 seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
@@ -160,6 +159,11 @@ class Passing:
             for name, parameter in self.read.items()
         ]
         return [*grads, *self.inputs.split(read.flat, numbers)]
+
+    def _run_again(self) -> Iterator[tuple[Part, Run]]:
+        """Run the parts once more, one after the other."""
+        for part, instances in self._executor.parts(self._step):
+            yield part, self._executor.start(self._step, part, instances, self.draw)
 
     @contextmanager
     def _as_it_ran(self) -> Iterator[None]:
