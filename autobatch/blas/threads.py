@@ -66,10 +66,11 @@ class Limit:
     """A block in which the threads of matrix products are limited."""
 
     def __init__(self, n_threads: int) -> None:
-        self._entry = threading.get_ident(), n_threads
+        self._entry, self._is_open = (threading.get_ident(), n_threads), False
 
     def __enter__(self) -> int:
         with _lock:
+            self._is_open = True
             _asked.append(self._entry)
             return _put_in_force()
 
@@ -77,9 +78,12 @@ class Limit:
         self.end()
 
     def end(self) -> None:
-        """End the block."""
+        """End the block; do nothing if an interrupt came before it began."""
         global _number
         with _lock:
+            if not self._is_open:
+                return
+            self._is_open = False
             _asked.remove(self._entry)
             if _asked:
                 _put_in_force()

@@ -128,7 +128,7 @@ class CompiledRun(PlanRun[CpuMemory]):
 
     executable: CompiledPlan
     held = PlanRun.held | {"_bound"}
-    _stages: BoundStages
+    _stages: BoundStages | None = None  # of the stage that runs
     _bound: BoundRun
     _limit: Limit | None = None  # while forward runs and may call a library
 
@@ -157,12 +157,14 @@ class CompiledRun(PlanRun[CpuMemory]):
         limit, self._limit = self._limit, None
         if limit is not None:
             limit.end()
-        if self._stages.in_python:
-            self._stages.release()
+        stages, self._stages = self._stages, None
+        if stages is not None and stages.in_python:
+            stages.release()
 
     def _limited(self) -> Limit:
         """Limit each library call to one thread while several threads run tiles."""
         return Limit(1 if self.executable.n_threads > 1 else self.options.threads)
 
     def _call(self, stage: str, first: int, last: int) -> None:
+        assert self._stages is not None, "a stage is bound while it runs"
         self.launches += self._stages.call(first, last)
