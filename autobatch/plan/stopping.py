@@ -41,7 +41,9 @@ class Stopping:
 
         Cost: that of `Marks.mark`; nothing if no node has such outputs.
         """
-        if not np.isin(graph.type_id, singular_types).any():
+        present = np.flatnonzero(np.bincount(graph.type_id))
+        singular_types = np.intersect1d(present, singular_types, assume_unique=True).tolist()
+        if not singular_types:
             return graph
         self._marks.mark(graph, flows, n_slots, [slot])
         words = graph.words.copy()
