@@ -67,7 +67,7 @@ class PlanTables:
 
     @cached_property
     def calls(self) -> dict[str, CallList]:
-        """The calls of each stage, by name."""
+        """Return the calls of each stage, by name."""
         return {name: CallList(*parts) for name, parts in zip(self.stages, self.lists, strict=False)}
 
     @cached_property
@@ -104,14 +104,14 @@ class CompiledTypes(Generic[C]):
     def tables_of(
         self, plan: Plan, compile_cell: Callable[[int], C], n_threads: int, parts: tuple[Any, ...] | None = None
     ) -> PlanTables:
-        """The tables of a plan; cells that were not met before are lowered, but not yet compiled to machine code.
+        """Return the tables of a plan, and lower cells that were not met before, but compile no machine code.
 
         Args:
             parts: those that the core made along with the plan, if it knew all sizes.
         """
         if parts is None:
             for type_id in np.flatnonzero(np.diff(plan.type_ptr)).tolist():
-                if type_id not in self.cells:
+                if not self.sizes.most_rows[type_id]:
                     self._add(type_id, compile_cell(type_id))
             parts = make_tables(arrays_of(plan), self.sizes, n_threads)
         return PlanTables(self._names, self._records, *parts)
@@ -133,9 +133,10 @@ class CompiledTypes(Generic[C]):
         row_bytes = (int(width.sum()) + int(sizes.kept[type_id])) * self.dtype.itemsize
         sources = [var.source for var in cell.cell.program.vars]
         is_whole = any(isinstance(source, Instruction) and source.op.whole for source in sources)
-        sizes.most_rows[type_id] = WHOLE if is_whole else self._most_rows(row_bytes)
         self._records[type_id] = np.dtype([(name, np.int64) for name in stages[0].fields])
-        self.cells[type_id] = cell  # last, as compiling may be interrupted: only complete types are listed
+        self.cells[type_id] = cell
+        # Last, because an interrupt may come at any moment: the core takes a type with a row limit as complete.
+        sizes.most_rows[type_id] = WHOLE if is_whole else self._most_rows(row_bytes)
 
 
 def place_of(name: str, type_id: int, block: int, n_types: int, n_blocks: int) -> int:

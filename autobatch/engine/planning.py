@@ -203,7 +203,7 @@ class Planning:
 
 
 def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int:
-    """Bytes that are taken for what is asked of each instance, none of which may share a node with another."""
+    """Return the bytes that per-instance gradients or norms take; refuse instances that share nodes."""
     from autobatch.backends.by_instance.needs import bytes_by_instance
     from autobatch.engine.each_instance import refuse_shared
 

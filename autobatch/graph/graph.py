@@ -168,7 +168,7 @@ class Graph(Encoded):
 
 
 def digests_of(graphs: Sequence[Graph]) -> tuple[bytes, ...]:
-    """The digest of each graph."""
+    """Return the digest of each graph."""
     found = tuple([graph._digest for graph in graphs])
     return found if all(found) else tuple([graph.digest for graph in graphs])
 

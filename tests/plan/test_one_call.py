@@ -107,6 +107,32 @@ def test_it_makes_the_tables_of_the_backend() -> None:
     assert n_made > 40
 
 
+class Interrupting(dict[int, Any]):
+    """A dict whose first assignment is interrupted."""
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        if not hasattr(self, "was_interrupted"):
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+        super().__setitem__(key, value)
+
+
+def test_the_core_makes_no_tables_of_a_type_whose_lowering_was_interrupted() -> None:
+    graph, cells = record(np.random.default_rng(1), training=True)
+    backend, options = Cpu(), Options(get("score"))
+    rule = options.policy.core_rule
+    assert rule is not None
+    types = backend.compiled_types(cells, options)
+    types.cells = Interrupting()
+    plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, types.sizes)
+    with pytest.raises(KeyboardInterrupt):
+        backend.prepare(plan, cells, options, tables)
+    plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, types.sizes)
+    assert tables is None
+    assert {*backend.prepare(plan, cells, options, tables).tables.type_ids} == types.cells.keys()
+    assert plan_graph(graph, "auto", rule, cells, types.sizes).tables is not None
+
+
 def found_at(name: str) -> int:
     """The position of a part among those that the core makes."""
     return [field.name for field in fields(PlanTables)].index(name) - 2

@@ -72,7 +72,7 @@ def plan_graph(
             graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads,
             None if slot < 0 else cells.flows, slot,
         )  # fmt: skip
-    except ValueError:
+    except ValueError:  # as in `naming_cycles`, but without its generator, for which every call would pay
         check_order(graph)
         raise
     result, done = rewritten(graph, words, floats, changes)
