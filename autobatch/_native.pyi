@@ -5,6 +5,7 @@ is not contiguous, or numbers that do not fit each other. No other thread may ch
 """
 
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -203,6 +204,25 @@ class Stage:
 
     current: Any
     """What traces or records in this thread; None in eager mode."""
+
+class CallListener:
+    """A profile function that reports each Python function once, and each harmless function of a module once.
+
+    Methods of Python's containers and strings are not reported.
+
+    Args:
+        report_function: takes the code and the globals of a function that is called.
+        report_builtin: takes a function written in C and the globals of its caller; returns True if it is harmless,
+            whoever calls it.
+    """
+
+    def __new__(
+        cls,
+        report_function: Callable[[CodeType, dict[str, Any]], object],
+        report_builtin: Callable[[Any, dict[str, Any]], bool],
+    ) -> CallListener: ...
+    def enable(self) -> None:
+        """Listen to the calls of this thread; `sys.setprofile` replaces it."""
 
 class Handle:
     """An output of a recorded node. A log makes its instances, of classes that are sealed."""

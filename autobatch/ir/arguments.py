@@ -108,6 +108,8 @@ def is_structure(x: Any) -> bool:
 
 def parts_of(structure: Any) -> Sequence[Any]:
     """The elements of a container of arguments or results, in order."""
+    if type(structure) in (tuple, list):
+        return structure  # type: ignore[no-any-return]
     if isinstance(structure, dict):
         return list(structure.values())
     if is_dataclass(structure):

@@ -17,6 +17,7 @@ from autobatch.arguments import check_int, refusal
 from autobatch.errors import ShapeError
 from autobatch.keywords import checked, suggesting
 from autobatch.ops.define import composite, shape_of
+from autobatch.ops.linear import matmul
 from autobatch.ops.randomness import check_generator
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
@@ -301,7 +302,7 @@ class GRUCell(_RecurrentCell):
 def _linear(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
     if len(shape_of(x)) > 1:
         return _linear_rows(weight, x, bias)
-    return weight @ x if bias is None else ops.affine(weight, x, bias)
+    return matmul(weight, x) if bias is None else ops.affine(weight, x, bias)
 
 
 @composite

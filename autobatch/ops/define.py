@@ -140,9 +140,10 @@ class Op:
 
     @shortcut(None, AN_OP)
     def __call__(self, *args: Any, **static: Any) -> Any:
-        for name in self.names[len(args) :]:
-            if name in static:
-                args = (*args, static.pop(name))
+        if static:
+            for name in self.names[len(args) :]:
+                if name in static:
+                    args = (*args, static.pop(name))
         try:
             for arg in args:
                 if isinstance(arg, Symbol):

@@ -103,7 +103,7 @@ class Element(Traced):
         return type(self)(self.builder, self.index, self.at)
 
     def __radd__(self, other: Any) -> Any:
-        if is_zero(other) and self.at == FIRST:  # as `sum` begins
+        if self.at == FIRST and is_zero(other):  # as `sum` begins
             return self.builder.sum_up_to(self)
         return super().__radd__(other)
 
@@ -193,28 +193,30 @@ class ListBuilder(PairBuilder):
         A body is traced for each length of a list. Ops on the second and later elements therefore take a fast path, and
         ops that are not repeated per element have no key.
         """
-        key: tuple[Hashable, ...] = (op, repr(static)) if static else (op,)
-        at: Position | None = None
+        parts: list[Any] = [op, repr(static)] if static else [op]
+        key: tuple[Hashable, ...] = ()
+        at, weights = None, self._weights
         for arg in args if self.walked else ():
             kind = type(arg)
             if kind is Element or kind is ElementCondition:
-                if (at is not None and arg.at != at) or arg.at.is_sum:
-                    key = ()
+                if at is None:
+                    at = arg.at
+                if arg.at != at or at.is_sum:
                     break
-                key += (kind, arg.index)
-                at = arg.at
+                parts += kind, arg.index
             elif kind is Traced or kind is TracedCondition:
-                key += (kind, arg.index)
+                parts += kind, arg.index
             elif kind is float or kind is int:
-                key += (kind, repr(arg))
-            elif id(arg) in self._weights:
-                key += (Weight, self._weights[id(arg)])
+                parts += kind, repr(arg)
+            elif id(arg) in weights:
+                parts += Weight, weights[id(arg)]
             else:
-                key = ()
                 break
-        if at is not None and key in self._repeated:
-            known, index = self._repeated[key]
-            return known(self, index, at)
+        else:
+            key = tuple(parts) if at is not None else ()
+            if at is not None and key in self._repeated:
+                known, index = self._repeated[key]
+                return known(self, index, at)
         elements = [arg for arg in args if isinstance(arg, Element)]
         if op is OPS["add"] and len(args) == len(elements) == 2 and _continues(*elements):
             return self.sum_up_to(elements[1])

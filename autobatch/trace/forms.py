@@ -494,6 +494,8 @@ def _make_up(x: Any) -> Any:
     """Return the key of a list element; elements with equal keys have parts of the same kinds."""
     if type(x) is tuple:
         return tuple(map(_make_up, x))
+    if isinstance(x, Value):
+        return type(x)
     if isinstance(x, np.ndarray):
         return x.shape, x.dtype.kind
     if is_structure(x):

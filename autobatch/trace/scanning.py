@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import os
 import sys
 from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType
@@ -12,8 +11,6 @@ from typing import Any, NamedTuple
 from autobatch._native import BoundCell
 from autobatch.trace.cell import Cell
 
-OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
-MODELS = OWN + "models"
 LIBRARIES = {*sys.stdlib_module_names, "autobatch", "numpy", "torch"}
 READS = {
     "LOAD_GLOBAL": "globals", "LOAD_NAME": "globals", "LOAD_ATTR": "attributes", "LOAD_METHOD": "attributes",
@@ -67,11 +64,6 @@ def methods_of(kind: type) -> list[FunctionType]:
     """The functions among the members of a class; Python calls those for operators without reading an attribute."""
     members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
     return [function for member in members for function in functions_in(member)]
-
-
-def is_own(code: CodeType) -> bool:
-    """Whether code belongs to autobatch, except its models, or to Python's startup."""
-    return code.co_filename.startswith(("<frozen ", OWN)) and not code.co_filename.startswith(MODELS)
 
 
 def is_library(module: str | None) -> bool:

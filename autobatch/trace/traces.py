@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
-from types import CodeType
 from typing import Any, NamedTuple
 
 from autobatch.errors import GraphError
@@ -36,7 +35,6 @@ from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
 from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, content_of, differences
-from autobatch.trace.hooks import Unheard
 from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker
@@ -101,7 +99,6 @@ class Family:
         example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
         kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
-        heard: functions that its traces have called, each with its globals.
         numbers: the type number of each signature that traces have had, so that graphs stay valid.
         failed: what the body read before it could not be traced again; it is traced again once that changes.
     """
@@ -114,7 +111,6 @@ class Family:
     example: tuple[int, ...] = ()
     by_value: set[Hashable] = field(default_factory=set)
     kept: list[int] = field(default_factory=list)
-    heard: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
     numbers: dict[Hashable, int] = field(default_factory=dict)
     failed: tuple[Guard, ...] = ()
 
@@ -192,13 +188,13 @@ class Traces:
     def _trace_first(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body for the first time; twice, for two lengths, if it iterates over lists.
 
-        The first of these cuts a long list to a few elements, and reports all calls.
+        The first of these cuts a long list to a few elements.
         """
         short = tuple(min(n, FEW) for n in lengths)
         if short != lengths:
             with suppress(Exception):  # a body that needs more elements is traced without the short version
                 tracer, body = self._trace(family, short)
-                other = self._trace(family, lengths, repeats=True)[1]
+                other = self._trace(family, lengths)[1]
                 if body.lengths.walked and body.content == other.content:
                     family.example = short
                     return tracer, _join(body, other)
@@ -211,7 +207,7 @@ class Traces:
     def _trace_longer(self, family: Family, body: Body, lengths: tuple[int, ...]) -> Body:
         """Trace a body for lists that no call has passed; NeedsLength if it refuses them."""
         try:
-            return self._trace(family, lengths, repeats=True)[1]
+            return self._trace(family, lengths)[1]
         except NeedsLength:
             raise
         except Exception as error:  # of the user's own code as well, such as that of a strict zip
@@ -219,7 +215,7 @@ class Traces:
 
     def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
         """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
-        body = _join(current.body, self._trace(family, lengths, repeats=True)[1])
+        body = _join(current.body, self._trace(family, lengths)[1])
         with self.types.growing.lock:
             self._put(family, current._replace(body=body))
 
@@ -365,15 +361,11 @@ class Traces:
 
     # Tracing.
 
-    def _trace(self, family: Family, lengths: tuple[int, ...], repeats: bool = False) -> tuple[Tracer, Body]:
-        """Trace a body. State that it changes itself, such as a counter, is guarded with its value after the trace.
-
-        Args:
-            repeats: whether it was traced for other lengths, and so probably calls the same functions.
-        """
+    def _trace(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+        """Trace a body. State that it changes itself, such as a counter, is guarded with its value after the trace."""
         guard_set = self.guard_set
         held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
-        tracer, body = self._trace_body(family, lengths, repeats)
+        tracer, body = self._trace_body(family, lengths)
         if _refuses_changes(family.entry) and (changed := [guard for guard in body.guards if not guard.holds()]):
             tracer, body = self._trace_unchanging(family, lengths, body, differences(changed))
         if held is None and not guard_set.holds():
@@ -393,7 +385,7 @@ class Traces:
         A body that caches its first result, such as a table of angles, changes nothing in the second run. Bodies run by
         another library do not show what they compute, so there only arrays may change, which hooks recompute.
         """
-        tracer, body = self._trace_body(family, lengths, repeats=False)
+        tracer, body = self._trace_body(family, lengths)
         is_same = body.content == before.content
         if not is_same and any(body.program.vars[i].source.op.once for i in body.program.instructions):  # type: ignore
             is_same = body.signature == before.signature and all(map(_is_of_arrays, changed))
@@ -404,16 +396,16 @@ class Traces:
             )
         return tracer, body
 
-    def _trace_body(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
+    def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body with symbolic numbers, then again with constants where the body needs actual numbers.
 
         The garbage collector is off: a list of thousands of elements makes so many objects that collection would take
         as long as the trace.
         """
         with tracing_lock():
-            return self._trace_alone(family, lengths, repeats)
+            return self._trace_alone(family, lengths)
 
-    def _trace_alone(self, family: Family, lengths: tuple[int, ...], repeats: bool) -> tuple[Tracer, Body]:
+    def _trace_alone(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         entry, roots = family.entry, _roots(family.entry, family.keys)
         has_drawn = any(trace.body.program.draws for trace in family.traces)
         while True:
@@ -422,15 +414,11 @@ class Traces:
             self.n_traced += 1
             try:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
-                heard = family.heard if repeats else None
                 with without_collection():
-                    program, structure = tracer.trace(run, family.keys, tracker.tracking(roots, heard))
+                    program, structure = tracer.trace(run, family.keys, tracker.tracking(roots))
             except NeedsLength:
                 family.failed = tuple(tracker.guards.values())
                 raise
-            except Unheard:
-                repeats = False
-                continue
             except Exception as error:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
@@ -438,7 +426,6 @@ class Traces:
                     raise
             else:
                 needed = tracer.builder.needed
-                family.heard |= tracker.called
                 if not needed:
                     walked = tuple(sorted(tracer.builder.walked))
                     _check_ties(program, walked, lengths)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
-from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,9 @@ from autobatch.params.parameter import Parameter
 from autobatch.system.freeing import without_collection
 from autobatch.trace.cell import Cell
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, Unheard, counted, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
-from autobatch.trace.scanning import functions_in, is_library, is_own, methods_of, names_in
+from autobatch.trace.scanning import functions_in, is_library, methods_of, names_in
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
@@ -42,8 +42,8 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
 
-PLAIN_OWNERS = frozenset({list, dict, tuple, set, str})
-"""Types whose frequently called methods read neither."""
+HARMLESS = {"array", *(name for name in vars(Parameter) if name[:2] != "__")} - {"data", "dtype"}
+"""Attributes of a parameter that do not change the program that a body becomes."""
 
 
 class Draws:
@@ -56,29 +56,26 @@ class Draws:
     def __init__(self) -> None:
         from numpy.random.mtrand import _rand as of_numpy
 
-        self._drawn, self._harmless = "", set[Any]()
+        self._drawn = ""
         self._states = [(of_numpy, _state_of(of_numpy), "np.random")]
 
     def add(self, generator: Any) -> None:
         """Watch a generator that the body may draw from."""
         self._states.append((generator, _state_of(generator), f"a {type(generator).__name__}"))
 
-    def hear(self, frame: FrameType, function: Any) -> None:
-        """Record a call, in this frame, of a function written in C."""
-        owner = getattr(function, "__self__", None)
-        if type(owner) in PLAIN_OWNERS or (type(owner) is ModuleType and function in self._harmless):
-            return
-        name = getattr(function, "__qualname__", "")
+    def hear(self, function: Any, namespace: dict[str, Any]) -> bool:
+        """Record a call of a function written in C, by a function with these globals; True if it is harmless."""
+        owner, name = getattr(function, "__self__", None), getattr(function, "__qualname__", "")
         if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
             self._drawn = f"random.{name}"
         elif name == "urandom":
             self._drawn = f"{name}()"
-        elif is_library(frame.f_globals.get("__name__")):  # a logger's clock does no harm
-            return
         elif name in CLOCKS and (owner is time or isinstance(owner, type)):
-            self._drawn = name
-        elif type(owner) is ModuleType:
-            self._harmless.add(function)
+            if not is_library(namespace.get("__name__")):  # a logger's clock does no harm
+                self._drawn = name
+        else:
+            return True
+        return False
 
     def check(self) -> None:
         """Raise a GraphError if random numbers or a clock were read."""
@@ -125,42 +122,21 @@ class ReadTracker:
         self._hooks = ExitStack()
 
     @contextmanager
-    def tracking(
-        self, roots: Iterable[tuple[str, Any]], heard: Mapping[CodeType, dict[str, Any]] | None = None
-    ) -> Iterator[None]:
+    def tracking(self, roots: Iterable[tuple[str, Any]]) -> Iterator[None]:
         """Record what is read within the context, beginning with what the body is given; each root has a description.
 
         The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
 
-        Args:
-            heard: functions called in a trace of the body for shorter lists. They are tracked from the start, and
-                single calls are not reported, because that dominates the time for long lists. Random draws and clock
-                reads would change the program, so calls of C functions are not inspected.
-
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
-            Unheard: a function outside `heard` was called; trace the body without `heard`.
         """
-        with without_collection(), self._hooks, listening(self, calls=heard is None):
+        with without_collection(), self._hooks, listening(self):
             with self._untracked():
                 self._hook(Module)
-                self._hook(Parameter)
+                self._hook(Parameter, HARMLESS)
                 for text, root in roots:
                     self._follow(root, text)
-                self.called |= heard or {}
-                for code, namespace in (heard or {}).items():
-                    self._hear_function(code, namespace)
-            if heard is None:
-                yield
-            else:
-                with counted() as counter:
-                    yield
-                found = [entry.code for entry in counter.getstats()]
-                if (
-                    not {code for code in found if isinstance(code, CodeType) and not is_own(code)}
-                    <= self.called.keys()
-                ):
-                    raise Unheard
+            yield
         self._draws.check()
 
     # Reports of hooks.
@@ -197,20 +173,17 @@ class ReadTracker:
         with self._untracked():
             self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}")
 
-    def hear(self, frame: FrameType, event: str, what: Any) -> None:
-        """Take the report of a call, as a profiler does."""
-        if event == "call":
-            if frame.f_code in self.called:
-                return
-            self.called[frame.f_code] = frame.f_globals
-            with self._untracked():
-                self._hear_function(frame.f_code, frame.f_globals)
-        elif event == "c_call":
-            self._draws.hear(frame, what)
+    def hear(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Take the report of the first call of a function with these globals."""
+        if code not in self.called:
+            self.called[code] = namespace
+            if not is_library(namespace.get("__name__")):
+                with self._untracked():
+                    self._note_function(code, namespace)
 
-    def _hear_function(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        if not is_library(namespace.get("__name__")):
-            self._note_function(code, namespace)
+    def hear_builtin(self, function: Any, namespace: dict[str, Any]) -> bool:
+        """Take the report of a call of a function written in C; return whether it is harmless."""
+        return self._draws.hear(function, namespace)
 
     @contextmanager
     def _untracked(self) -> Iterator[None]:
@@ -220,11 +193,11 @@ class ReadTracker:
         finally:
             self.busy = before
 
-    def _hook(self, kind: type) -> bool:
+    def _hook(self, kind: type, silent: Collection[str] = ()) -> bool:
         """Report reads of attributes of a class's instances from now on; False if that is impossible."""
         if kind not in self._hooked and kind.__flags__ & (HEAP_TYPE | IMMUTABLE) == HEAP_TYPE:
             self._hooked.add(kind)
-            self._hooks.enter_context(hooked(kind))
+            self._hooks.enter_context(hooked(kind, silent))
         return kind in self._hooked
 
     # Things that are read.

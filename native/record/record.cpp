@@ -6,6 +6,7 @@
 #include "record/function.h"
 #include "record/handles.h"
 #include "record/layout.h"
+#include "record/listener.h"
 #include "record/log.h"
 #include "record/rule.h"
 #include "record/shortcut.h"
@@ -23,9 +24,9 @@ PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType,   &RowsType,  &LogType,      &FormType, &FunctionType,
-                           &ShortcutType, &StageType, &LayoutType,   &RuleType, &DerivativesType,
-                           &TapeType,     &CellType,  &BoundCellType};
+  PyTypeObject* types[] = {&HandleType,   &RowsType,  &LogType,       &FormType,        &FunctionType,
+                           &ShortcutType, &StageType, &LayoutType,    &RuleType,        &DerivativesType,
+                           &TapeType,     &CellType,  &BoundCellType, &CallListenerType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;
