@@ -38,6 +38,7 @@ from autobatch.trace.scanning import functions_in, is_library, methods_of, names
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
+TENSORS = ("torch", "torch.nn.parameter")
 CONTAINERS = (list, tuple, dict, set, frozenset)
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
@@ -144,7 +145,10 @@ class ReadTracker:
     def read(self, owner: Any, name: str, value: Any) -> Any:
         """Take the report of an attribute that is read; return its value, or its replacement."""
         if isinstance(owner, Parameter):
-            return stop_gradient(owner) if name == "data" else value
+            if name == "data":
+                return stop_gradient(owner)
+            if type(owner) is not Parameter and is_library(type(owner).__module__):  # it stands for something else
+                return value
         given = self._read(owner, name, value)
         self.given[id(owner), name] = owner, value, given  # keeps the owner alive, so that its id stays unique
         return given
@@ -156,6 +160,8 @@ class ReadTracker:
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if name in own:
                 return self._note(own, own.get, name, text)
+            if isinstance(owner, Parameter) and name == "dtype":  # a property of the array, which is not tracked
+                return self._note(owner, partial(getattr, owner), name, text)
             for base in type(owner).__mro__:
                 if name in vars(base):
                     return self._class_attribute(owner, own, base, name, text, value)
@@ -288,6 +294,8 @@ class ReadTracker:
         kind = type(value)
         is_known = kind.__module__.partition(".")[0] in KNOWN and is_library(kind.__module__)
         if is_known and not kind.__module__.startswith(LAYERS):
+            if kind.__module__ in TENSORS and getattr(value, "__dict__", None):  # attributes that the user has set
+                self._contents(vars(value), text, replaces=False)
             return
         if kind not in self._kinds:
             self._kinds.add(kind)

@@ -30,9 +30,11 @@ class Everything(nn.Module):
         self.register_buffer("f", torch.ones(4))
         self.register_buffer("i", torch.ones(4, dtype=torch.int64))
         self.plain, self.many = torch.ones(4), [torch.ones(4)]
+        self.v.gain = self.plain.gain = 2.0  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.l(x) * self.f * self.w * self.i + self.plain * self.v + self.many[0]  # type: ignore[no-any-return]
+        gain = getattr(self.v, "gain", 1.0) * getattr(self.plain, "gain", 1.0)
+        return self.l(x) * self.f * self.w * self.i + self.plain * self.v * gain + self.many[0]  # type: ignore[no-any-return]
 
 
 def drawn() -> Tensor:
@@ -79,6 +81,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "late tying": lambda c: setattr(c, "w", c.v),
     "late tying across modules": lambda c: setattr(c.l, "bias", c.v),
     "a parameter as a plain tensor": lambda c: setattr(c, "plain", c.v),
+    "an attribute of a parameter": lambda c: setattr(c.v, "gain", c.v.gain + 1.0),
+    "an attribute of a tensor": lambda c: setattr(c.plain, "gain", c.plain.gain + 1.0),
     "frozen and back": lambda c: c.w.requires_grad_(not c.w.requires_grad),
     "all frozen and back": lambda c: c.requires_grad_(not c.w.requires_grad),
     "a parameter becomes a buffer": lambda c: make_buffer(c),

@@ -112,6 +112,20 @@ def test_anything_else_that_changes(case: str, backend: str) -> None:
     assert traced(loss) == before
 
 
+def test_a_body_may_ask_for_the_dtype_of_a_parameter_and_whether_it_is_trainable() -> None:
+    weight = ab.Parameter(np.ones(3))
+
+    @ab.cell
+    def scale(x: Any) -> Any:
+        return x * (2.0 if weight.trainable else 3.0) * (1.0 if weight.dtype == np.float32 else 5.0)
+
+    run, x = ab.batched(scale), np.ones(3)
+    for trainable, dtype, expected in [(True, "float32", 2), (False, "float32", 3), (True, "float64", 10)]:
+        weight.trainable = trainable
+        weight.astype(dtype)
+        np.testing.assert_array_equal(run([x, 2 * x]), [expected * x, 2 * expected * x])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_number_annealed_over_100_steps_compiles_nothing(backend: str, compiled: list[str]) -> None:
     model = model_of(NUMBERS["attribute"])

@@ -65,6 +65,7 @@ class Base(ab.Module):
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self.W = ab.Parameter(rng.standard_normal((3, 3)))
+        self.W.gain = 2.0  # type: ignore[attr-defined]
         self.lin = ab.Linear(3, 3, rng=rng)
         self.other = ab.Linear(3, 3, rng=np.random.default_rng(1))
         self.layers = [ab.Linear(3, 3, rng=rng), ab.Linear(3, 3, rng=rng)]
@@ -159,6 +160,7 @@ NUMBERS: dict[str, Case] = {
     "arithmetic": Case(lambda m, x: (1.0 - m.beta / 4) * x**m.beta, lambda m, v: setattr(m, "beta", v), live=True),
     "property": Case(lambda m, x: x * m.beta_of_property, lambda m, v: setattr(m, "_hidden", v), live=True),
     "class attribute": Case(lambda m, x: x * m.gain, lambda m, v: setattr(type(m), "gain", v), live=True),
+    "attribute of a parameter": Case(lambda m, x: x * m.W.gain, lambda m, v: setattr(m.W, "gain", v), live=True),
     "config": Case(lambda m, x: x * m.config.beta, lambda m, v: setattr(m.config, "beta", v), live=True),
     "slot": Case(lambda m, x: x * m.slotted.beta, lambda m, v: setattr(m.slotted, "beta", v), live=True),
     "replaced config": Case(lambda m, x: x * m.frozen.beta, lambda m, v: setattr(m, "frozen", Frozen(v))),
@@ -197,6 +199,9 @@ OTHERS: dict[str, Case] = {
     "training": Case(lambda m, x: x if m.training else x * x, lambda m, v: m.eval()),
     "flag": Case(lambda m, x: x if m.flag else x * x, lambda m, v: setattr(m, "flag", False)),
     "hasattr": Case(lambda m, x: x if hasattr(m, "extra") else x * x, lambda m, v: setattr(m, "extra", 1)),
+    "hasattr of a parameter": Case(
+        lambda m, x: x if hasattr(m.W, "extra") else x * x, lambda m, v: setattr(m.W, "extra", 1)
+    ),
     "name": Case(lambda m, x: getattr(ab, m.name)(x), lambda m, v: setattr(m, "name", "sigmoid")),
     "function": Case(lambda m, x: m.function(x), lambda m, v: setattr(m, "function", ab.sigmoid)),
     "global function": Case(lambda m, x: activation(x), lambda m, v: set_global("activation", ab.sigmoid)),
