@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from autobatch.ops.operators import Operators
 from autobatch.params.module import Module
 
 PLAIN = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, type, np.dtype)
-BY_IDENTITY = (Module, Operators, np.ndarray)
+BY_IDENTITY = (Module, Operators, np.ndarray, ref)
 
 
 class Static:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from operator import is_, methodcaller
+from types import MappingProxyType
 from typing import Any
 
 from autobatch.params.module import Module, holders_in
@@ -14,16 +15,16 @@ VALUES = methodcaller("values")
 
 
 class Snapshot:
-    """The objects in lists, tuples, sets and dicts, and in the attributes of other objects, at one moment.
+    """The objects in lists, dicts and other containers, and in the attributes of other objects, at one moment.
 
     Args:
-        containers: these lists, tuples, sets and dicts.
+        containers: these lists, dicts and others.
         owners: these other objects.
     """
 
     def __init__(self, containers: Sequence[Any], owners: Sequence[Any] = ()) -> None:
-        self._dicts = [x for x in containers if isinstance(x, dict)]
-        self._others = [x for x in containers if not isinstance(x, dict)]
+        self._dicts = [x for x in containers if isinstance(x, (dict, MappingProxyType))]
+        self._others = [x for x in containers if not isinstance(x, (dict, MappingProxyType))]
         self._owners = owners
         self._lengths, objects = self._look()
         self._objects = [*objects]

@@ -8,10 +8,12 @@ objects at all places in two passes; a guard is asked itself only where another 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import singledispatch
 from itertools import repeat
 from operator import call, is_, methodcaller
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,10 +161,11 @@ def are(found: Sequence[Any], seen: Sequence[Any]) -> bool:
 
 
 def named_parts(container: Any) -> tuple[Sequence[Any], list[Any]]:
-    """The keys and values of a dict, or the indices and elements of a list, tuple or set."""
-    if isinstance(container, dict):
+    """The keys and values of a dict, or the indices and elements of another container."""
+    if isinstance(container, (dict, MappingProxyType)):
         return [*container], [*container.values()]
-    return range(len(container)), [*container]
+    parts = container.ravel().tolist() if isinstance(container, np.ndarray) else [*container]
+    return range(len(parts)), parts
 
 
 def is_same(x: Any, y: Any) -> bool:
@@ -182,6 +185,17 @@ def content_of(x: Any) -> Hashable | None:
 @content_of.register
 def _(x: np.ndarray) -> Hashable | None:
     return None if x.dtype.hasobject else (x.shape, x.dtype.str, x.tobytes())
+
+
+@content_of.register
+def _(x: array) -> Hashable:  # type: ignore[type-arg]
+    return x.typecode, x.tobytes()
+
+
+@content_of.register(bytearray)
+@content_of.register(memoryview)
+def _(x: Any) -> Hashable:
+    return bytes(x)
 
 
 def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:

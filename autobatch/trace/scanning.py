@@ -27,8 +27,8 @@ class Names(NamedTuple):
     """The names in a function's code.
 
     Attributes:
-        globals: names of globals that it reads.
-        attributes: names of attributes, of any object.
+        globals: names of globals that it reads, texts that it may look up in `globals()` included.
+        attributes: names of attributes, of any object, texts that it may give to `getattr` included.
         modules: names of modules that it imports.
         inherited: names that it may read from `super()`: those of attributes, and its texts.
     """
@@ -47,6 +47,10 @@ def names_in(code: CodeType) -> Names:
         if (kind := READS.get(instruction.opname)) is not None:
             found[kind].add(instruction.argval)
     texts = {x for x in code.co_consts if isinstance(x, str) and x.isidentifier()}
+    if found["globals"] & {"getattr", "hasattr", "vars", "attrgetter"}:
+        found["attributes"] |= texts
+    if found["globals"] & {"globals", "vars"}:
+        found["globals"] |= texts
     found["inherited"] = found["attributes"] | texts if "super" in found["globals"] else set()
     return Names(**{kind: frozenset(names) for kind, names in found.items()})
 
@@ -64,6 +68,13 @@ def methods_of(kind: type) -> list[FunctionType]:
     """The functions among the members of a class; Python calls those for operators without reading an attribute."""
     members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
     return [function for member in members for function in functions_in(member)]
+
+
+def descriptors_of(kind: type) -> set[type]:
+    """The classes of the descriptors among the members of a class, except those of libraries."""
+    members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
+    kinds = {type(member) for member in members if hasattr(type(member), "__get__")}
+    return {found for found in kinds if not is_library(found.__module__)}
 
 
 def is_library(module: str | None) -> bool:

@@ -10,15 +10,20 @@ A number that has changed before (see `autobatch.trace.live`) is replaced by a v
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from functools import partial
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from io import IOBase
+from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType
 from typing import Any
+from weakref import ProxyTypes, ref
 
 import numpy as np
 
@@ -34,21 +39,26 @@ from autobatch.trace.cell import Cell
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
-from autobatch.trace.scanning import functions_in, is_library, methods_of, names_in
+from autobatch.trace.scanning import descriptors_of, functions_in, is_library, methods_of, names_in
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 TENSORS = ("torch", "torch.nn.parameter")
-CONTAINERS = (list, tuple, dict, set, frozenset)
+CONTAINERS: tuple[type, ...] = (
+    list, tuple, dict, set, frozenset, deque, MappingProxyType, type({}.keys()), type({}.values()), type({}.items())
+)  # fmt: skip
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
 
+DRAWS = "draws random numbers"
+ENVIRONMENT = {f.__code__ for f in vars(type(os.environ)).values() if isinstance(f, FunctionType)}
+"""The code of methods that read the environment."""
 HARMLESS = {"array", *(name for name in vars(Parameter) if name[:2] != "__")} - {"data", "dtype"}
 """Attributes of a parameter that do not change the program that a body becomes."""
 
 
 class Draws:
-    """The random numbers and clocks that a body has read since this object was made.
+    """The random numbers, clocks and iterators that a body has read since this object was made.
 
     NumPy's generators are compared by their states, so a generator that the body makes from a seed may draw. Other
     sources are detected when their functions are called.
@@ -57,35 +67,39 @@ class Draws:
     def __init__(self) -> None:
         from numpy.random.mtrand import _rand as of_numpy
 
-        self._drawn = ""
+        self._refused: tuple[str, str] | None = None
         self._states = [(of_numpy, _state_of(of_numpy), "np.random")]
 
     def add(self, generator: Any) -> None:
         """Watch a generator that the body may draw from."""
         self._states.append((generator, _state_of(generator), f"a {type(generator).__name__}"))
 
+    def refuse(self, what: str, how: str) -> None:
+        """Record that the body does something that a trace does once."""
+        self._refused = what, how
+
     def hear(self, function: Any, namespace: dict[str, Any]) -> bool:
         """Record a call of a function written in C, by a function with these globals; True if it is harmless."""
         owner, name = getattr(function, "__self__", None), getattr(function, "__qualname__", "")
         if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
-            self._drawn = f"random.{name}"
+            self.refuse(DRAWS, f"random.{name}")
         elif name == "urandom":
-            self._drawn = f"{name}()"
+            self.refuse(DRAWS, f"{name}()")
         elif name in CLOCKS and (owner is time or isinstance(owner, type)):
             if not is_library(namespace.get("__name__")):  # a logger's clock does no harm
-                self._drawn = name
+                self.refuse("asks for the time", name)
         else:
             return True
         return False
 
     def check(self) -> None:
-        """Raise a GraphError if random numbers or a clock were read."""
-        drawn = next((text for generator, state, text in self._states if _state_of(generator) != state), self._drawn)
-        if drawn:
-            what = "asks for the time" if drawn in CLOCKS else "draws random numbers"
+        """Raise a GraphError if random numbers, a clock or an iterator were read."""
+        drawn = (text for generator, state, text in self._states if _state_of(generator) != state)
+        found = next(((DRAWS, text) for text in drawn), self._refused)
+        if found is not None:
             raise GraphError(
-                f"the body {what} ({drawn}), which happens once, when it is traced, and not for every node; pass what "
-                f"it gives as an argument, or use ab.dropout for random masks."
+                f"the body {found[0]} ({found[1]}), which happens once, when it is traced, and not for every node; "
+                f"pass what it gives as an argument, or use ab.dropout for random masks."
             )
 
 
@@ -183,12 +197,18 @@ class ReadTracker:
         """Take the report of the first call of a function with these globals."""
         if code not in self.called:
             self.called[code] = namespace
-            if not is_library(namespace.get("__name__")):
-                with self._untracked():
+            with self._untracked():
+                if code in ENVIRONMENT:
+                    self._contents(vars(os.environ)["_data"], "os.environ", replaces=False)
+                if not is_library(namespace.get("__name__")):
                     self._note_function(code, namespace)
 
     def hear_builtin(self, function: Any, namespace: dict[str, Any]) -> bool:
         """Take the report of a call of a function written in C; return whether it is harmless."""
+        owner = getattr(function, "__self__", None)
+        if type(owner) is ContextVar:
+            with self._untracked():
+                self._constant(owner, partial(_in_context, owner), "", f"the context variable {owner.name}")
         return self._draws.hear(function, namespace)
 
     @contextmanager
@@ -214,6 +234,8 @@ class ReadTracker:
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
             self.guards[id(holder), name] = Guard(holder, text, {} if live is None else {name: live}, get, name)
+        if is_iterator(value):
+            self._draws.refuse("takes elements of an iterator", text)
         return LiveValue.of(self.builder, live) if live is not None else self._follow(value, text, replaces)
 
     def _constant(self, holder: object, get: Callable[..., Any], name: str, text: str) -> None:
@@ -250,18 +272,27 @@ class ReadTracker:
         Args:
             replaces: whether the body gets the returned object instead of the value.
         """
+        if not is_library(type(value).__module__) and not isinstance(value, Module):
+            self._hook(type(value))  # also where it is a kind of list or number, which may have attributes
+        if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+            return self._contents(value, text, replaces=False)
         if isinstance(value, (Operators, np.ndarray, np.generic, str, int, float, Enum, type(None))):
             return value
         if is_generator(value):
             self._draws.add(value)
         elif isinstance(value, CONTAINERS):
             return self._contents(value, text, replaces)
+        elif isinstance(value, ref):
+            self._constant(value, partial(_referent, value), "", text)
         elif isinstance(value, ModuleType | type):
             if not is_library(value.__name__ if isinstance(value, ModuleType) else value.__module__):
                 self._namespaces[id(value)] = value
                 self._note_namespace(value)
         elif functions := functions_in(value):
             self._may_call(functions)
+            if isinstance(value, FunctionType):
+                self._namespaces[id(value)] = value
+                self._note_namespace(value)
         else:
             self._instance(value, text)
         return value
@@ -301,6 +332,8 @@ class ReadTracker:
             self._kinds.add(kind)
             self._note_inherited(kind)
             self._may_call(methods_of(kind))
+            for descriptor in descriptors_of(kind):
+                self._hook(descriptor)
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
 
@@ -342,8 +375,8 @@ class ReadTracker:
                 self._constant(function, get, name, f"a default argument of {qualname}")
 
     def _note_namespace(self, x: Any) -> None:
-        """Record the attributes of a module, or class, that functions name."""
-        for space in map(vars, [x] if isinstance(x, ModuleType) else x.__mro__):
+        """Record the attributes of a module, class or function that functions name."""
+        for space in map(vars, [*x.__mro__, *_metaclasses(x)] if isinstance(x, type) else [x]):
             for name in self._attribute_names & space.keys():
                 if (id(x), name) not in self.guards:
                     self._constant(x, space.get, name, f"{x.__name__}.{name}")
@@ -363,6 +396,27 @@ def _in_cell(cell: Any, name: str, default: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return default
+
+
+def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:
+    """The value of a context variable."""
+    return variable.get(default)
+
+
+def _referent(reference: ref[Any], name: str, default: Any) -> Any:
+    """The object that a weak reference refers to, None once it is gone."""
+    return reference()
+
+
+def _metaclasses(kind: Any) -> list[type]:
+    """The classes that a class is an instance of, except those of libraries."""
+    return [base for base in type(kind).__mro__ if not is_library(base.__module__)]
+
+
+def is_iterator(x: Any) -> bool:
+    """Whether `x` is an iterator of Python's that is no file; what others read of themselves is tracked."""
+    kind = type(x)
+    return hasattr(kind, "__next__") and is_library(kind.__module__) and not isinstance(x, (IOBase, *ProxyTypes))
 
 
 def is_generator(x: Any) -> bool:
