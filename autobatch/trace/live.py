@@ -74,9 +74,10 @@ class Lives:
         """The input that replaces a number that has changed before, or a large array; None for anything else."""
         if not can_be_live(value) or not (place in self.changing or getattr(value, "nbytes", 0) > LARGE):
             return None
-        live = self._known.get(place)
+        key = place, np.shape(value)  # traces of former shapes keep their inputs, which are refreshed as well
+        live = self._known.get(key)
         if live is None or not live.take(value):
-            live = self._known[place] = Live(value, self._dtype, holder)
+            live = self._known[key] = Live(value, self._dtype, holder)
         return live
 
     def refresh(self, dtype: np.dtype[Any]) -> None:

@@ -154,6 +154,21 @@ def test_a_number_that_did_not_change_stays_a_constant() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_number_may_become_an_array_and_a_number_again(seed: int, backend: str) -> None:
+    rng = np.random.default_rng(seed)
+    model = model_of(Case(lambda m, x: x * m.beta, lambda m, v: None))
+    loss = ab.batched(model.loss, backend=BACKENDS[backend]())
+    graphs = loss.record_all(XS)
+    for _ in range(12):
+        shape = [(), (), (1,), (3,)][rng.integers(4)]
+        model.beta = rng.standard_normal(shape) if shape else float(rng.standard_normal())
+        check(model, loss, XS)
+    model.beta = 2.5
+    check(model, loss, graphs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_follow_a_live_number(backend: str) -> None:
     model = model_of(NUMBERS["arithmetic"])
     loss = ab.batched(model.loss, backend=BACKENDS[backend]())
