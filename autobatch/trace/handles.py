@@ -9,6 +9,7 @@ frees them, and refuses those of earlier recordings.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -58,7 +59,12 @@ class Value(Logic, Handle):
     __slots__ = ()
     shape: Shape
     key: Key
-    recording: Recording
+    refer: weakref.ref[Recording]
+
+    @property
+    def recording(self) -> Recording:
+        """The recording that made it; None once that is freed."""
+        return self.refer()  # type: ignore[return-value]
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record an op outside any cell, as a cell of its own."""
@@ -75,8 +81,7 @@ class Value(Logic, Handle):
     def require_recording(self) -> Recording:
         """Return the recording that made it; raise a GraphError if that is over."""
         recording = self.recording
-        active = STAGE.current is recording
-        if not active:
+        if STAGE.current is None or STAGE.current is not recording:
             raise GraphError(
                 f"{self!r} is used outside the recording that made it; a recorded value means something only while "
                 f"its instance is recorded. Return it from the function to get its number."
@@ -208,7 +213,8 @@ class Handles:
     def class_of(self, key: Key) -> Any:
         """Return this recording's class of values, or of rows, of a key."""
         if key not in self._classes:
-            own: dict[str, Any] = {"key": key, "recording": self._recording, "__slots__": ()}
+            # Values are no part of garbage collection, so their class must not refer to what may refer to them.
+            own: dict[str, Any] = {"key": key, "refer": weakref.ref(self._recording), "__slots__": ()}
             if key.kind == "rows":
                 base: type[Value] = Rows
                 own["row"] = self.class_of(key.children[0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction as F
@@ -406,3 +408,39 @@ def test_a_loop_of_sums_becomes_one_node() -> None:
         kinds = types_of_nodes(loss)
         found[name] = (kinds.count("sum_n"), kinds.count("add"), kinds.count("free"), loss.last.batches)
     assert found == dict.fromkeys(sums, (2, 0, 10, 3))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("way", ["call", "graphs", "gradients", "async", "kept value"])
+def test_a_model_is_freed_with_its_batched_function(way: str, backend: str) -> None:
+    kept = list[Any]()
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.w = ab.Parameter(np.ones((2, 3)))
+
+        @ab.cell
+        def project(self, x: Any) -> Any:
+            return ab.sum(self.w @ x)
+
+        def loss(self, x: Any) -> Any:
+            h = self.project(x) + 1.0
+            if way == "kept value":
+                kept.append(h)
+            return h * self.project(x)
+
+        async def wait(self, x: Any) -> Any:
+            return self.project(x) * float(await ab.value(self.project(x)))
+
+    model = Model()
+    run = ab.batched(model.wait if way == "async" else model.loss, module=model, backend=backend)
+    if way == "graphs":
+        run(run.record_all([np.ones(3)]))
+    elif way == "gradients":
+        run.value_and_grad([np.ones(3), np.zeros(3)])
+    else:
+        run([np.ones(3)])
+    gone = weakref.ref(model)
+    del model, run
+    gc.collect()
+    assert gone() is None
