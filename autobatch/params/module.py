@@ -112,8 +112,8 @@ class Module:
         return type(self)
 
     def _owners(self) -> Sequence[Any]:
-        """Return this module's foreign module and all below it; their methods may be cells."""
-        return ()
+        """Return the modules whose methods may be cells: this one and all below it; of a foreign module, that one."""
+        return modules_in(self)
 
     def _patches(self) -> Sequence[Any]:
         """Return the attributes that functions replace while it is recorded."""

@@ -81,7 +81,8 @@ class Value(Logic, Handle):
     def require_recording(self) -> Recording:
         """Return the recording that made it; raise a GraphError if that is over."""
         recording = self.recording
-        if STAGE.current is None or STAGE.current is not recording:
+        active = STAGE.current is not None and STAGE.current is recording
+        if not active:
             raise GraphError(
                 f"{self!r} is used outside the recording that made it; a recorded value means something only while "
                 f"its instance is recorded. Return it from the function to get its number."

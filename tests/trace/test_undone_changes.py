@@ -205,3 +205,52 @@ def test_graphs_run_again_after_any_number_of_other_shapes() -> None:
         assert batched(ROWS).shape == expected.shape
     net.bias = before
     np.testing.assert_array_equal(batched(graphs), expected)
+
+
+class Part(ab.Module):
+    """A part with a cell of its own."""
+
+    def __init__(self, factor: float) -> None:
+        self.w = ab.Parameter(np.full(2, factor))
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return self.w * x
+
+
+class Whole(ab.Module):
+    """Parts as attributes and in a list."""
+
+    def __init__(self) -> None:
+        self.first, self.second, self.others = Part(2.0), Part(3.0), [Part(5.0)]
+
+    def __call__(self, x: Any) -> Any:
+        for part in self.others:
+            x = part.scale(x)
+        return ab.sum(self.first.scale(x))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_whose_cells_were_called_may_be_replaced(seed: int) -> None:
+    rng, whole = np.random.default_rng(seed), Whole()
+    run, kept = ab.batched(whole, backend="reference"), whole.first
+    changes: dict[str, Callable[[], Any]] = {
+        "another": lambda: setattr(whole, "first", Part(rng.uniform(1.0, 2.0))),
+        "shared": lambda: setattr(whole, "first", whole.second),
+        "back": lambda: setattr(whole, "first", kept),
+        "one less": lambda: whole.others and whole.others.pop(),
+        "one more": lambda: whole.others.append(Part(rng.uniform(1.0, 2.0))),
+        "a parameter": lambda: setattr(whole.first, "w", ab.Parameter(rng.standard_normal(2))),
+    }
+    x = np.ones(2)
+    for _ in range(10):
+        graphs, before = run.record_all([x]), whole.first
+        change = list(changes)[rng.integers(len(changes))]
+        changes[change]()
+        np.testing.assert_allclose(run([x]), [whole(x)], rtol=1e-6, err_msg=change)
+        assert run.value_and_grad([x, x])[1].keys() == whole.parameters().keys()
+        if change == "a parameter":
+            np.testing.assert_allclose(run(graphs), [whole(x)], rtol=1e-6)
+        elif change == "another" and before is not whole.second:
+            with pytest.raises(ab.GraphError, match="has been replaced; record the instances anew"):
+                run(graphs)
