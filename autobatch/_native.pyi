@@ -856,5 +856,12 @@ def update_rows(
         is_lazy: rows without a gradient stay as they are.
     """
 
+def fingerprint(array: NDArray[Any]) -> int:
+    """Return a number that differs, with near certainty, between arrays of other numbers, compared by their bits.
+
+    Args:
+        array: [any] float32 or float64. It takes about a nanosecond for 16 bytes.
+    """
+
 def changes_all(constants: NDArray[Any]) -> bool:
     """Tell whether plain descent changes a number whose gradient is zero."""

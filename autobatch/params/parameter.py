@@ -136,6 +136,9 @@ class Parameter(Operators):
                 self._lent = None
         return self._version
 
+    checked_version = version
+    """The same; a class that cannot know of all changes compares the numbers."""
+
     @property
     def store(self) -> Store:
         """The memory of the device on which the numbers are."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from autobatch._native import fingerprint
 from autobatch.arrays import address_of
 from autobatch.errors import GraphError
 from autobatch.ops.operators import Symbol
@@ -43,7 +44,7 @@ class TensorParameter(Parameter):
     _tensor: Callable[[], torch.Tensor | None]
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
-        self.name, self._noted = name, -1
+        self.name, self._noted, self._fingerprint = name, -1, 0
         self._take(_array_of(tensor, name))
         self._follow(tensor)
 
@@ -73,6 +74,18 @@ class TensorParameter(Parameter):
             self._noted = noted
             self.note_change()
         return super().version
+
+    @property
+    def checked_version(self) -> int:
+        """The same as `version`, with changes that torch does not count.
+
+        These are fused optimizers, `tensor.data.copy_(x)`, arrays of NumPy that share the memory, and other processes.
+        """
+        found = fingerprint(np.ascontiguousarray(self.array).reshape(-1))
+        if found != self._fingerprint:
+            self._fingerprint = found
+            self.note_change()
+        return self.version
 
     def refresh(self, tensor: torch.Tensor) -> bool:
         """Find the numbers again if the tensor got new ones, by `module.to` or by assigning its `data`.

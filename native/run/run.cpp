@@ -1,6 +1,7 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
 #include "run/entries.h"
+#include "run/fingerprint.h"
 #include "run/optimizer.h"
 #include "run/rows.h"
 
@@ -254,6 +255,21 @@ PyObject* changes_all(PyObject*, PyObject* constants) {
   });
 }
 
+// fingerprint(array): a number that stands for the bytes of an array of floats.
+PyObject* fingerprint_of(PyObject*, PyObject* array) {
+  return by_dtype(array, "array", [&](auto zero) -> PyObject* {
+    using T = decltype(zero);
+    Span<const T> numbers;
+    if (!read<T>(array, "array", numbers)) return nullptr;
+    uint64_t found;
+    {
+      Unlocked unlocked;
+      found = fingerprint(reinterpret_cast<const uint8_t*>(numbers.data), numbers.size * (int64_t)sizeof(T));
+    }
+    return PyLong_FromUnsignedLongLong(found);
+  });
+}
+
 PyMethodDef functions[] = {fast("call_steps", call_steps),
                            {"step_addresses", step_addresses, METH_NOARGS, nullptr},
                            fast("sum_rows", sum_rows),
@@ -261,6 +277,7 @@ PyMethodDef functions[] = {fast("call_steps", call_steps),
                            fast("update_dense", update_dense),
                            fast("update_rows", update_rows),
                            {"changes_all", changes_all, METH_O, nullptr},
+                           {"fingerprint", fingerprint_of, METH_O, nullptr},
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

@@ -7,10 +7,10 @@ another plan ran last, the memory of the run if that grew, and the values that p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
+from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -38,6 +39,7 @@ from autobatch.plan.plan import Plan, PlannedTypes
 LongArray = NDArray[np.int64]
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
+VERSION, CHECKED_VERSION = attrgetter("version"), attrgetter("checked_version")
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
@@ -129,8 +131,9 @@ class BoundStages:
         self._steps: list[BoundStep] = []
         self._tables: PlanTables | None = None
         self._chosen_for: tuple[Any, ...] = ()
-        read = [parameter for stage in stages for parameter in stage.shared.parameters]
-        self._parameters = list({id(part): part for parameter in read for part in parts_of(parameter)}.values())
+        self._followed = _parts_of(parameter for stage in stages for parameter in stage.shared.followed)
+        read = _parts_of(parameter for stage in stages for parameter in stage.shared.parameters)
+        self._in_place = [parameter for parameter in read if id(parameter) not in {*map(id, self._followed)}]
         self._seen: list[int] = []  # the versions of parameters with which stages were refreshed
         self._versions: list[int] = []
         self._n_moved: list[int] = []
@@ -165,7 +168,7 @@ class BoundStages:
         """Store what has changed since the last run."""
         tables, before = run.tables, self._tables
         self._tables = None  # until all of it is stored, as compiling may be interrupted
-        seen = [parameter.version for parameter in self._parameters]
+        seen = [*map(CHECKED_VERSION, self._followed), *map(VERSION, self._in_place)]
         has_changed = before is None or seen != self._seen
         if has_changed:
             for stage in self._stages:
@@ -284,3 +287,8 @@ class BoundStages:
 def place_type(plan: Plan) -> str:
     """The name of the type of a plan's destinations."""
     return "int64" if plan.dest.itemsize == WORD else "int32"
+
+
+def _parts_of(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """The parameters, with its parts in place of a stack, each once."""
+    return list({id(part): part for parameter in parameters for part in parts_of(parameter)}.values())

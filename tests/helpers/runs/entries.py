@@ -262,6 +262,7 @@ def update(rng: Rng) -> None:
     state = first, None if first is None else second
     constants = rng.random(9).astype(dtype)
     _native.changes_all(constants)
+    _native.fingerprint(constants)
     _native.update_dense((n_rows, width, width), data, *state, grad, width, constants)
     touched, rows = np.zeros(n_rows, bool), (n_rows, width, width)
     _native.update_rows(rows, data, *state, ids[:n_ids], sums[0], touched, constants, bool(rng.random() < 0.5))

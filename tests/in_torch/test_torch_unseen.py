@@ -1,0 +1,106 @@
+"""Changes of parameters that torch does not count in a tensor's version."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autobatch.torch as abt
+from autobatch._native import fingerprint
+from autobatch.backends.cpu.backend import Cpu
+from helpers.runs.ways import each
+
+X = [torch.randn(4, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+
+
+class Model(nn.Module):
+    """Products, a normalization, a bare parameter, a buffer and a table."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.norm, self.cell = nn.Linear(4, 4), nn.LayerNorm(4), nn.GRUCell(4, 4)
+        self.table, self.scale = nn.Embedding(5, 4), nn.Parameter(torch.randn(4))
+        self.register_buffer("steps", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.cell(self.lin(x)[None], self.norm(x)[None])[0]
+        return (h * self.scale * self.steps + self.table.weight[2] @ self.lin.weight).sum()  # type: ignore[no-any-return]
+
+
+def fused(kind: Callable[..., torch.optim.Optimizer]) -> Callable[[nn.Module], Callable[[], Any]]:
+    def make(model: nn.Module) -> Callable[[], Any]:
+        return kind(model.parameters(), lr=0.05, fused=True).step
+
+    return make
+
+
+def halve(array: np.ndarray) -> None:
+    array *= 0.5
+
+
+def by_data(change: Callable[[Tensor], Any]) -> Callable[[nn.Module], Callable[[], Any]]:
+    return lambda model: lambda: [change(x.data) for x in (*model.parameters(), *model.buffers())]
+
+
+WAYS: dict[str, Callable[[nn.Module], Callable[[], Any]]] = {
+    "fused SGD": fused(torch.optim.SGD),
+    "fused Adam": fused(torch.optim.Adam),
+    "fused AdamW": fused(torch.optim.AdamW),
+    "fused Adagrad": fused(torch.optim.Adagrad),
+    "moving average": by_data(lambda x: x.mul_(0.5).add_(0.1)),
+    "sign": by_data(lambda x: x.neg_()),
+    "copy": by_data(lambda x: x.copy_(x.flip(0))),
+    "one number": by_data(lambda x: x.view(-1)[-1].add_(0.5)),
+    "NumPy": lambda model: (
+        lambda: [np.negative(x.detach().numpy(), out=x.detach().numpy()) for x in model.parameters()]
+    ),
+    "flat": lambda model: lambda: [x.data.view(-1)[1:3].fill_(0.25) for x in model.parameters()],
+}
+
+
+@pytest.mark.parametrize("in_cell", [True, False])
+@each("way", WAYS)
+def test_changes_that_torch_does_not_count_take_effect(
+    way: str, in_cell: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_COMPILE_WAIT", "inf")  # interpreted cells read parameters in place
+    model = Model()
+    twin = copy.deepcopy(model)
+    run = abt.batched(abt.cell(model) if in_cell else model, backend=Cpu())
+    changes = [WAYS[way](one) for one in (model, twin)]
+    for _ in range(4):
+        model.zero_grad()
+        twin.zero_grad()
+        loss, expected = run(X).sum(), torch.stack([twin(x) for x in X]).sum()
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        expected.backward()  # type: ignore[no-untyped-call]
+        for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(x.grad, y.grad)
+        for change in changes:
+            change()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 15, 64, 1001])
+def test_a_fingerprint_differs_after_any_change(n: int, dtype: Any) -> None:
+    rng = np.random.default_rng(n)
+    array = rng.standard_normal(n).astype(dtype)
+    seen = {fingerprint(array), fingerprint(-array), fingerprint(np.append(array, dtype(0.0)))}
+    for _ in range(200):
+        one = array.copy()
+        some = rng.choice(n, rng.integers(1, n + 1), replace=False)
+        one[some] = -one[some] if rng.random() < 0.5 else rng.permutation(one[some]) + dtype(1.0)
+        assert (fingerprint(one) == fingerprint(array)) == (one.tobytes() == array.tobytes())
+        seen.add(fingerprint(one))
+    assert len(seen) > 2
+    assert fingerprint(array.copy()) == fingerprint(array)
