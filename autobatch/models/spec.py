@@ -96,9 +96,18 @@ class ModelSpec:
         """Say a metric in words: "tag accuracy 97.4%", with so many digits of percents, or "perplexity 4.06"."""
         return f"{in_words(metric)} {f'{value:.2f}' if metric in self.costs else f'{value:.{digits}%}'}"
 
-    def is_better(self, metric: str, value: float, than: float) -> bool:
-        """Whether a model is better by this value of a metric than by another."""
-        return value < than if metric in self.costs else value > than
+    def is_better(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
+        """Whether a model is better by these metrics than by others: by the first metric in which both differ.
+
+        A metric that only `metrics` has counts as better.
+        """
+        for metric, value in metrics.items():
+            other = than.get(metric)
+            if other is None:
+                return True
+            if value != other:
+                return value < other if metric in self.costs else value > other
+        return False
 
     def missing_packages(self) -> dict[str, str]:
         """The packages that metrics need and that are not installed, with the extra that installs each."""

@@ -59,8 +59,7 @@ def test_eval_prints_what_training_printed(command: Command, model: str, data: s
     status, out, err = command("train", model, "--data", data, *RUN, "--checkpoint", "run", "--json", "train.jsonl")
     assert (status, err) == (0, "")
     epochs = read_json("train.jsonl")
-    first_metric = next(iter(metrics_of(epochs[0])))
-    best = max(epochs, key=lambda epoch: epoch[f"dev_{first_metric}"])
+    best = max(epochs, key=lambda epoch: [*metrics_of(epoch).values()])
     for place, epoch in (("run", best), (f"run/{BEST}", best), (f"run/{LAST}", epochs[-1])):
         assert command("eval", model, "--checkpoint", place, "--json", "eval.jsonl")[0] == 0
         (result,) = read_json("eval.jsonl")
@@ -68,6 +67,20 @@ def test_eval_prints_what_training_printed(command: Command, model: str, data: s
     status, printed, _ = command("eval", model, "--checkpoint", f"run/{LAST}")
     assert status == 0
     assert re.findall(r"[\d.]+%", printed) == re.findall(r"[\d.]+%", out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("n_epochs", [1, 3])
+def test_a_run_goes_on_whose_checkpoint_has_the_first_metric_of_the_best_epoch_alone(
+    command: Command, n_epochs: int
+) -> None:
+    words = ("train", "tree-lstm", "--data", "trees.txt", *RUN, "--checkpoint", "run")
+    assert command(*words, "--epochs", n_epochs, "--json", "train.jsonl")[0] == 0
+    arrays, state = load_checkpoint(f"run/{LAST}")
+    state["best"] = state["best"]["root_accuracy"]
+    save_checkpoint(f"run/{LAST}", arrays, state)
+    assert command(*words, "--epochs", n_epochs + 2, "--json", "train.jsonl", "--resume")[0] == 0
+    best = max(metrics_of(epoch)["root_accuracy"] for epoch in read_json("train.jsonl"))
+    assert load_checkpoint(f"run/{LAST}")[1]["best"]["root_accuracy"] == best
 
 
 @pytest.mark.parametrize("data", [(), ("--data", "trees.txt")], ids=["development data", "a whole file"])

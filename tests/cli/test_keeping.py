@@ -30,7 +30,7 @@ class Run:
         monkeypatch.setattr(keeping, "store_run", lambda *run: self.written.append(self.position.steps))
         keeper_of: Any = Keeper
         workload = SimpleNamespace(spec=find_model("tree-lstm"))
-        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, None, Joined(Alone()))
+        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, {}, Joined(Alone()))
 
     def train(self) -> None:
         with self.keeper.catch_signals():
@@ -93,17 +93,30 @@ def test_a_signal_at_any_line_ends_the_run_with_the_checkpoint_of_its_last_step(
 
 
 @pytest.mark.parametrize(
-    ("model", "metric", "best"),
-    [("bilstm-tagger", "tag_accuracy", [0.5, 0.6, 0.7]), ("lstm-lm", "perplexity", [0.5, 0.4])],
+    ("model", "names", "epochs", "best"),
+    [
+        ("bilstm-tagger", ["tag_accuracy"], [(0.5,), (0.4,), (0.6,), (0.7,), (0.7,)], [0, 2, 3]),
+        ("lstm-lm", ["perplexity"], [(0.5,), (0.4,), (0.6,), (0.4,)], [0, 1]),
+        ("tree-lstm", ["root", "nodes"], [(1.0, 0.5), (1.0, 0.4), (1.0, 0.6), (0.9, 0.9), (1.0, 0.6)], [0, 2]),
+        ("tree-lstm", ["root", "nodes", "third"], [(1.0, 0.5, 0.1), (1.0, 0.5, 0.1), (1.0, 0.5, 0.2)], [0, 2]),
+        ("lstm-lm", ["word_accuracy", "perplexity"], [(0.5, 8.0), (0.5, 9.0), (0.5, 7.0), (0.6, 9.0)], [0, 2, 3]),
+        ("tree-lstm", [], [(), ()], []),
+    ],
 )
-def test_the_best_epoch_is_that_of_the_highest_share_or_of_the_lowest_perplexity(
-    model: str, metric: str, best: list[float], monkeypatch: pytest.MonkeyPatch
+def test_the_best_epoch_is_that_of_the_best_metrics_in_their_order(
+    model: str,
+    names: list[str],
+    epochs: list[tuple[float, ...]],
+    best: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    written: list[tuple[str, float]] = []
+    """Shares are better the higher, and perplexities the lower."""
+    written: list[tuple[str, Any]] = []
     monkeypatch.setattr(keeping, "store_run", lambda path, *run: written.append((path.name, run[-1])))
     keeper_of: Any = Keeper
-    keeper: Keeper = keeper_of(Path(), None, SimpleNamespace(spec=find_model(model)), None, 3, None, Joined(Alone()))
-    for value in (0.5, 0.4, 0.6, 0.7, 0.7):
-        epoch: Any = SimpleNamespace(metrics={metric: value, "another": -value})
+    keeper: Keeper = keeper_of(Path(), None, SimpleNamespace(spec=find_model(model)), None, 3, {}, Joined(Alone()))
+    measured = [dict(zip(names, values, strict=True)) for values in epochs]
+    for metrics in measured:
+        epoch: Any = SimpleNamespace(metrics=metrics)
         keeper.after_epoch(epoch)
-    assert [value for name, value in written if name == BEST] == best
+    assert [metrics for name, metrics in written if name == BEST] == [measured[i] for i in best]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +28,7 @@ class Stopped(Exception):
 
 
 class Keeper:
-    """Writes the checkpoints of a run: the last, and that of the epoch with the best first metric.
+    """Writes the checkpoints of a run: the last, and that of the best epoch (see `ModelSpec.is_better`).
 
     Of several processes the first one writes, and all stop after the same step.
     """
@@ -41,10 +40,10 @@ class Keeper:
         workload: Workload,
         fitting: Fitting,
         n_steps: int,
-        best: float | None,
+        best: Mapping[str, float],
         joined: Joined,
     ) -> None:
-        """Keep one every `n_steps` steps; `best` is the best metric so far."""
+        """Keep one every `n_steps` steps; `best` has the metrics of the best epoch so far."""
         self._folder, self._joined = folder, joined
         self._run = settings, workload, fitting
         self._n_steps = n_steps
@@ -69,10 +68,9 @@ class Keeper:
     def after_epoch(self, epoch: Epoch) -> None:
         """Write the best checkpoint, if this epoch is, and the last; raises what `after_step` does."""
         _, workload, _ = self._run
-        for metric, value in islice(epoch.metrics.items(), 1):
-            if self._best is None or workload.spec.is_better(metric, value, self._best):
-                self._best = value
-                self.write(BEST)
+        if workload.spec.is_better(epoch.metrics, self._best):
+            self._best = epoch.metrics
+            self.write(BEST)
         self.write(LAST)
         self._stop_if_asked()
 

@@ -103,8 +103,8 @@ class StoredRun(StoredModel):
     n_train: int
     """Training instances."""
     position: Position
-    best: float | None
-    """The best that the first metric was after an epoch; None if there is none."""
+    best: dict[str, float]
+    """The metrics of the best epoch; empty if there is none."""
     draws: dict[str, int]
     """Seed and step that random numbers of the loss depend on."""
     optimizer: dict[str, Any]
@@ -147,7 +147,7 @@ class StoredRun(StoredModel):
             fitting.loss.policy = self.learned
 
 
-def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitting, best: float | None) -> None:
+def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitting, best: Mapping[str, float]) -> None:
     """Write a checkpoint of a run.
 
     Raises:
@@ -161,7 +161,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         **describe(settings, workload),
         "n_train": len(workload.dataset.train),
         "position": asdict(fitting.position),
-        "best": best,
+        "best": dict(best),
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
         "policy": describe_policy(fitting.loss.policy, "cannot store the policy").get("text"),
         "optimizer": optimizer,
@@ -199,7 +199,7 @@ def read_run(path: Path) -> StoredRun:
             **_made_of(state),
             n_train=state["n_train"],
             position=Position(**position),
-            best=state["best"],
+            best=_best_of(state),
             draws=state["draws"],
             learned=None if text is None else from_text(text, policies.KINDS, doing),
             parameters=_named(arrays, PARAMETER),
@@ -210,6 +210,14 @@ def read_run(path: Path) -> StoredRun:
             f"cannot load {str(path)!r}: it is a checkpoint, but not of autobatch train; give a folder that "
             f"autobatch train --checkpoint wrote."
         ) from error
+
+
+def _best_of(state: Mapping[str, Any]) -> dict[str, float]:
+    """Read the metrics of the best epoch; version 0.2 stored the first alone."""
+    best = state["best"]
+    if best is None:
+        return {}
+    return best if isinstance(best, dict) else {next(iter(state["position"]["metrics"])): best}
 
 
 def _made_of(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def _run(
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars, warm)
             return 0
-        best = stored.best if stored else None
+        best = stored.best if stored else {}
         keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, best, joined)
         try:
             with keeper.catch_signals():
