@@ -27,6 +27,7 @@ from autobatch.serving.readiness import Readiness
 from autobatch.serving.refusals import Refusal, fail, refuse
 from autobatch.serving.server import Server
 from autobatch.serving.workers import EVERY, SEVERAL, Workers
+from autobatch.system.nested_json import parse_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -142,9 +143,9 @@ class _Handler:
         body = await read_body(request, self._max_body)
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind == NDJSON:
-            lines = [_parse_line(line, k) for k, line in enumerate(body.splitlines(), 1) if line.strip()]
+            lines = [await _parse_line(line, k) for k, line in enumerate(body.splitlines(), 1) if line.strip()]
             return StreamingResponse(self._lines(await self._instances(lines)), media_type=NDJSON)
-        content = _parse(body, "the body")
+        content = await _parse(body, "the body")
         if not isinstance(content, dict) or not ({"instance"} == content.keys() or {"instances"} == content.keys()):
             raise Refusal(400, 'the body is no JSON object with either "instance" or "instances"; give one of them.')
         if "instance" in content:
@@ -237,19 +238,26 @@ class _Handler:
             yield (outcome(item) if isinstance(item, Refusal) else json.dumps({"item": item})) + "\n"
 
 
-def _parse_line(text: bytes, number: int) -> Any:
+async def _parse_line(text: bytes, number: int) -> Any:
     """Parse one of many lines; an error affects only this line."""
     try:
-        return _parse(text, f"line {number}")
+        return await _parse(text, f"line {number}")
     except Refusal as refusal:
         return refusal
 
 
-def _parse(text: bytes, what: str) -> Any:
+async def _parse(text: bytes, what: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except RecursionError:  # too deep for it; what parses any depth is slower, so a thread does it
+            return await asyncio.to_thread(_parse_deep, text)
+    except ValueError as error:
         raise Refusal(400, f"{what} is no JSON: {error}.") from None
+
+
+def _parse_deep(text: bytes) -> Any:
+    return parse_json(text.decode(json.detect_encoding(text), "surrogatepass"), parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> NoReturn:

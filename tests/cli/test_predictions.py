@@ -14,6 +14,7 @@ import autobatch as ab
 from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.training.trained import Trained
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.system.nested_json import parse_json
 from helpers.runs.commands import Command
 from helpers.twins.cases import AWAITING, MORE
 
@@ -138,6 +139,9 @@ def test_data_without_labels_are_not_measured(command: Command, tmp_path: Path) 
     assert "root accuracy" not in out
     predictor = Predictor.of(Trained("tree-lstm-childsum", tmp_path / "run").read())
     assert predictor.read(json.loads(data["below"].read_text())) == predictor.read(data["below"].read_text())
+    for depth in (3, 600, 5_000):
+        text = '{"word": "b", "children": [' * depth + '{"word": "a"}' + "]}" * depth
+        assert predictor.read(parse_json(text)) == predictor.read(text)
     assert command("train", "tree-lstm-childsum", "--data", data["none"])[2].startswith("autobatch: cannot train on")
     status, out, err = command(*evaluate, data["none"])
     assert (status, out) == (2, "")

@@ -163,7 +163,7 @@ def test_words_labels_and_children_may_be_left_out(path: Path) -> None:
     [
         ('{"word": MAX}', "column 10: expected JSON, such as .* found 'MAX}'"),
         ("[" * 100_000, "column 100001: expected JSON"),
-        ("[" * 100_000 + "]" * 100_000, "column 1: the root is a deeply nested value; expected an object"),
+        ("[" * 100_000 + "]" * 100_000, "…; expected an object"),
         (
             '{"children": [' * 50_000 + "7" + "]}" * 50_000,
             "child 1 of (child 1 of ){5}a node 49994 levels below the root is 7; expected an object",

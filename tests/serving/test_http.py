@@ -129,6 +129,40 @@ def test_wrong_requests_are_refused_in_a_sentence(model: Served, body: Any, stat
         client.close()
 
 
+def nest(depth: int, kind: str, core: str) -> str:
+    opening, closing = {"list": ("[", "]"), "object": ('{"a": ', "}"), "both": ('[{"a": ', "}]")}[kind]
+    return opening * depth + core + closing * depth
+
+
+@pytest.mark.parametrize("kind", ["list", "object", "both"])
+@pytest.mark.parametrize("depth", [3, 400, 1_000, 20_000])
+def test_an_instance_may_be_nested_to_any_depth(model: Served, depth: int, kind: str) -> None:
+    def read_depth(x: Any) -> tuple[Any, int]:
+        found = 0
+        while isinstance(x, (list, dict)):
+            x, found = (x[0] if isinstance(x, list) else x["a"]), found + 1
+        assert x == 1
+        return np.full(3, found / 1e6), 0
+
+    expected = depth * (2 if kind == "both" else 1) / 1e6
+    client = Client(ab.serve(model.run, backend="reference"), read=read_depth)
+    try:
+        good, cut, strange = (nest(depth, kind, core) for core in ("1", "1, ", "NaN"))
+        status, found = client.predict(f'{{"instance": {good}}}')
+        assert status == 200, found
+        assert found["result"]["x"] == [expected] * 3
+        for wrong, says in ((cut, "the body is no JSON: "), (strange, "the body is no JSON: NaN is no number")):
+            status, found = client.predict(f'{{"instance": {wrong}}}')
+            assert status == 400
+            assert found["error"].startswith(says)
+        _, _, text = client.ask("POST", "/predict", f"{good}\n{cut}\n{good}\n", content_type=NDJSON)
+        lines = sorted(map(json.loads, text.splitlines()), key=lambda line: line["index"])
+        assert [line.get("status", 200) for line in lines] == [200, 400, 200]
+        assert lines[2]["result"]["x"] == [expected] * 3
+    finally:
+        client.close()
+
+
 def test_other_paths_and_methods(client: Client) -> None:
     assert client.ask("GET", "/nowhere")[0] == 404
     assert client.ask("GET", "/predict")[0] == 405

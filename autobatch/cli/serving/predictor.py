@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
 from autobatch.system.files import text_as_file
+from autobatch.system.nested_json import dump_json
 
 N_WARMING = 8  # instances with which a model warms up
 
@@ -69,10 +69,7 @@ class Predictor:
             DataError: it is no text, or not that of one instance.
         """
         if isinstance(text, dict):
-            try:
-                text = json.dumps(text)
-            except RecursionError:
-                raise DataError("the instance is nested too deeply for an object; give it as a text.") from None
+            text = dump_json(text)
         if not isinstance(text, str):
             raise DataError(f"an instance is a text, as a file of the data holds it, and not {text!r}.")
         with text_as_file(text if text.endswith("\n") else text + "\n") as file:

@@ -17,14 +17,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from autobatch.errors import DataError
 from autobatch.models.data.bracketed_tree import parse_brackets
 from autobatch.models.data.lines import Line, parse_lines
-from autobatch.models.data.nested_json import parse_json
+from autobatch.system.nested_json import parse_json, show_json
 
 T = TypeVar("T")
 V = TypeVar("V")
 W = TypeVar("W")
 
 MOST_STEPS = 6  # of a path, in a message
-MOST_SHOWN = 40  # characters of a value, in a message
 
 _WHAT = "a labelled tree"
 _EXAMPLE = '{"word": "MAX", "label": "9", "children": [{"word": "2"}, {"word": "9"}]}'
@@ -173,18 +172,9 @@ def _read_word(line: Line, part: str, place: _Place, found: object) -> str:
 def _fault(line: Line, part: str, place: _Place, found: object, expected: str) -> DataError:
     column = 1 + len(line.text) - len(line.text.lstrip())
     return DataError(
-        f"cannot read {_WHAT} from {line.place}, column {column}: {part}{place} is {_show(found)}; {expected}, such as "
-        f"{_EXAMPLE}."
+        f"cannot read {_WHAT} from {line.place}, column {column}: {part}{place} is {show_json(found)}; {expected}, "
+        f"such as {_EXAMPLE}."
     )
-
-
-def _show(found: object) -> str:
-    """Format the beginning of a JSON value of any depth."""
-    try:
-        text = json.dumps(found)
-    except RecursionError:
-        return "a deeply nested value"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _describe(node: LabelledTree[Any], children: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Parse JSON of any depth; `json.loads` recurses and fails at Python's stack limit.
+"""Parse and write JSON of any depth; Python's `json` recurses and fails at the stack limit.
 
 Scalars and strings are parsed by Python's `json`; open objects and lists are kept on a stack. The last value of a
 repeated key wins, as in `json`.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 _SPACES = re.compile(r"[ \t\n\r]*")
-_parse_scalar = json.JSONDecoder().raw_decode
+_parse_string = json.JSONDecoder().raw_decode
+MOST_SHOWN = 40  # characters of a value, in a message
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
     """Parse one JSON value.
+
+    Args:
+        text: the value, with spaces around it.
+        parse_constant: as in `json.loads`.
 
     Raises:
         json.JSONDecodeError: the text is not one JSON value; `pos` says where.
@@ -23,6 +29,7 @@ def parse_json(text: str) -> Any:
     >>> parse_json(' {"word": "MAX", "children": [{}, [1.5, null]]} ')
     {'word': 'MAX', 'children': [{}, [1.5, None]]}
     """
+    parse_scalar = json.JSONDecoder(parse_constant=parse_constant).raw_decode
     open_values: list[tuple[Any, str]] = []  # a list or an object, and the key of the next value
     position = _skip(text, 0)
     while True:
@@ -36,7 +43,7 @@ def parse_json(text: str) -> Any:
                 continue
             position = _skip(text, position + 1)
         else:
-            value, position = _parse_scalar(text, position)
+            value, position = parse_scalar(text, position)
             position = _skip(text, position)
         while open_values:
             holder, key = open_values.pop()
@@ -60,6 +67,39 @@ def parse_json(text: str) -> Any:
             return value
 
 
+def dump_json(value: Any) -> str:
+    """Write a value that `parse_json` returned, as `json.dumps` does.
+
+    >>> dump_json({"word": "MAX", "children": [{}, [1.5, None]]})
+    '{"word": "MAX", "children": [{}, [1.5, null]]}'
+    """
+    parts = list[str]()
+    waiting: list[tuple[Any, bool]] = [(value, False)]  # the last is next; True: it is text already
+    while waiting:
+        item, is_text = waiting.pop()
+        if is_text or not isinstance(item, dict | list):
+            parts.append(item if is_text else json.dumps(item))
+            continue
+        is_list = isinstance(item, list)
+        waiting.append(("]" if is_list else "}", True))
+        inner: list[tuple[Any, bool]] = [("[" if is_list else "{", True)]
+        for number, key in enumerate(item):
+            comma = ", " if number else ""
+            inner += (
+                [(comma, True), (key, False)]
+                if is_list
+                else [(f"{comma}{json.dumps(key)}: ", True), (item[key], False)]
+            )
+        waiting += reversed(inner)
+    return "".join(parts)
+
+
+def show_json(value: Any) -> str:
+    """Format the beginning of a JSON value of any depth, for messages."""
+    text = dump_json(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
 _END = {"[": "]", "{": "}"}
 
 
@@ -67,7 +107,7 @@ def _parse_key(text: str, position: int) -> tuple[str, int]:
     """Parse a key with its colon; return the key and the start of its value."""
     if text[position : position + 1] != '"':
         raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, position)
-    key, position = _parse_scalar(text, position)
+    key, position = _parse_string(text, position)
     position = _skip(text, position)
     if text[position : position + 1] != ":":
         raise json.JSONDecodeError("Expecting ':' delimiter", text, position)

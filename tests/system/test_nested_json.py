@@ -1,4 +1,4 @@
-"""JSON of any depth is parsed as Python's `json` parses what it can."""
+"""JSON of any depth is parsed and written as Python's `json` does with what it can."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from autobatch.models.data.nested_json import parse_json
+from autobatch.system.nested_json import dump_json, parse_json, show_json
 
 SCALARS = ["a", "", '"\\\n\u00e9\u2028\U0001f600', "{[,:]}", 0, -7, 10**30, 1.5, -2e-300, True, False, None]
 
@@ -28,6 +28,7 @@ def test_it_parses_what_json_writes(seed: int) -> None:
     value = draw_value(rng, depth=4)
     for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False), f"\t {json.dumps(value)}\r\n"):
         assert parse_json(text) == json.loads(text) == value
+    assert dump_json(value) == json.dumps(value)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -55,10 +56,19 @@ def test_a_text_cut_short_or_too_long_is_refused_at_its_place(text: str) -> None
 
 def test_depth_is_bounded_by_memory_alone() -> None:
     n = 20 * sys.getrecursionlimit()
-    value, depth = parse_json('{"a": [' * n + "7" + "]}" * n), 0
+    text = '{"a": [' * n + "7" + "]}" * n
+    value, depth = parse_json(text), 0
+    assert dump_json(value) == text
+    assert show_json(value) == text[:40] + "…"
     while value != 7:
         value, depth = value["a"][0], depth + 1
     assert depth == n
+
+
+@pytest.mark.parametrize("text", ["NaN", "[1, -Infinity]", '{"a": {"b": Infinity}}'])
+def test_constants_are_parsed_as_asked(text: str) -> None:
+    assert repr(parse_json(text)) == repr(json.loads(text))
+    assert parse_json(text, str.lower) == json.loads(text, parse_constant=str.lower)
 
 
 def test_the_last_of_equal_keys_is_kept() -> None:
