@@ -169,6 +169,49 @@ def test_a_new_checkpoint_is_taken_up(run: Path, tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ([("best", None)], ["last"]),
+        ([("best", None), ("best", 2.0)], ["last", "best"]),
+        ([("last", None)], []),
+        ([("last", 2.0), ("best", 3.0)], ["best"]),
+        ([("best", None), ("last", None), ("last", 2.0)], ["last", "last"]),
+    ],
+)
+def test_a_change_in_the_folder_is_taken_up_once(
+    changes: list[tuple[str, float | None]],
+    taken: list[str],
+    run: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files disappear, or are written with parameters of this value; the server looks three times after each change."""
+    from autobatch.cli.serving.predictor import Predictor
+    from autobatch.cli.serving.process import Reloading
+    from autobatch.cli.training.trained import Trained
+    from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
+
+    arrays, state = load_checkpoint(run / "last.safetensors")
+    trained = Trained("tree-lstm", run)
+    predictor = Predictor.of(trained.read())
+    reloading = Reloading(trained, predictor)
+    caplog.set_level("INFO", "autobatch.serve")
+    monkeypatch.setattr("autobatch.cli.serving.process.LOG.propagate", True)  # a command of another test may end it
+    for name, value in changes:
+        path = run / f"{name}.safetensors"
+        if value is None:
+            path.unlink()
+        else:
+            save_checkpoint(path, {k: np.full_like(array, value) for k, array in arrays.items()}, state)
+        for _ in range(3):
+            with suppress(ab.CheckpointError):
+                reloading._look()
+    assert [record.args for record in caplog.records] == [(str(run / f"{name}.safetensors"),) for name in taken]
+    if changes[-1][1] is not None:
+        assert np.all(predictor.model.state_dict()["output.bias"] == changes[-1][1])
+
+
 @SLOW
 def test_a_checkpoint_is_taken_up_under_load(run: Path, tmp_path: Path) -> None:
     """Every answer is that of the old parameters or that of the new ones."""

@@ -38,7 +38,7 @@ class Reloading:
     def __init__(self, trained: Trained, predictor: Predictor) -> None:
         self._trained, self._predictor = trained, predictor
         self._wake, self._is_over, self._asked = threading.Event(), False, False
-        self._seen = _stamp(predictor.stored.path)
+        self._seen = _stamp(trained.file)
         self._thread = threading.Thread(target=self._watch, name="autobatch checkpoint", daemon=True)
 
     def __enter__(self) -> Reloading:
@@ -68,23 +68,22 @@ class Reloading:
     def _look(self) -> None:
         """Load the checkpoint if it is another one than the last, or if that was asked for."""
         asked, self._asked = self._asked, False
-        seen = _stamp(self._predictor.stored.path)
+        seen = _stamp(self._trained.file)
         if not asked and seen == self._seen:
             return
         self._seen = seen
         stored = self._trained.read()
         self._predictor.take(stored)
-        self._seen = _stamp(stored.path)
         LOG.info("took up %r.", str(stored.path))
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What tells that a file was written again; None if there is none."""
+def _stamp(path: Path) -> tuple[Path, int, int] | None:
+    """What tells a file from another and from what was written later; None if there is none."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return path, found.st_mtime_ns, found.st_ino
 
 
 class _Running(uvicorn.Server):

@@ -26,17 +26,22 @@ class Trained(NamedTuple):
     name: str | None
     path: Path
 
+    @property
+    def file(self) -> Path:
+        """The file to read: of a folder its best checkpoint, or its last if no epoch was measured."""
+        if self.name is None or not self.path.is_dir():
+            return self.path
+        return self.path / (BEST if (self.path / BEST).exists() else LAST)
+
     def read(self) -> StoredModel:
-        """Read the file; of a folder its best checkpoint, or its last if no epoch was measured.
+        """Read the file.
 
         Raises:
             CheckpointError: there is none, it cannot be read, or it is of another model.
         """
         if self.name is None:
             return read_exported(self.path)
-        path = self.path
-        if path.is_dir():
-            path = path / (BEST if (path / BEST).exists() else LAST)
+        path = self.file
         if not path.exists():
             lacking = f"it holds neither {BEST} nor {LAST}" if self.path.is_dir() else "there is no such folder or file"
             raise CheckpointError(
