@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -90,6 +91,64 @@ def test_a_signal_at_any_line_ends_the_run_with_the_checkpoint_of_its_last_step(
         elif run.position.steps == N_STEPS and stopped_after:
             break
     assert set(stopped_after) == set(range(1, N_STEPS + 1))
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system cannot hold signals back")
+@pytest.mark.parametrize("first", keeping.SIGNALS)
+@pytest.mark.parametrize("others", [(), (signal.SIGINT,), (signal.SIGTERM,), keeping.SIGNALS])
+@pytest.mark.parametrize("step", [1, 3, N_STEPS])
+def test_signals_that_come_together_count_as_one(
+    first: signal.Signals, others: tuple[signal.Signals, ...], step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(monkeypatch)
+
+    def send(at: int) -> None:
+        if at == step:
+            signal.pthread_sigmask(signal.SIG_BLOCK, keeping.SIGNALS)
+            for number in (first, *others):
+                os.kill(os.getpid(), number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, keeping.SIGNALS)  # now all have come, and no handler has run
+
+    unraisable = list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    before = [signal.getsignal(number) for number in keeping.SIGNALS]
+    after_step = run.keeper.after_step
+
+    def send_first() -> None:
+        send(run.position.steps)
+        after_step()
+
+    monkeypatch.setattr(run.keeper, "after_step", send_first)
+    with pytest.raises(Stopped) as caught:
+        run.train()
+    assert caught.value.status - 128 in (first, *others)
+    assert [signal.getsignal(number) for number in keeping.SIGNALS] == before
+    assert unraisable == []
+    assert run.written[-1] == run.position.steps == step
+
+
+@pytest.mark.parametrize("number", keeping.SIGNALS)
+@pytest.mark.parametrize("first", keeping.SIGNALS)
+def test_a_later_signal_acts_as_it_does_elsewhere(
+    first: signal.Signals, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "TOGETHER", 0.0)
+    run, acted = Run(monkeypatch), list[int]()
+    before = signal.signal(number, lambda number, frame: acted.append(number))
+
+    def send_both() -> None:
+        with run.keeper.catch_signals():
+            signal.raise_signal(first)
+            assert acted == []
+            signal.raise_signal(number)
+            assert acted == [number]
+
+    try:
+        with pytest.raises(Stopped) as caught:
+            send_both()
+    finally:
+        signal.signal(number, before)
+    assert caught.value.status == 128 + first
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from autobatch.distributed.group import Joined
 from autobatch.errors import CheckpointError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOGETHER = 1.0  # seconds in which several signals count as one
 STATUS_OF_A_SIGNAL = 128  # and its number: what a shell reports
 
 
@@ -48,7 +50,7 @@ class Keeper:
         self._run = settings, workload, fitting
         self._n_steps = n_steps
         self._best = best
-        self._signal = 0
+        self._signal, self._noted = 0, 0.0
         self._handlers: dict[signal.Signals, Any] = {}
 
     def after_step(self) -> None:
@@ -76,7 +78,7 @@ class Keeper:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end training after a step; a second one acts as it does elsewhere.
+        """Let Ctrl-C and SIGTERM end training after a step; a later one acts as it does elsewhere.
 
         Raises:
             Stopped: there was a signal after the last step.
@@ -87,16 +89,17 @@ class Keeper:
         try:
             yield
         finally:
-            self._release_signals()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
         self._stop_if_asked()
 
     def _note(self, signal_number: int, frame: FrameType | None) -> None:
-        self._signal = signal_number
-        self._release_signals()
-
-    def _release_signals(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        if not self._signal:
+            self._signal, self._noted = signal_number, time.monotonic()
+        elif time.monotonic() - self._noted >= TOGETHER:
+            # handlers of other signals stay: Python cannot ignore a signal that waits for its handler to run
+            signal.signal(signal_number, self._handlers[signal.Signals(signal_number)])
+            signal.raise_signal(signal_number)
 
     def _stop_if_asked(self) -> None:
         asked = self._joined.most(self._signal)
