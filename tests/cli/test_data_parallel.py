@@ -132,6 +132,40 @@ def test_a_signal_ends_all_after_one_step(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_signal_ends_a_run_whose_other_processes_are_stopped(folder: Path, n: int, number: signal.Signals) -> None:
+    words = ("--epochs", "200", "--checkpoint", "run", "--data-parallel", str(n))
+    process = begin(*words, "--checkpoint-steps", "1")
+    wait_for(folder / "run" / "last.safetensors")
+    others = others_of(process)
+    assert len(others) == n - 1
+    for other in others:
+        os.kill(other, signal.SIGSTOP)
+    time.sleep(1.0)  # until the first waits for them
+    began = time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=SECONDS)
+    assert time.monotonic() - began < 10.0
+    assert process.returncode == 128 + number
+    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+    assert not any(map(is_running, others))
+    assert run("--epochs", "1", "--checkpoint", "run", "--resume")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2])
+def test_two_signals_at_once_end_it_in_one_sentence(folder: Path, n: int) -> None:
+    process = begin("--epochs", "200", "--checkpoint", "run", "--data-parallel", str(n), "--checkpoint-steps", "1")
+    wait_for(folder / "run" / "last.safetensors")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_what_is_refused_is_said_once() -> None:
     status, _, err = run("--data-parallel", "0")

@@ -1,7 +1,8 @@
 """Training by several processes of this machine: this one is the first, and starts the others with its own command.
 
 The others print nothing, and end with the first. If one of them ends early, the first reports it in one sentence and
-ends, even during a long operation such as compiling or waiting for all to join.
+ends, even during a long operation such as compiling or waiting for all to join. Others that were stopped are continued
+once a signal asks the first to end, which would wait for them.
 """
 
 from __future__ import annotations
@@ -86,10 +87,16 @@ class _Others:
     def __init__(self, n: int, port: int, to_go_on: str) -> None:
         self._n, self._port, self._to_go_on = n, port, to_go_on
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+        self._watching = threading.Thread(target=self._watch, name="autobatch processes", daemon=True)
         self._is_over, self._pipe = threading.Event(), os.pipe()  # the others end when it closes
+        self._signals, self._wakeup = os.pipe(), -1  # has the numbers of signals, even while their handlers wait
 
     def __enter__(self) -> _Others:
         theirs, passes = self._pipe[0], os.name == "posix"
+        if passes:
+            for end in self._signals:
+                os.set_blocking(end, False)
+            self._wakeup = signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
         for rank in range(1, self._n):
             told = tempfile.TemporaryFile()
             environment = {**os.environ, PROCESS: f"{rank} {self._n} {self._port}"}
@@ -101,12 +108,15 @@ class _Others:
                 pass_fds=(theirs,) if passes else (),
             )  # fmt: skip
             self._started.append((process, told))
-        threading.Thread(target=self._watch, name="autobatch processes", daemon=True).start()
+        self._watching.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """End those that do not end by themselves."""
+        if os.name == "posix":
+            signal.set_wakeup_fd(self._wakeup)
         self._is_over.set()
+        self._watching.join()
         until = time.monotonic() + END_WITHIN
         for process, told in self._started:
             try:
@@ -115,12 +125,20 @@ class _Others:
                 process.kill()
                 process.wait()
             told.close()
-        for end in self._pipe:
+        for end in (*self._pipe, *self._signals):
             os.close(end)
 
     def _watch(self) -> None:
-        """End all processes if this one does not notice in time that another has ended."""
+        """End all processes if this one does not notice in time that another has ended.
+
+        Continue the others when this one is asked to end.
+        """
+        is_asked = False
         while not self._is_over.wait(CHECK_EVERY):
+            is_asked = is_asked or self._was_asked()
+            if is_asked:
+                for process, _ in self._started:
+                    process.send_signal(signal.SIGCONT)
             statuses = [process.poll() for process, _ in self._started]
             if any(status and status not in STOPPED for status in statuses):
                 if self._is_over.wait(GIVE_UP_AFTER):
@@ -129,6 +147,16 @@ class _Others:
                     process.kill()
                 os.write(2, f"autobatch: {self.say_ended()}; {self._to_go_on}.\n".encode())
                 os._exit(USER_ERROR)
+
+    def _was_asked(self) -> bool:
+        """Whether a signal has asked this process to end, since this was called last."""
+        if os.name != "posix":
+            return False
+        try:
+            numbers = os.read(self._signals[0], 64)
+        except BlockingIOError:
+            return False
+        return signal.SIGINT in numbers or signal.SIGTERM in numbers
 
     def wait_for(self, store: object) -> None:
         """Wait until all have begun.
