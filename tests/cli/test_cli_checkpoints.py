@@ -69,6 +69,21 @@ def test_eval_prints_what_training_printed(command: Command, model: str, data: s
     assert re.findall(r"[\d.]+%", printed) == re.findall(r"[\d.]+%", out.splitlines()[-1])
 
 
+@pytest.mark.parametrize("folder", ["run", "runs/of/trees", "there", "there/run", "with a file"])
+@pytest.mark.parametrize(
+    "words", [("--data", "nowhere"), ("--data", "bad.txt"), ("--data", "trees.txt", "--max-bytes", 9)]
+)
+def test_a_run_that_cannot_begin_leaves_no_folder(command: Command, folder: str, words: tuple[object, ...]) -> None:
+    Path("bad.txt").write_text("(3 (2 good\n")
+    Path("there").mkdir()
+    Path("with a file").mkdir()
+    Path("with a file/notes").write_text("")
+    before = sorted(Path().rglob("*"))
+    status, _, err = command("train", "tree-lstm", "--checkpoint", folder, *words)
+    assert status == 2, err
+    assert sorted(Path().rglob("*")) == before
+
+
 @pytest.mark.parametrize("n_epochs", [1, 3])
 def test_a_run_goes_on_whose_checkpoint_has_the_first_metric_of_the_best_epoch_alone(
     command: Command, n_epochs: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -112,24 +112,36 @@ class Keeper:
             store_run(self._folder / name, *self._run, self._best)
 
 
-def open_folder(folder: Path, resume: bool) -> StoredRun | None:
-    """Make the folder, or read the last checkpoint that is in it.
+@contextmanager
+def open_folder(folder: Path | None, resume: bool) -> Iterator[StoredRun | None]:
+    """Make the folder, or read the last checkpoint that is in it; after an error, remove what was made and is empty.
 
     Raises:
         CheckpointError: there is one and `resume` is not asked for, or it cannot be read; or the folder cannot be made.
     """
+    if folder is None:
+        yield None
+        return
     last = folder / LAST
     if not last.exists():
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(
                 f"cannot keep checkpoints in {str(folder)!r}: {error.strerror}; name a folder that can be written."
             ) from error
-        return None
+        try:
+            yield None
+        except BaseException:
+            with suppress(OSError):  # one that is not empty
+                for path in made:
+                    path.rmdir()
+            raise
+        return
     if not resume:
         raise CheckpointError(
             f"cannot begin in {str(folder)!r}: it holds the checkpoint of a run; add --resume to go on with that run, "
             f"or name another folder."
         )
-    return read_run(last)
+    yield read_run(last)

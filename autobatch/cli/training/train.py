@@ -119,28 +119,28 @@ def train(
     if checkpoint is None and resume:
         raise click.UsageError("--resume needs --checkpoint DIR, the folder to go on from", ctx)
     require_tensorboard(tensorboard)
-    stored = open_folder(checkpoint, resume) if checkpoint is not None else None
-    if resume and stored is None:
-        click.echo(f"no checkpoint in {checkpoint} yet: beginning anew")
-    if stored is None:
-        names = ("model", "data", "dim", "seed", "precision")
-        workload = load_workload(**{name: settings[name] for name in names})
-        chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
-    else:
-        given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
-        chosen = stored.settle({name: settings[name] for name in given})
-        workload = stored.load_workload()
-    say_missing_metrics(workload)
-    workload = workload.with_threads(threads)
-    to_go_on = "begin again" if checkpoint is None else f"the checkpoint is in {checkpoint}, go on with --resume"
-    with processes(data_parallel, to_go_on) as joined:
-        if joined.rank:
-            json_path = tensorboard = profile_path = None
-        n_epochs = 0 if stored is None else stored.position.epochs
-        with open_json(json_path, append=stored is not None, n_epochs=n_epochs) as results:
-            return _run(
-                chosen, workload, joined, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path
-            )
+    with open_folder(checkpoint, resume) as stored:
+        if resume and stored is None:
+            click.echo(f"no checkpoint in {checkpoint} yet: beginning anew")
+        if stored is None:
+            names = ("model", "data", "dim", "seed", "precision")
+            workload = load_workload(**{name: settings[name] for name in names})
+            chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
+        else:
+            given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+            chosen = stored.settle({name: settings[name] for name in given})
+            workload = stored.load_workload()
+        say_missing_metrics(workload)
+        workload = workload.with_threads(threads)
+        to_go_on = "begin again" if checkpoint is None else f"the checkpoint is in {checkpoint}, go on with --resume"
+        with processes(data_parallel, to_go_on) as joined:
+            if joined.rank:
+                json_path = tensorboard = profile_path = None
+            n_epochs = 0 if stored is None else stored.position.epochs
+            with open_json(json_path, append=stored is not None, n_epochs=n_epochs) as results:
+                return _run(
+                    chosen, workload, joined, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path
+                )
 
 
 def _run(
