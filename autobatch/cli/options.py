@@ -26,14 +26,15 @@ UNITS = {
 
 
 class Whole(click.IntRange):
-    """A whole number of at least `min`."""
+    """A whole number of at least `min`, and at most `max` if that is given."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read it; the error says what is wanted."""
         try:
             number: int = super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value!r} is no whole number of at least {self.min:.0f}; give one", param, ctx)
+            wanted = f"of at least {self.min:.0f}" if self.max is None else f"from {self.min:.0f} to {self.max:.0f}"
+            self.fail(f"{value!r} is no whole number {wanted}; give one", param, ctx)
         return number
 
 
@@ -78,9 +79,11 @@ def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | 
     return int(value)
 
 
-def count_option(name: str, default: int | None, text: str, least: int = 1) -> Decorator:
+def count_option(name: str, default: int | None, text: str, least: int = 1, most: int | None = None) -> Decorator:
     """Make an option that takes a whole number."""
-    return click.option(name, metavar="N", type=Whole(min=least), default=default, show_default=True, help=text)
+    return click.option(
+        name, metavar="N", type=Whole(min=least, max=most), default=default, show_default=True, help=text
+    )
 
 
 def choice_option(name: str, choices: Iterable[str], default: str, text: str) -> Decorator:

@@ -461,9 +461,19 @@ def test_what_is_not_there_is_refused(command: Command, run: Path, tmp_path: Pat
     status, _, err = command("serve", "bilstm-tagger", "--checkpoint", run)
     assert status == 2
     assert "a tree-lstm was trained there" in err
-    status, _, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", 70_000)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", port)
     assert status == 2
-    assert err.startswith("autobatch: serving at 127.0.0.1:70000: ")
+    assert err.startswith(f"autobatch: serving at 127.0.0.1:{port}: ")
+
+
+@pytest.mark.parametrize("port", [65_536, 99_999, 2**70, -1, "1.5", "http"])
+def test_a_port_is_one_of_those_that_there_are(port: object, command: Command, run: Path) -> None:
+    status, out, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", port)
+    assert (status, out) == (2, "")
+    assert f"Invalid value for '--port': '{port}' is no whole number from 0 to 65535; give one" in err
+    assert err.count("\n") == 1
 
 
 def test_it_needs_its_packages(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

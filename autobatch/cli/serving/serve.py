@@ -19,11 +19,12 @@ from autobatch.release import pip_install
 
 TOKEN = "AUTOBATCH_TOKEN"
 MILLISECONDS = 1000
+MOST_PORT = 65_535
 
 
 @click.command()
 @trained_model
-@options.count_option("--port", 8000, "Where to listen; 0 for any that is free.", least=0)
+@options.count_option("--port", 8000, "Where to listen; 0 for any that is free.", least=0, most=MOST_PORT)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @options.count_option("--workers", 1, "Processes that share the port, each with a model of its own.")
 @options.count_option("--max-running", 128, "Requests that a process runs at a time.")

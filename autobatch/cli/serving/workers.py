@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         made.close()
         at = f"[{host}]" if ":" in host else host
         raise DataError(f"serving at {at}:{port}: {error}; give another --host or --port.") from None
