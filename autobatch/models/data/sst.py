@@ -29,6 +29,7 @@ _LEAF = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]++([^ \t()]++)[ \t]*+\)")
 _OPEN = re.compile(r"\([ \t]*+([^ \t()]++)")
 _LEAF_ALONE = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]*+\)")
 _OPEN_ALONE = re.compile(r"\([ \t]*+(?=\()")
+_LAST_WORD = re.compile(r"[^ \t()]++[ \t]*+")
 _WORD = re.compile(r"[^ \t]+")
 _EXAMPLE = "such as (3 (2 good) (2 film))"
 _OTHERS = " (tree-lstm-childsum reads trees of any shape)"
@@ -136,6 +137,9 @@ def _missing_subtree(text: str, position: int, place: str, open_nodes: list[tupl
     if not open_nodes:
         return _fault(text, position, place, f"'(' to open a tree {_EXAMPLE}")
     if open_nodes[-1][1] is None:
+        last_word = _LAST_WORD.fullmatch(text, position)
+        if last_word:
+            return _fault(text, last_word.end(), place, "')' after the word of a node")
         return _fault(text, position, place, "one word and ')', or two subtrees")
     return _fault(text, position, place, f"'(' to open the second of a node's two subtrees{_OTHERS}")
 
