@@ -372,7 +372,11 @@ def test_known_vocabularies_encode_other_data(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: next(iter(form.generators)))
 def test_data_of_another_kind_is_not_found(form: Any) -> None:
     other = next(name for name in GENERATORS if name not in form.generators)
-    with pytest.raises(
-        DataError, match=f"'{other}': there is no such file or folder, .* one of: {next(iter(form.generators))}"
+    for data, reason in (
+        (other, "that generator draws no instances of this kind"),
+        ("nothing", "there is no such file or folder, and no generator of that name"),
     ):
-        form.find(other, np.random.default_rng(0), True)
+        with pytest.raises(
+            DataError, match=f"'{data}': {reason}; give a path, or one of: {next(iter(form.generators))}"
+        ):
+            form.find(data, np.random.default_rng(0), True)

@@ -123,10 +123,12 @@ class Format:
             return Found(self.read(path / train_file, answered), self.read(path / dev_file, answered))
         if not path.exists():
             meant = nearest(data, self.generators)
+            reason = "there is no such file or folder, and no generator of that name"
+            if data in GENERATORS:
+                meant, reason = None, "that generator draws no instances of this kind"
             raise DataError(
-                f"cannot load data {data!r}: there is no such file or folder, and no generator of that name; "
-                f"{f'did you mean {meant}? Otherwise ' if meant else ''}give a path, or one of: "
-                f"{', '.join(self.generators)}."
+                f"cannot load data {data!r}: {reason}; {f'did you mean {meant}? Otherwise ' if meant else ''}give a "
+                f"path, or one of: {', '.join(self.generators)}."
             )
         read = self.read(path, answered)
         places = sorted(rng.permutation(len(read))[: len(read) // HELD_OUT[1]].tolist())
