@@ -123,6 +123,38 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
     assert err.endswith("The model was trained on that; name other data by --data.\n")
 
 
+@pytest.mark.parametrize(
+    ("model", "text", "files"),
+    [
+        ("tree-lstm", "(1 (1 a) (0 b))", ["dev.txt"]),
+        ("tree-lstm-childsum", '{"word": "a", "label": "1"}', ["dev.jsonl"]),
+        ("bilstm-tagger", "Paris|B is|O", ["dev.txt"]),
+        ("seq2seq", "a b", ["dev.en", "dev.de"]),
+    ],
+)
+def test_a_folder_stands_for_its_development_data(
+    model: str, text: str, files: list[str], command: Command, tmp_path: Path
+) -> None:
+    """It needs no others, but for training."""
+    folder, run = tmp_path / "data", tmp_path / "run"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text((text + "\n") * 3)
+        (folder / name.replace("dev", "train")).write_text((text + "\n") * 20)
+    given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", folder, "--checkpoint", run
+    assert command("train", model, *given)[0] == 0
+    for name in files:
+        (folder / name.replace("dev", "train")).unlink()
+    for data in (("--data", folder), ()):
+        status, out, err = command("predict", model, "--checkpoint", run, *data)
+        assert (status, len(out.splitlines()), err) == (0, 3, "")
+        assert command("eval", model, "--checkpoint", run, *data)[0] == 0
+    assert "holds no training instance" in command("train", model, *given, "--resume")[2]
+    (folder / files[0]).unlink()
+    assert f"{files[0]}: no such file" in command("predict", model, "--checkpoint", run, "--data", folder)[2]
+    assert "train." in command("train", model, "--data", folder)[2]
+
+
 def test_data_without_labels_are_not_measured(command: Command, tmp_path: Path) -> None:
     """A share is left out where nothing counts towards it; where nothing counts at all, that is said."""
     data = {name: tmp_path / f"{name}.jsonl" for name in ("all", "below", "none")}

@@ -107,8 +107,14 @@ class Format:
     parts: tuple[str, str] = ("train.txt", "dev.txt")
     """The files of a folder."""
 
-    def find(self, data: str, rng: np.random.Generator, answered: bool) -> Found:
+    def find(self, data: str, rng: np.random.Generator, answered: bool, trains: bool = True) -> Found:
         """Draw or read training and development instances; a random tenth of a single file is development data.
+
+        Args:
+            data: names them.
+            rng: draws them.
+            answered: whether instances in files must have answers.
+            trains: whether a folder must have training instances.
 
         Raises:
             DataError: there is no such data, or it is malformed.
@@ -120,7 +126,9 @@ class Format:
         path = Path(data)
         if path.is_dir():
             train_file, dev_file = self.parts
-            return Found(self.read(path / train_file, answered), self.read(path / dev_file, answered))
+            needs_train = trains or (path / train_file).exists()
+            train = self.read(path / train_file, answered) if needs_train else []
+            return Found(train, self.read(path / dev_file, answered))
         if not path.exists():
             meant = nearest(data, self.generators)
             reason = "there is no such file or folder, and no generator of that name"
@@ -177,7 +185,7 @@ class Loader:
         Raises:
             DataError: there is no such data, or it is malformed.
         """
-        found = self.form.find(data, rng, self.answered)
+        found = self.form.find(data, rng, self.answered, trains=vocabularies is None)
         known = vocabularies or {
             name: words.collect(found.train, found.sizes.get(f"n_{name}")) for name, words in self.words.items()
         }
