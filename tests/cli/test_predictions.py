@@ -115,8 +115,21 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
     assert command("train", "tree-lstm", *given, "--checkpoint", tmp_path / "run")[0] == 0
     assert command("export", "tree-lstm", "--checkpoint", tmp_path / "run", "--out", tmp_path / "trees.ab")[0] == 0
     read = Predictor.of(Trained(None, tmp_path / "trees.ab").read()).read
-    with pytest.raises(ab.DataError, match="an instance is a text, as a file of the data holds it, and not 3"):
-        read(3)
+    for wrong, shown in (
+        (3, "3"),
+        (None, "null"),
+        (True, "true"),
+        ([None, "a"], r'\[null, "a"\]'),
+        ([[]], r"\[\[\]\]"),
+    ):
+        with pytest.raises(ab.DataError, match=rf"must be a text, .*, got {shown}; give the text\."):
+            read(wrong)
+    for key in ("instance", "instances"):
+        with pytest.raises(ab.DataError, match=r"cannot read a tree .*A line of many is the instance alone"):
+            read({key: "(1 (1 a) (0 b))"})
+    with pytest.raises(ab.DataError) as caught:
+        read({"word": "a"})
+    assert "alone" not in str(caught.value)
     (tmp_path / "trees.txt").unlink()
     status, _, err = command("eval", "--model", tmp_path / "trees.ab")
     assert status == 2

@@ -13,7 +13,7 @@ from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
 from autobatch.system.files import text_as_file
-from autobatch.system.nested_json import dump_json
+from autobatch.system.nested_json import dump_json, show_json
 
 N_WARMING = 8  # instances with which a model warms up
 
@@ -68,15 +68,19 @@ class Predictor:
         Raises:
             DataError: it is no text, or not that of one instance.
         """
+        is_wrapped = isinstance(text, dict) and len(text) == 1 and text.keys() <= {"instance", "instances"}
         if isinstance(text, dict):
             text = dump_json(text)
         if not isinstance(text, str):
-            raise DataError(f"an instance is a text, as a file of the data holds it, and not {text!r}.")
+            raise DataError(
+                f"an instance must be a text, as a file of the data holds it, got {show_json(text)}; give the text."
+            )
         with text_as_file(text if text.endswith("\n") else text + "\n") as file:
             try:
                 found = self._load(str(file))
             except DataError as error:
-                raise DataError(str(error).replace(str(file), "the instance")) from None
+                hint = " A line of many is the instance alone, without an object around it." if is_wrapped else ""
+                raise DataError(str(error).replace(str(file), "the instance") + hint) from None
         if len(found) != 1:
             raise DataError(f"the text holds {len(found)} instances; give each as a text of its own.")
         return found[0]
