@@ -24,6 +24,7 @@ RAW = (TypeError, ValueError, LookupError, AttributeError, OverflowError, ZeroDi
 LONGEST = 60  # characters of an argument in a message
 MOST_CHECKED = 1000  # elements of a container
 OPEN = (Any, npt.ArrayLike, npt.DTypeLike, object)
+ALIASES = getattr(typing, "TypeAliasType", ())  # from Python 3.12 on; npt.NDArray is one from NumPy 2.5 on
 TEXTS = (str, bytes, bytearray)
 WORDS: dict[Any, str] = {
     int: "an int", float: "a number", bool: "True or False", str: "a str", bytes: "bytes", type(None): "None",
@@ -129,6 +130,9 @@ def kind_of(annotation: Any) -> Kind | None:
     if any(annotation is open_ for open_ in OPEN) or annotation is Parameter.empty:
         return None
     origin, parts = get_origin(annotation), get_args(annotation)
+    if isinstance(origin or annotation, ALIASES):
+        meant = (origin or annotation).__value__
+        return kind_of(meant[parts] if parts else meant)
     if origin in (types.UnionType, typing.Union):
         return _union([kind_of(part) for part in parts])
     if origin is Literal:

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
@@ -21,8 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import autobatch as ab
+from autobatch.arguments import kind_of
 from describing import find, members_of
 from helpers.runs.ways import each
 from reference import PAGES, names_in
@@ -257,3 +260,30 @@ def check(call: Call, tmp_path: Path) -> None:
         else:
             assert shown in admitted, f"{call.name}({call.parameter}={shown}) is accepted"
     assert not [text for text in told if "\n" in text or text[-1] not in ".?)`"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no type aliases")
+def test_aliases_of_types_are_looked_through() -> None:
+    """NumPy's arrays are such from version 2.5 on."""
+    made: dict[str, Any] = {}
+    exec("type Row[T] = list[T]; type Rows = list[Row[int]]; type Size = int | None; type Any_ = object", made)
+    for annotation, right, wrong, words in (
+        (made["Row"][float], [1.0], "1.0", "a list of numbers"),
+        (made["Rows"], [[1]], [["a"]], "a list of elements that are each a list of ints"),
+        (made["Size"] | str, None, 0.5, "an int or None or a str"),
+        (made["Row"][made["Size"]], [1, None], [0.5], "a list of elements that are each an int or None"),
+    ):
+        kind = kind_of(annotation)
+        assert kind is not None
+        assert kind.words == words
+        assert kind.holds(right)
+        assert not kind.holds(wrong)
+    assert kind_of(made["Any_"]) is None
+
+
+def test_an_alias_of_arrays_admits_arrays_alone() -> None:
+    kind = kind_of(NDArray[np.float64])
+    assert kind is not None
+    assert kind.words == "an array"
+    assert kind.holds(np.ones(3))
+    assert not kind.holds("nonsense")
