@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -37,19 +36,23 @@ class DrawCount:
 
     Branches that run side by side count from starts that depend on their place in the program alone. The starts are
     spread over all ints of 31 bits, and two branches of an instance are as likely to overlap as that is long.
-
-    Attributes:
-        numbers: the numbers of the next draws.
     """
 
-    __slots__ = ("_forks", "_start", "numbers")
+    __slots__ = ("_forks", "_next", "_start")
 
     def __init__(self, start: int = 0) -> None:
-        self.numbers, self._start, self._forks = count(start), start, count(1)
+        self._start = self._next = start  # not of itertools, whose counts cannot be copied from Python 3.14 on
+        self._forks = 0
+
+    def __next__(self) -> int:
+        """Number the next draw."""
+        self._next += 1
+        return self._next - 1
 
     def fork(self, n: int) -> list[DrawCount]:
         """The draws of n branches."""
-        place = _mix_int(self._start + (next(self._forks) << 32))
+        self._forks += 1
+        place = _mix_int(self._start + (self._forks << 32))
         return [DrawCount(FIRST_FORK + _mix_int(place + k & MASK) % (2**31 - 2 * FIRST_FORK)) for k in range(n)]
 
 
@@ -183,8 +186,8 @@ def cell_call(training: bool | None) -> Iterator[None]:
 def next_site() -> tuple[int, int]:
     """The draw and the next site of the present call in an eager program."""
     if EAGER.depth == 0:
-        return next(EAGER.source.draws.numbers), 0
+        return next(EAGER.source.draws), 0
     if EAGER.draw is None:
-        EAGER.draw = next(EAGER.source.draws.numbers)
+        EAGER.draw = next(EAGER.source.draws)
     EAGER.sites += 1
     return EAGER.draw, EAGER.sites - 1

@@ -147,7 +147,7 @@ class Calls:
 
     def enter_branch(self, draws: DrawCount) -> None:
         """Number the draws of a branch of an async program from now on."""
-        self.log.draw = draws.numbers.__next__
+        self.log.draw = draws.__next__
 
     def kept_type(self, table: Kept) -> int:
         """The type of the nodes that read a row of a table of kept values."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
+from autobatch.ops.randomness import DrawCount
 from helpers.fakes.counting_backend import Counting
 from helpers.runs.ways import each
 
@@ -225,3 +229,17 @@ def test_other_options_take_ints_of_any_make() -> None:
     assert len(drop.profile([x], n_calls=few).calls) == 1
     by_size = ab.minibatches(range(200), 64 * few, bucket_by=float, window=100)
     assert [len(batch) for batch in by_size] == [64, 64, 64, 8]
+
+
+@pytest.mark.parametrize("n_drawn", range(4))
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda draws: pickle.loads(pickle.dumps(draws))])
+def test_a_copy_of_a_count_of_draws_goes_on_by_itself(copied: Callable[[DrawCount], DrawCount], n_drawn: int) -> None:
+    def go_on(draws: DrawCount) -> list[int]:
+        return [next(draws), *(next(branch) for branch in draws.fork(3)), next(draws)]
+
+    draws = DrawCount(5)
+    assert [next(draws) for _ in range(n_drawn)] == [*range(5, 5 + n_drawn)]
+    draws.fork(n_drawn)
+    other = copied(draws)
+    assert go_on(other) == go_on(draws)
+    assert next(other) == next(draws) == 5 + n_drawn + 2
