@@ -96,7 +96,7 @@ def write_arrays(
     """
     import safetensors.numpy
 
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
     checked = {**metadata, CHECKSUM: checksum_of(contiguous, metadata)}
     try:
         write_whole(path, safetensors.numpy.save(contiguous, checked))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import autobatch as ab
@@ -90,6 +90,42 @@ def test_what_export_writes_load_reads(tmp_path: Path, factor: Any, how: Any) ->
     loaded = ab.load(path)
     again = ab.batched(lambda one: loaded.run(*one), module=loaded, backend="reference")
     assert is_same(again([(x, how)]), expected)
+
+
+def arrays() -> st.SearchStrategy[Any]:
+    """Arrays of one cell's constant: of any dtype, byte order and layout, that broadcast with three numbers."""
+
+    def array(kind: str, shape: tuple[int, ...], layout: str, seed: int) -> Any:
+        made = np.random.default_rng(seed).integers(0, 3, (*shape, 2)).astype(kind)[..., 0]
+        made = np.asfortranarray(made) if layout == "F" else made[::-1] if layout == "reversed" and shape else made
+        made = made if layout == "strided" else made.copy("K")
+        made.setflags(write=layout != "read-only")
+        return made
+
+    shapes = st.sampled_from([(), (1,), (3,), (2, 3), (3, 1), (0, 3), (2, 3, 3)])
+    kinds = st.sampled_from(DTYPES) | st.sampled_from([">f2", ">f8", ">i2", ">u4", ">u8", "c8", "i4,f4", "S1", "O"])
+    return st.builds(
+        array, kinds, shapes, st.sampled_from(["C", "F", "reversed", "strided", "read-only"]), st.integers(0, 9)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(constant=arrays())
+@example(constant=np.array([1, 2, 3], ">f8"))
+@example(constant=np.array([1, 2, 3], ">i4"))
+def test_arrays_that_a_cell_reads_load(tmp_path: Path, constant: Any) -> None:
+    model, path, x = Holding(constant), tmp_path / "model.ab", np.array([0.5, -0.25, 1.0])
+    is_number = constant.dtype.kind in "biuf"
+    try:
+        expected = ab.batched(model.run, module=model, backend="reference")([x])
+        ab.export(model.run, path, examples=[x], module=model)
+    except ab.AutobatchError:
+        assert not is_number
+        return
+    assert is_number
+    loaded = ab.load(path)
+    assert is_same(ab.batched(loaded.run, module=loaded, backend="reference")([x]), expected)
 
 
 @pytest.mark.parametrize("default", [Colour.BLÅ, Size.LARGE, Word.YES, None, True, 2.5, np.float32(2.5), ("a", 1), ""])
