@@ -209,6 +209,27 @@ def _plural(words: str) -> str:
     return f"{rest}s" if article in ("a", "an") and " " not in rest else f"elements that are each {words}"
 
 
+def to_plain(x: Any) -> Any:
+    """Convert the numbers of NumPy in an option of an op to Python's: axes, sizes, slices, factors, and tuples of them.
+
+    An array of ints becomes a tuple; anything else stays.
+
+    >>> to_plain((np.int64(2), slice(np.int8(1), None))), to_plain(np.array([3, 1])), to_plain(np.bool_(True))
+    ((2, slice(1, None, None)), (3, 1), True)
+    """
+    kind = type(x)
+    if kind is tuple or kind is list:
+        return kind(map(to_plain, x))
+    if kind is slice:
+        return slice(to_plain(x.start), to_plain(x.stop), to_plain(x.step))
+    if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "iu":
+        return tuple(x.tolist())
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and not x.ndim):
+        to = {"b": bool, "i": int, "u": int, "f": float}.get(x.dtype.kind)
+        return x if to is None else to(x)
+    return x
+
+
 def is_int(x: Any) -> bool:
     """Whether this is an int, of Python or NumPy, and not a bool; an array of one int without axes counts as one."""
     if isinstance(x, np.ndarray) and x.ndim == 0:

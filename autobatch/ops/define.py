@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import numpy as np
 
 from autobatch._native import Shortcut
-from autobatch.arguments import RAW, show
+from autobatch.arguments import RAW, show, to_plain
 from autobatch.devices.store import HOST
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from autobatch.keywords import refuse, refuse_arguments, suggesting
@@ -36,6 +36,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array
 A_LIST, OPERANDS, REVERSED, AN_OP, ARGUMENTS = range(5)  # as in `native/record/shortcut.cpp`
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
 WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # results are never as narrow as these arguments
+OPTIONS = ("Axis", "int", "bool")  # annotations of options that are no operands
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
@@ -144,6 +145,7 @@ class Op:
             for name in self.names[len(args) :]:
                 if name in static:
                     args = (*args, static.pop(name))
+            static = {name: to_plain(x) for name, x in static.items()}
         try:
             for arg in args:
                 if isinstance(arg, Symbol):
@@ -308,10 +310,15 @@ def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
 
 def composite(function: F) -> F:
     """Make a function of ops record one node, instead of one per op, when it is applied to recorded values."""
+    given = enumerate(signature(function).parameters.items())
+    options = {name: k for k, (name, x) in given if name == "shape" or x.annotation in OPTIONS}
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         symbol = first_symbol(args)
+        if symbol is not None and options:  # an array would be recorded as data
+            args = tuple(to_plain(x) if k in options.values() else x for k, x in enumerate(args))
+            kwargs = {name: to_plain(x) if name in options else x for name, x in kwargs.items()}
         try:
             return function(*args, **kwargs) if symbol is None else symbol.call(function, args, kwargs)
         except RAW as error:

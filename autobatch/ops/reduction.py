@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from autobatch.arguments import is_bool, is_int, refusal, show
+from autobatch.arguments import is_bool, is_int, refusal, show, to_plain
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values, shape_of
 from autobatch.ops.elementwise import equal, exp, log, stop_gradient
@@ -20,6 +20,7 @@ def axes_of(ndim: int, axis: Axis) -> tuple[int, ...]:
     """The numbers of the axes that a reduction is over, in order; ShapeError if there is no such axis."""
     if axis is None:
         return tuple(range(ndim))
+    axis = to_plain(axis)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if any(not is_int(a) or not -ndim <= a < ndim for a in axes):
         raise ShapeError(f"a reduction over axis {show(axis)} of a value with {ndim} axes.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import RAW, is_int, refusal, show
+from autobatch.arguments import RAW, is_int, refusal, show, to_plain
 from autobatch.errors import ShapeError
 from autobatch.ops.define import (
     Array,
@@ -109,7 +109,8 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Any:
            [3., 4.]])
     """
     try:
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = to_plain(shape)
+        sizes = (shape,) if isinstance(shape, int) else to_plain(tuple(shape))
         is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # an axis may have any length in a node
         if is_known and -1 in sizes:
             known = -math.prod(sizes) or 1

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import show
+from autobatch.arguments import show, to_plain
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
 from autobatch.ops.define import (
@@ -32,6 +32,7 @@ from autobatch.ops.define import (
 )
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
+from autobatch.ops.operators import Symbol
 from autobatch.ops.ports import VariadicPort, as_port
 from autobatch.ops.reduction import softmax
 from autobatch.ops.shaping import again, concat, reshape
@@ -169,6 +170,7 @@ def element_shape(shape: Any) -> Any:
     """`shape=` as a shape, or as a tuple of the shapes of a tuple's parts; None stays."""
     if shape is None:
         return None
+    shape = to_plain(shape)
     if _is_size(shape):
         return (int(shape),)
     if not isinstance(shape, (tuple, list)):
@@ -419,6 +421,7 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
     if isinstance(keys, VariadicPort) and isinstance(values, VariadicPort):
         v, k = values.values(element_shape(shape)), keys.values(query.shape)
         _check_attention(query, k, v)
+        scale = _spread_edges(scale, k) if isinstance(scale, Symbol) else scale
         weights = _softmax_edges(reduction.sum(_spread_edges(query, k) * k, axis=-1) * scale)
         return _sum_edges(reshape(weights, (1,) * v.ndim) * v)
     if len(keys) != len(values):
