@@ -104,7 +104,8 @@ def is_hashable(x: Any) -> bool:
 
 def is_structure(x: Any) -> bool:
     """Whether `x` is a container of arguments or results."""
-    return isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module, Op)))
+    kind = type(x)  # `x.__class__`, which isinstance reads too, is list for a traced list
+    return issubclass(kind, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module, Op)))
 
 
 def parts_of(structure: Any) -> Sequence[Any]:

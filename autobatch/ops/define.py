@@ -377,7 +377,7 @@ def first_symbol(arg: Any) -> Symbol | None:
     """The first symbol in `arg`, looking into tuples and lists."""
     if isinstance(arg, Symbol):
         return arg
-    if isinstance(arg, (tuple, list)):
+    if issubclass(type(arg), (tuple, list)):  # no traced list, whose `__class__` is list
         for part in arg:
             if (symbol := part if isinstance(part, Symbol) else first_symbol(part)) is not None:
                 return symbol

@@ -157,7 +157,7 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
     """The public form of a reduction: `over` for a sequence, zeros of the given shape if it is empty."""
     values = as_port(values)
-    is_list = isinstance(values, list)
+    is_list = not isinstance(values, VariadicPort)
     if is_list and not values:
         return _zeros(element_shape(shape))
     element = values[0] if is_list else values.values(element_shape(shape))

@@ -311,6 +311,8 @@ def _continues(before: Element, last: Element) -> bool:
 class TracedList(VariadicPort):
     """A list of any length, inside a trace.
 
+    To `isinstance` and `match` it is a list. An element is the same object at each access, as in a list.
+
     Args:
         group: the number of the variadic group.
         element: what stands for its elements, a tree of values per edge; None if the list is empty so far.
@@ -321,6 +323,16 @@ class TracedList(VariadicPort):
         self, builder: ListBuilder, name: str, group: int, element: Any, make: Callable[[Any], Any] | None = None
     ) -> None:
         self.builder, self.name, self.group, self.element, self._make = builder, name, group, element, make
+        self._elements: list[Any] = []
+
+    @property
+    def __class__(self) -> Any:
+        """The class that `isinstance` finds; `type(x)` is the true one."""
+        return list
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        raise TypeError("the class of a list cannot be changed")
 
     def values(self, shape: Any) -> Any:
         """Return the placeholder for the elements of a list that becomes one value; `shape` describes it if the list is
@@ -371,10 +383,23 @@ class TracedList(VariadicPort):
         return len(self) > 0
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_placed(self.builder, self.element, self.builder.places(len(self))))
+        return iter(self._placed())
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        return self._placed()[index]
+
+    def _placed(self) -> list[Any]:
+        """Return the elements at all positions."""
+        places = self.builder.places(len(self))
+        if not self._elements:
+            self._elements = _placed(self.builder, self.element, places)
+        return self._elements
+
+    def __copy__(self) -> list[Any]:
+        return list(self)
+
+    def __deepcopy__(self, memo: object) -> list[Any]:
+        return list(self)
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(list, name):
@@ -384,7 +409,15 @@ class TracedList(VariadicPort):
     def _needs_length(self, *args: Any) -> Any:
         raise NeedsLength(self.group, "joins it with something, or compares it")
 
+    def _changes(self, *args: Any) -> Any:
+        raise NeedsLength(self.group, "changes it")
+
     __contains__ = __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
+    __lt__ = __le__ = __gt__ = __ge__ = _needs_length
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _changes
+
+
+Sequence.register(TracedList)
 
 
 def _placed(builder: ListBuilder, tree: Any, places: Sequence[Position]) -> list[Any]:

@@ -286,7 +286,7 @@ def _parts(x: Any) -> Iterable[Any]:
         return x.values()
     if isinstance(x, np.ndarray):
         return x.ravel().tolist() if x.dtype == object else [x[name] for name in x.dtype.names or ()]
-    if isinstance(x, (tuple, list, set, frozenset, deque)):
+    if isinstance(x, (tuple, list, set, frozenset, deque)) and not isinstance(x, VariadicPort):
         return x
     return () if isinstance(x, NO_PARTS) else attributes(x).values()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import cProfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -178,6 +179,71 @@ def test_what_treats_all_elements_alike_is_one_type(name: str, body: Callable[..
 @each("name, body", NO_MAPS)
 def test_what_does_not_is_a_type_for_each_length(name: str, body: Callable[..., Any]) -> None:
     assert run(Weights(), body, sizes=([1, 2], [3, 1], [2, 4])) == 4
+
+
+def matched(w: Weights, xs: Any) -> Any:
+    match xs:
+        case [a]:
+            return a * w.scale
+        case [a, *rest]:
+            return a - ab.sum_n(rest)
+    return 100.0 * w.scale
+
+
+def remembered(w: Weights, xs: Any) -> Any:
+    memo: dict[int, Any] = {}
+    for x in xs:
+        memo[id(x)] = ab.tanh(x)
+    return ab.sum_n([memo[id(x)] for x in xs]) + memo[id(xs[0])]
+
+
+def changed(xs: Any, change: Callable[[Any], Any]) -> Any:
+    change(xs)
+    return ab.sum_n(xs, shape=DIM)
+
+
+def put(xs: Any) -> None:
+    xs[0] = 2.0 * xs[0]
+
+
+def cut(xs: Any) -> None:
+    del xs[0]
+
+
+def double(xs: Any) -> None:
+    xs += [3.0 * xs[0]]
+    xs *= 2
+
+
+def placed_twice(xs: Any) -> Any:
+    return [float(x is y) for x, y in zip(xs, xs, strict=True)]
+
+
+AS_LISTS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("a list", lambda w, q, xs, ys: ab.sum_n(xs) if isinstance(xs, list) and not isinstance(xs, tuple) else q),
+    ("a sequence", lambda w, q, xs, ys: ab.sum_n(xs) if isinstance(xs, Sequence) and not isinstance(q, list) else q),
+    ("a map is a list", lambda w, q, xs, ys: q if isinstance(ab.each(ab.tanh, xs), list) else ab.sum_n(xs)),
+    ("matched", lambda w, q, xs, ys: matched(w, xs)),
+    ("not the first", lambda w, q, xs, ys: ab.sum_n([x for x in xs if x is not xs[0]], shape=DIM)),
+    ("is the last", lambda w, q, xs, ys: ab.sum_n([x * (2.0 if x is xs[-1] else 1.0) for x in xs])),
+    ("is in a slice", lambda w, q, xs, ys: q * float(xs[0] is xs[:1][0]) + xs[-1]),
+    ("pairs of others", lambda w, q, xs, ys: ab.sum_n([x * y for x in xs for y in xs if x is not y], shape=DIM)),
+    ("the same twice", lambda w, q, xs, ys: ab.sum_n([k * x for k, x in zip(placed_twice(xs), xs, strict=True)])),
+    ("a number of objects", lambda w, q, xs, ys: len({id(x) for k in range(3) for x in xs}) * q),
+    ("of a map", lambda w, q, xs, ys: sum(x is y for x, y in zip(*[gates(w, xs)] * 2, strict=True)) * q + xs[0]),
+    ("remembered", lambda w, q, xs, ys: remembered(w, xs)),
+    ("put", lambda w, q, xs, ys: changed(xs, put)),
+    ("cut", lambda w, q, xs, ys: changed(xs, cut)),
+    ("doubled", lambda w, q, xs, ys: changed(xs, double)),
+    ("appended", lambda w, q, xs, ys: changed(xs, lambda xs: xs.append(q))),
+    ("copied", lambda w, q, xs, ys: ab.sum_n(copy.copy(xs)) + ab.sum_n(copy.deepcopy(xs))),
+    ("of gradients", lambda w, q, xs, ys: sum(ab.grad(lambda zs: ab.sum(ab.sum_n(ab.each(ab.tanh, zs))))(xs))),
+)  # fmt: skip
+
+
+@each("name, body", AS_LISTS)
+def test_a_list_in_a_cell_is_a_list_of_the_same_objects(name: str, body: Callable[..., Any]) -> None:
+    run(Weights(), body, sizes=([1, 2], [3, 1], [2, 5]))
 
 
 def test_explain_says_which_cell_has_a_type_for_each_length_and_why() -> None:

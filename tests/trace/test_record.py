@@ -161,6 +161,7 @@ def types_of(cell: str, *calls: Callable[[Model], Any]) -> list[int]:
 V: Callable[[Model], Any] = lambda m: free(m.start)  # noqa: E731
 
 SAME: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]] = {
+    "lists that isinstance finds": ("read", lambda m: m.read([V(m)]), lambda m: m.read([V(m), V(m)])),
     "an int and NumPy's": ("read", lambda m: m.read(3), lambda m: m.read(np.int64(4))),
     "a float and NumPy's": ("read", lambda m: m.read(3.0), lambda m: m.read(np.float32(4))),
     "numbers": ("read", lambda m: m.read((1, 2.0)), lambda m: m.read((3, 4.0))),
@@ -210,7 +211,7 @@ DIFFERENT: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]]
     ),
     "static ints": ("power", lambda m: m.power(V(m), 2), lambda m: m.power(V(m), 3)),
     "a static parameter": ("power", lambda m: m.power(V(m)), lambda m: m.power(V(m), weight=m.weight)),
-    "lengths that the body needs": ("read", lambda m: m.read([V(m)]), lambda m: m.read([V(m), V(m)])),
+    "an empty list": ("read", lambda m: m.read([]), lambda m: m.read([V(m)])),
     "tuple and list": ("read", lambda m: m.read((V(m), 1)), lambda m: m.read([V(m), 1])),
     "tuple and named tuple": ("read", lambda m: m.read((V(m), V(m))), lambda m: m.read(Pair(V(m), V(m)))),
     "named tuple and dataclass": ("read", lambda m: m.read(Pair(V(m), V(m))), lambda m: m.read(State(V(m), V(m)))),
