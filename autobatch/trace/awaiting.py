@@ -22,6 +22,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
 from autobatch.ops.taped import EagerTape, strip
 from autobatch.trace.handles import Value
+from autobatch.trace.inputs import FloatInput
 
 GONE: Any = object()  # the values of a request that was answered
 
@@ -57,7 +58,11 @@ class Asked(Request):
     def __await__(self) -> Generator[Any, Any, Any]:
         if self.values is GONE:
             raise GraphError("one call of ab.value was awaited twice; call it again to await the number again.")
-        return (yield self) if holds_value(self.values) else map_leaves(strip, self.take())
+        if not holds_value(self.values):
+            return map_leaves(_number, self.take())
+        if is_structure(self.values):
+            self.values = map_leaves(_number, self.values)
+        return (yield self)
 
     def take(self) -> Any:
         """Give the values away, so that nothing keeps them in use; a request is answered once."""
@@ -192,6 +197,11 @@ def holds_value(x: Any) -> bool:
         x.require_recording()
         return True
     return is_structure(x) and sum(map(holds_value, parts_of(x))) > 0
+
+
+def _number(x: Any) -> Any:
+    """Return the numbers of awaited data, constants also where gradients of inputs are asked for."""
+    return x.data[()] if isinstance(x, FloatInput) else strip(x)
 
 
 def close(programs: Iterable[Any]) -> None:

@@ -200,6 +200,51 @@ def test_inputs_of_an_async_function_that_failed_belong_to_no_other_recording() 
         run.value_and_grad([np.ones(2)], inputs=True)
 
 
+class Weighted(ab.Module):
+    """A loss of one vector."""
+
+    def __init__(self) -> None:
+        self.w = ab.Parameter(np.array([1.0, -2.0, 0.5])).astype("float64")
+
+    @ab.cell
+    def of(self, x: Any) -> Any:
+        return ab.sum(ab.tanh(x) * self.w)
+
+
+AWAITED: dict[str, Callable[[Any, Any], Any]] = {
+    "data": lambda x, y: x, "a part": lambda x, y: x[:2],
+    "a number": lambda x, y: x[0], "data and a value": lambda x, y: [x, y],
+    "a dict": lambda x, y: {"y": y, "x": (x[1], x)}, "data alone in a list": lambda x, y: [x, x],
+    "a pair": lambda x, y: Pair(x, y), "a dataclass": lambda x, y: Tree(x, 2, (y, x[0])),
+}  # fmt: skip
+
+
+@each("name", AWAITED)
+def test_awaited_data_are_numbers_and_constants(name: str) -> None:
+    model = Weighted()
+
+    def factor(found: Any) -> float:
+        if isinstance(found, Tree):
+            found = found.features
+        if isinstance(found, dict):
+            found = found["x"][1]
+        while isinstance(found, (list, tuple)):
+            found = found[0]
+        assert isinstance(found, (np.ndarray, np.floating))
+        return float(np.ravel(found)[0])
+
+    async def loss(x: Any) -> Any:
+        y = model.of(x)
+        return y * factor(await ab.value(AWAITED[name](x, y)))
+
+    run, instances = ab.batched(loss, module=model, backend="reference"), [np.array([k, 1.0, -k]) for k in (0.5, 2.0)]
+    value, grads, found = run.value_and_grad(instances, inputs=True, reduce="sum")
+    np.testing.assert_allclose(value, sum(ab.eager(loss, x) for x in instances))
+    np.testing.assert_allclose(grads["w"], sum(x[0] * np.tanh(x) for x in instances))
+    for x, gradient in zip(instances, found, strict=True):
+        np.testing.assert_allclose(gradient, x[0] * (1.0 - np.tanh(x) ** 2) * model.w.data)
+
+
 def test_recorded_graphs_are_refused() -> None:
     run = ab.batched(ab.sum, backend="reference")
     with pytest.raises(GraphError, match="recorded graph no longer holds; give the instances themselves"):
