@@ -30,7 +30,7 @@ from autobatch.ir.program import (
 )
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import MOST_INTS, Op, Shape, check_index, first_symbol
-from autobatch.ops.eager import plain_array, unwrap
+from autobatch.ops.eager import plain_array, to_number, unwrap
 from autobatch.ops.operators import Operators, Symbol
 
 
@@ -179,6 +179,7 @@ class Builder:
             )
         if isinstance(x, Operators):
             return self._weight(x)
+        x = to_number(x)
         data = unwrap(x)
         if data.dtype.kind not in "fiub":
             raise GraphError(f"{self.name} computes with {x!r} ({type(x).__name__}), which is no number; leave it out.")

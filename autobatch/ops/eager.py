@@ -81,7 +81,7 @@ def plain_array(x: Any) -> NDArray[Any]:
     Raises:
         DataError: it holds something else, or has a mask.
     """
-    return to_numbers(x if type(x) is np.ndarray else unwrap(x))
+    return to_numbers(x if type(x) is np.ndarray else unwrap(to_number(x)))
 
 
 def unwrap(x: Any) -> NDArray[Any]:
@@ -92,6 +92,16 @@ def unwrap(x: Any) -> NDArray[Any]:
             f"mask as an argument of its own."
         )
     return np.asarray(x)
+
+
+def to_number(x: Any) -> Any:
+    """`x`, but an int of Python that no int of NumPy holds as a float; DataError if it is too large for that, too."""
+    if not isinstance(x, int) or -(2**63) <= x < 2**64:
+        return x
+    try:
+        return float(x)
+    except OverflowError:
+        raise DataError(f"an int must fit a float64, got one of {x.bit_length()} bits.") from None
 
 
 def to_numbers(array: NDArray[Any]) -> NDArray[Any]:
