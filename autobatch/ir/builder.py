@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from autobatch.ir.program import (
     show_var,
 )
 from autobatch.ops.conditions import Condition, gives_condition
-from autobatch.ops.define import MOST_INTS, Op, Shape, check_index, first_symbol
+from autobatch.ops.define import MOST_INTS, Op, Shape, check_index, first_symbol, known_shape
 from autobatch.ops.eager import plain_array, to_number, unwrap
 from autobatch.ops.operators import Operators, Symbol
 
@@ -80,6 +81,11 @@ class Traced(Symbol):
     def shape(self) -> Shape:
         """Per-node shape."""
         return self.var.shape
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has; ShapeError if it has any number of rows."""
+        return math.prod(known_shape(self, "size"))
 
     def again(self) -> Traced:
         """Another name of the same value."""
