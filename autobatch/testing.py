@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.api import Batched, batched
+from autobatch.arguments import check_int, refusal
 from autobatch.errors import NumericError
 from autobatch.keywords import checked
 from autobatch.ops.randomness import check_generator, randomness
@@ -49,6 +51,9 @@ def check_grads(
     """
     parameters = {name: p for name, p in module.parameters().items() if p.trainable}
     check_generator(rng)
+    directions = check_int("directions of check_grads", directions, at_least=1, below=2**31)
+    if not 0 < step < math.inf:
+        raise refusal("step of check_grads", "a finite number above 0", step)
     start = {name: p.data.copy() for name, p in parameters.items()}
     random_step = loss.step
     _, grads = loss.value_and_grad(instances)

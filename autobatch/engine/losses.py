@@ -36,6 +36,8 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
         weights = np.asarray(reduce, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise refusal("reduce=", "'mean', 'sum', 'none' or an array of weights", reduce) from None
+    if reduce is None:
+        raise refusal("reduce=", "'mean', 'sum', 'none' or an array of weights", reduce)
     if weights.shape != (n_instances,):
         raise ShapeError(
             f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."

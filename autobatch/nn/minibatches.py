@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.keywords import checked
+from autobatch.ops.eager import unwrap
 from autobatch.ops.randomness import check_generator
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def sizes_of(instances: Sequence[T], bucket_by: BucketBy[T]) -> NDArray[Any]:
                 f"function of an instance, or a sequence of sizes."
             )
         return np.array([instance.n_nodes for instance in instances if isinstance(instance, Graph)])
-    sizes = np.asarray([bucket_by(instance) for instance in instances] if callable(bucket_by) else bucket_by)
+    sizes = unwrap([bucket_by(instance) for instance in instances] if callable(bucket_by) else bucket_by)
     if sizes.shape != (len(instances),) or sizes.dtype.kind not in "biuf":
         raise DataError(
             f"bucket_by= gives sizes of shape {sizes.shape} and type {sizes.dtype} for {len(instances)} instances; "

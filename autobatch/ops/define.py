@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import numpy as np
 
 from autobatch._native import Shortcut
-from autobatch.arguments import RAW, show, to_plain
+from autobatch.arguments import RAW, refusal, show, to_plain
 from autobatch.devices.store import HOST
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from autobatch.keywords import refuse, refuse_arguments, suggesting
 from autobatch.ops.eager import EagerArray, freeze, plain_array
+from autobatch.ops.eager import unwrap as as_array
 from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.ops.randomness import EAGER
@@ -202,6 +203,11 @@ class Op:
 @suggesting(Op)
 def define_op(name: str, **parts: Any) -> Op:
     """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
+    if not isinstance(name, str):
+        raise refusal("name of define_op", "a str", name, GraphError)
+    missing = [part for part in ("shape", "kernel") if part not in parts]
+    if missing:
+        raise GraphError(f"{missing[0]} of op {name!r} must be given; see ab.ops.Op.")
     OPS[name] = op = Op(name, **parts)
     return op
 
@@ -276,7 +282,7 @@ def shape_of(x: Any) -> Shape:
     try:
         shape: Shape = x.shape
     except AttributeError:
-        return np.shape(x)
+        return as_array(x).shape
     return shape
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import refusal
 from autobatch.errors import DataError, GraphError
 
 Plain: Any = np.ndarray
@@ -91,7 +92,10 @@ def unwrap(x: Any) -> NDArray[Any]:
             f"an array of shape {x.shape} has a mask, which autobatch does not read; give x.filled(number), and the "
             f"mask as an argument of its own."
         )
-    return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except ValueError as error:  # lists of different lengths
+        raise refusal("a value", "a number or an array", x) from error
 
 
 def to_number(x: Any) -> Any:

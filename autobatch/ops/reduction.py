@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from autobatch.arguments import is_bool, is_int, refusal, show, to_plain
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values, shape_of
@@ -176,6 +178,8 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 def _same_shape(x: Shape, axis: int) -> Shape:
+    if not is_int(axis):
+        raise refusal("axis", "an int", axis, ShapeError)
     axes_of(len(x), axis)
     return x
 
@@ -234,6 +238,8 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
 
 
 def _layer_norm_shape(x: Shape, gain: Shape, bias: Shape, eps: float) -> Shape:
+    if not isinstance(eps, (int, float, np.ndarray)):
+        raise refusal("eps of layer_norm", "a number", eps)
     if not x or gain != x[-1:] or bias != x[-1:]:
         raise ShapeError(
             f"layer_norm of a value of shape {x} takes gain and bias of shape {x[-1:]}, not {gain}, {bias}."

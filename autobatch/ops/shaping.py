@@ -28,7 +28,8 @@ from autobatch.ops.ports import VariadicPort, as_port
 Index = tuple[Any, ...]
 
 
-def _check_index(index: Any) -> Index:
+def index_parts(index: Any) -> Index:
+    """Return an index as a tuple; ShapeError for what is neither an int, a slice, None nor an ellipsis."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         plain = part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))
@@ -41,7 +42,7 @@ def _check_index(index: Any) -> Index:
 
 def _slice_shape(x: Shape, index: Any) -> Shape:
     try:
-        return np.broadcast_to(np.float32(0), x)[_check_index(index)].shape
+        return np.broadcast_to(np.float32(0), x)[index_parts(index)].shape
     except IndexError as error:
         raise ShapeError(f"slice of a value of shape {x}: {error}.") from None
 
@@ -49,7 +50,7 @@ def _slice_shape(x: Shape, index: Any) -> Shape:
 slice_ = define_op(
     "slice",
     shape=_slice_shape,
-    kernel=lambda xp, x, index: x[(slice(None), *_check_index(index))],
+    kernel=lambda xp, x, index: x[(slice(None), *index_parts(index))],
     pullback=lambda g, out, x, index: (assemble(g, indices=(index,), shape=x.shape),),
     view=True,
     doc="""Elements of x, as `x[index]` gives them, without a copy.
@@ -67,7 +68,7 @@ def _assemble(xp: Any, *parts: Array, out: Array, indices: tuple[Any, ...], shap
     if sum(math.prod(part.shape[1:]) for part in parts) < math.prod(shape):
         out[...] = 0
     for part, index in zip(parts, indices, strict=True):
-        out[(slice(None), *_check_index(index))] = part
+        out[(slice(None), *index_parts(index))] = part
 
 
 assemble: Op = define_op(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import show, to_plain
+from autobatch.arguments import refusal, show, to_plain
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
 from autobatch.ops.define import (
@@ -335,6 +335,11 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
     >>> [float(x) for x in ab.each(lambda x, y: x * y, [1.0, 2.0], [3.0, 4.0])]
     [3.0, 8.0]
     """
+    if not callable(function):
+        raise refusal("function of each", "a function", function)
+    for values in lists:
+        if not hasattr(values, "__iter__"):
+            raise refusal("an argument of each after the function", "a list", values, ShapeError)
     lists = tuple(map(as_port, lists))
     for values in lists:
         if isinstance(values, VariadicPort):

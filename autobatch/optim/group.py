@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from autobatch.arguments import refusal
 from autobatch.errors import DataError
 from autobatch.keywords import checked
 
@@ -69,6 +70,8 @@ def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -
     """
     assigned: Overrides = {}
     for group in groups:
+        if not isinstance(group, Group):
+            raise refusal("groups", "a list of Groups", groups)
         for pattern in group.patterns:
             if not any(Group(pattern).selects(name) for name in names):
                 raise DataError(f"{doing}: {pattern!r} in groups= is no parameter; there are {', '.join(names)}.")

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.arguments import show
+from autobatch.arguments import refusal, show
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from autobatch.keywords import checked
@@ -165,6 +165,9 @@ class Parameter(Operators):
 
     def to(self, store: Store) -> Self:
         """Move the numbers to `store`, the memory of a device, and return the parameter."""
+        if not hasattr(store, "put"):
+            advice = 'for a device by its name call to("cpu") on the module'
+            raise refusal("store of a parameter", "the memory of a device", store, advice=advice)
         if store is not self._store:
             moved, self._store = store.put(self._store.get(self.array)), store
             self._keep(moved)

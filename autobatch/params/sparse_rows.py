@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.arguments import RAW, show
+from autobatch.arguments import RAW, refusal, show
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, ShapeError
 from autobatch.keywords import refuse_arguments
@@ -58,11 +58,7 @@ class Rows:
     shape: Shape
 
     def __init__(self, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store = HOST) -> None:
-        try:
-            self.ids, self.values, self.shape = _check(ids, values, shape, store)
-        except RAW as error:
-            refuse_arguments(Rows.__init__, (self, ids, values, shape, store), {})
-            raise DataError(f"cannot make Rows of ids {show(ids)} and values {show(values)}: {error}.") from error
+        self.ids, self.values, self.shape = _check(ids, values, shape, store)
         self.store = store
         self._sums: RowSums | None = None
         descents = np.flatnonzero(self.ids[1:] <= self.ids[:-1])
@@ -102,7 +98,12 @@ class Rows:
     @classmethod
     def zeros(cls, shape: Shape, dtype: npt.DTypeLike = FLOAT32, store: Store = HOST) -> Self:
         """Make an array of zeros, with no rows yet; `shape` is that of the whole, with values of `dtype` on `store`."""
-        return cls((), store.xp.zeros((0, *shape[1:]), dtype), shape, store)
+        refuse_arguments(Rows.__init__, (cls.__new__(cls), (), (), shape, store), {})
+        try:
+            values = store.xp.zeros((0, *shape[1:]), dtype)
+        except RAW as error:
+            raise DataError(f"cannot make Rows of shape {show(shape)} and dtype {show(dtype)}: {error}.") from error
+        return cls((), values, shape, store)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -124,6 +125,8 @@ class Rows:
         Raises:
             ShapeError: it has another shape.
         """
+        if not hasattr(dense, "shape"):
+            raise refusal("dense of add_to", f"an array of shape {self.shape}", dense)
         if dense.shape != self.shape:
             raise ShapeError(f"cannot add Rows of shape {self.shape} to an array of shape {dense.shape}.")
         dense[self.store.put(self.ids)] += self.values
@@ -184,6 +187,17 @@ Gradient: TypeAlias = FloatArray | Rows
 
 def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store) -> tuple[IntArray, FloatArray, Shape]:
     """Return arrays that fit together, with ids in range; raise as `Rows` says."""
+    try:
+        return _checked(ids, values, shape, store)
+    except RAW as error:
+        refuse_arguments(Rows.__init__, (Rows.__new__(Rows), ids, values, shape, store), {})
+        why = "" if "inhomogeneous" in str(error) else f": {error}"
+        raise DataError(f"cannot make Rows of ids {show(ids)} and values {show(values)}{why}.") from error
+
+
+def _checked(
+    ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store
+) -> tuple[IntArray, FloatArray, Shape]:
     held = store.adopt(values)
     rows, numbers = np.asarray(ids), store.put(np.asarray(values)) if held is None else held
     rows = rows if rows.size else rows.astype(np.int64)  # an empty list makes an array of floats

@@ -264,6 +264,8 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
     """
     if function is not None and not callable(getattr(function, "__func__", function)):
         raise refusal("function of cell", "a function", function, GraphError)
+    if isinstance(function, type):
+        raise refusal("function of cell", "a function", function, GraphError, "a class is none; mark its methods")
     return Cell(function, static, ragged) if function is not None else lambda f: Cell(f, static, ragged)
 
 

@@ -20,7 +20,7 @@ from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
 from autobatch.ops.reduction import axes_of, logsumexp
 from autobatch.ops.rows import Cut, as_cut, take_rows
-from autobatch.ops.shaping import reshape, slice_
+from autobatch.ops.shaping import index_parts, reshape, slice_
 
 
 class Ragged(Traced):
@@ -319,8 +319,7 @@ def explicit(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 def _take(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
     """Append a slice: of each row, of the rows, or a single row."""
     (value,) = values
-    index = static["index"] if isinstance(static["index"], tuple) else (static["index"],)
-    index = explicit(index, value.ndim)
+    index = explicit(index_parts(static["index"]), value.ndim)
     first, others = index[0], index[1:]
     if isinstance(first, slice):
         rows: Any = value if first == slice(None) else builder.take([(value, as_cut(first))])

@@ -93,7 +93,6 @@ FACTORS = {"alpha", "slope", "scale", "eps"}
 OF_THE_USER = {
     *((f"autobatch.{name}", "function", "a class") for name in ("hvp", "jvp", "vjp", "testing.check_batched")),
     *((f"autobatch.{name}", "wrt", "a class") for name in ("hvp", "jvp", "vjp")), ("autobatch.vjp", "wrt", "None"),
-    ("autobatch.ops.define_op", "name", "a text"),
     *((f"autobatch.{name}", "primals", "an empty list") for name in ("hvp", "jvp")),
     ("autobatch.minibatches", "bucket_by", "a class"),
     ("autobatch.distributed.shares", "bucket_by", "a class"), ("autobatch.distributed.shares", "cost", "a class"),
@@ -212,6 +211,107 @@ def run(function: Any, name: str, arguments: dict[str, Any]) -> None:
         found.close()
     elif inspect.iscoroutine(found):
         asyncio.run(found)
+
+
+class Rest(ab.Module):
+    """A model with calls of what the table of names does not reach: methods of parts, `*args`, `**options`."""
+
+    def __init__(self) -> None:
+        self.linear = ab.Linear(3, 3, rng=np.random.default_rng(0))
+        self.eval()
+
+
+def rows() -> ab.Rows:
+    return ab.Rows([0], np.ones((1, 2)), (3, 2))
+
+
+UNEVEN = [[1], [1, 2]]
+FURTHER: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+    "each(function)": (lambda v: ab.each(v, [1.0]), (None, 3, "a", [])),
+    "each(lists)": (lambda v: ab.each(square, [1.0], v), (None, 3, 1.5, Object())),
+    "Rows.zeros(shape)": (lambda v: ab.Rows.zeros(v), (None, 3, "a", [None], {"a": 1})),
+    "Rows.zeros(dtype)": (lambda v: ab.Rows.zeros((3, 2), dtype=v), ("nonsense", Object(), 3, [1])),
+    "Rows.summed(ids)": (lambda v: ab.Rows.summed(v, np.ones((2, 2)), (3, 2)), (None, UNEVEN, "a", {}, Object())),
+    "Rows.summed(values)": (lambda v: ab.Rows.summed([0, 1], v, (3, 2)), (None, UNEVEN, "a", {}, Object())),
+    "Rows.summed(shape)": (lambda v: ab.Rows.summed([0], np.ones((1, 2)), v), (None, 3, "a", (None, 2), Object())),
+    "rows.add_to(dense)": (lambda v: rows().add_to(v), (None, 3, [1.0], "a", np.ones(2))),
+    "Linear(...)(x)": (lambda v: Rest().linear(v), (UNEVEN, "a", None, [None], Object())),
+    "minibatches(bucket_by)": (lambda v: list(ab.minibatches([1, 2], 1, bucket_by=v)), (UNEVEN, 3, [None, 1])),
+    "parameter.to(store)": (lambda v: ab.Parameter(np.ones(3)).to(v), ("cpu", None, 3, Object())),
+    "learn_policy(episodes)": (
+        lambda v: made_batched().learn_policy([[np.ones(3)]], episodes=v), ("a", None, 0, 1.5, Object())
+    ),
+    "learn_policy(epsilon)": (lambda v: made_batched().learn_policy([[np.ones(3)]], epsilon=v), ("a", None, math.nan)),
+    "Adam(groups)": (
+        lambda v: ab.optim.Adam(Net(), lr=0.1, groups=v), (range(3), ab.Parameter(np.ones(3)), [None], np.ones(2))
+    ),
+    "cell(function)": (lambda v: ab.cell(v), (int, Object, dict, 3)),
+    "check_grads(step)": (lambda v: check_grads(step=v), (0, -1.0, math.inf, math.nan, None)),
+    "check_grads(directions)": (lambda v: check_grads(directions=v), (0, -1, 2**70, None, 1.5)),
+    "define_op": (lambda v: ab.ops.define_op("nameless", **v), ({}, {"shape": lambda x: x}, {"kernel": square})),
+    "reduce": (lambda v: made_batched().value_and_grad([np.ones(3)], reduce=v), (None, UNEVEN, 1.0, Object())),
+}  # fmt: skip
+
+
+def check_grads(**options: Any) -> None:
+    net = Net().astype("float64")
+    loss = ab.batched(net.loss, backend="reference")
+    ab.testing.check_grads(loss, [np.ones(3)], net, rng=np.random.default_rng(0), **options)
+
+
+@each("name", FURTHER)
+def test_what_is_reached_by_no_name_does(name: str) -> None:
+    call, values = FURTHER[name]
+    for value in values:
+        with pytest.raises(ab.AutobatchError) as error:
+            call(value)
+        assert "\n" not in str(error.value)
+        assert "inhomogeneous" not in str(error.value)
+
+
+IN_CELLS = (
+    "argmax", "clip", "concat", "dropout", "each", "elu", "gelu", "layer_norm", "leaky_relu", "log_softmax",
+    "logsumexp", "max", "mean", "min", "reshape", "softmax", "split", "stack", "sum", "sum_n", "top_k", "transpose",
+)  # fmt: skip
+
+
+@each("name", IN_CELLS)
+def test_inside_cells_they_do(name: str, tmp_path: Path) -> None:
+    """The options of ops, of a value that is traced."""
+    function, own = getattr(ab, name), right(tmp_path)
+    parameters = needed(function)
+    first = next(iter(parameters))
+    for wrong in parameters:
+        for shown, make in {**WRONG, "an uneven list": lambda: UNEVEN}.items():
+            if wrong == first:
+                continue
+            arguments = {n: own.get(n, lambda: 1.0)() for n, p in parameters.items() if p.default is p.empty}
+
+            def body(x: Any, arguments: dict[str, Any] = arguments, make: Any = make, wrong: str = wrong) -> Any:
+                values = [x, x] if first in ("parts", "values") else x
+                found = function(**{**arguments, first: values, wrong: make()})
+                return found if isinstance(found, tuple) else ab.sum(found)
+
+            try:
+                with np.errstate(all="ignore"):
+                    ab.batched(ab.cell(body), backend="reference")([np.ones(3)])
+            except ab.AutobatchError:
+                continue
+            except Exception as error:
+                pytest.fail(f"{name}({wrong}={shown}) in a cell: {type(error).__name__}: {error}")
+
+
+def test_indices_of_rows_are_refused_in_a_sentence() -> None:
+    @ab.cell(ragged=("x",))
+    def tanh(x: Any) -> Any:
+        return ab.tanh(x)
+
+    def taken(index: Any) -> Any:
+        return ab.batched(lambda x: ab.sum(tanh(x)[index]), backend="reference")([np.ones((2, 3))])
+
+    for index in ([0, 0], [[0]], 1.5, "a", (slice(None), [0])):
+        with pytest.raises(ab.AutobatchError, match="an index takes ints, slices, None and"):
+            taken(index)
 
 
 QUICK = ("Linear", "Dropout", "Parameter", "Adam", "concat", "sum", "reshape", "cell", "load", "randomness", "spread")

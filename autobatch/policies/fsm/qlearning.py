@@ -12,6 +12,7 @@ Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step ret
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch.arguments import check_int
+from autobatch.arguments import check_arguments, check_int
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
@@ -69,6 +70,8 @@ class QLearning:
     optimism: bool = True
 
     def __post_init__(self) -> None:
+        given = {name: x for name, x in vars(self).items() if not (isinstance(x, float) and math.isnan(x))}
+        check_arguments(QLearning, given, "QLearning", dict.fromkeys(given, PolicyError))
         limits = {
             "episodes": self.episodes >= 1,
             "learning_rate": 0 < self.learning_rate <= 1,
