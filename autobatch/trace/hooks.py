@@ -69,6 +69,12 @@ def hooked(kind: type, silent: Collection[str] = ()) -> Iterator[None]:
             type.__setattr__(kind, "__getattribute__", own)
 
 
+def _looked_up_in(kind: type) -> tuple[str, ...] | None:
+    """Where the `__getattr__` of a class looks: the attributes that are dicts; None if that is unknown."""
+    function = getattr(kind, "__getattr__", None)
+    return () if function is None else LOOKUPS.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
+
+
 def _reporting(original: Callable[[Any, str], Any], silent: Collection[str]) -> Callable[[Any, str], Any]:
     """`__getattribute__` that reports to the `ReadTracker` of its thread."""
 
@@ -79,14 +85,13 @@ def _reporting(original: Callable[[Any, str], Any], silent: Collection[str]) -> 
         try:
             value = original(self, name)
         except AttributeError:
-            if not hasattr(type(self), "__getattr__"):
-                tracker.lacks(self, name)
+            tracker.lacks(self, name, _looked_up_in(type(self)))
             raise
         if name != "__dict__":
             given = tracker.given.get((id(self), name))
             return given[2] if given is not None and given[1] is value else tracker.read(self, name, value)
-        frame: Any = currentframe()
-        tracker.read_own(self, value, LOOKUPS.get(frame.f_back.f_code, value))
+        reader = cast(Any, currentframe()).f_back
+        tracker.read_own(self, value, LOOKUPS.get(reader.f_code, value), reader.f_globals.get("__name__"))
         return value
 
     return __getattribute__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import operator
 import sys
 from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType
@@ -21,6 +22,9 @@ BEHIND: dict[type, str] = {
     property: "fget", partial: "func", cached_property: "func", Cell: "function", BoundCell: "cell",
 }  # fmt: skip
 """The attribute that has the function behind an object."""
+OPERATORS = [name for name in dir(operator) if name[:2] == "__" and name not in dir(object)]
+OPERATORS += ["__call__", "__len__", "__iter__", "__bool__", "__float__", "__int__"]
+"""The names of methods that are called without a read of an attribute."""
 
 
 class Names(NamedTuple):
@@ -30,7 +34,7 @@ class Names(NamedTuple):
         globals: names of globals that it reads, texts that it may look up in `globals()` included.
         attributes: names of attributes, of any object, texts that it may give to `getattr` included.
         modules: names of modules that it imports.
-        inherited: names that it may read from `super()`: those of attributes, and its texts.
+        inherited: names that it may read from `super()` or a class: those of attributes, and its texts.
     """
 
     globals: frozenset[str]
@@ -51,7 +55,8 @@ def names_in(code: CodeType) -> Names:
         found["attributes"] |= texts
     if found["globals"] & {"globals", "vars"}:
         found["globals"] |= texts
-    found["inherited"] = found["attributes"] | texts if "super" in found["globals"] else set()
+    asks_class = found["globals"] & {"super", "type"} or "__class__" in found["attributes"]
+    found["inherited"] = found["attributes"] | texts if asks_class else set()
     return Names(**{kind: frozenset(names) for kind, names in found.items()})
 
 
@@ -75,6 +80,12 @@ def descriptors_of(kind: type) -> set[type]:
     members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
     kinds = {type(member) for member in members if hasattr(type(member), "__get__")}
     return {found for found in kinds if not is_library(found.__module__)}
+
+
+def operators_of(kind: type) -> list[tuple[type, str]]:
+    """The functions among the members of a class that operators and calls run: the class that has it, and its name."""
+    bases = [base for base in kind.__mro__ if not is_library(base.__module__)]
+    return [(base, name) for base in bases for name in OPERATORS if isinstance(vars(base).get(name), FunctionType)]
 
 
 def is_library(module: str | None) -> bool:

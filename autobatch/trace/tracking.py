@@ -21,7 +21,15 @@ from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from io import IOBase
-from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)  # fmt: skip
 from typing import Any
 from weakref import ProxyTypes, ref
 
@@ -39,7 +47,7 @@ from autobatch.trace.cell import Cell
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
-from autobatch.trace.scanning import descriptors_of, functions_in, is_library, methods_of, names_in
+from autobatch.trace.scanning import descriptors_of, functions_in, is_library, methods_of, names_in, operators_of
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
@@ -47,6 +55,8 @@ TENSORS = ("torch", "torch.nn.parameter")
 CONTAINERS: tuple[type, ...] = (
     list, tuple, dict, set, frozenset, deque, MappingProxyType, type({}.keys()), type({}.values()), type({}.items())
 )  # fmt: skip
+BOUND = (MethodType, BuiltinMethodType)
+WRITING = ("append", "appendleft", "add", "extend", "insert", "write")  # methods that read nothing
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
 
@@ -132,6 +142,8 @@ class ReadTracker:
         self._inherited_names = set[str]()
         self._namespaces: dict[int, Any] = {}
         self._kinds = set[type]()
+        self._tensors: dict[int, tuple[Any, str]] = {}
+        self._asks_for_attributes = False
         self._draws = Draws()
         self._hooked = set[type]()
         self._hooks = ExitStack()
@@ -181,17 +193,27 @@ class ReadTracker:
                     return self._class_attribute(owner, own, base, name, text, value)
             return self._follow(value, text, replaces=True)
 
-    def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str]) -> None:
-        """Take the report of an object's own attributes, of which the reader may read these."""
+    def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str], reader: str | None) -> None:
+        """Take the report of an object's own attributes, of which code of the module `reader` may read these."""
         with self._untracked():
             for name in names:
                 if not isinstance(own.get(name), BoundCell):  # which is replaced while programs are recorded
                     self._constant(own, own.get, name, f"{name} of {type(owner).__name__}")
+            if not is_library(reader):  # which may ask for a name that is not there
+                self._constant(own, partial(_names_in, own), "", f"the attributes of {type(owner).__name__}")
 
-    def lacks(self, owner: Any, name: str) -> None:
-        """Take the report that there is no such attribute."""
+    def lacks(self, owner: Any, name: str, looked_up: tuple[str, ...] | None) -> None:
+        """Take the report that neither an object nor its class has an attribute.
+
+        Args:
+            looked_up: the dicts of the object in which its class looks next; None if it does something else.
+        """
         with self._untracked():
-            self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}")
+            own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
+            if looked_up is None:
+                self._note(own, own.get, name, text)
+            elif not any(name in own.get(space, ()) for space in looked_up):
+                self._note(owner, partial(getattr, owner), name, text)
 
     def hear(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Take the report of the first call of a function with these globals."""
@@ -284,6 +306,14 @@ class ReadTracker:
             return self._contents(value, text, replaces)
         elif isinstance(value, ref):
             self._constant(value, partial(_referent, value), "", text)
+        elif isinstance(value, BOUND):
+            self._may_call(functions_in(value))
+            if value.__name__ not in WRITING:
+                self._follow(value.__self__, text)
+        elif isinstance(value, partial):
+            self._may_call(functions_in(value))
+            for part in (value.func, value.args, value.keywords):
+                self._follow(part, text)
         elif isinstance(value, ModuleType | type):
             if not is_library(value.__name__ if isinstance(value, ModuleType) else value.__module__):
                 self._namespaces[id(value)] = value
@@ -325,8 +355,9 @@ class ReadTracker:
         kind = type(value)
         is_known = kind.__module__.partition(".")[0] in KNOWN and is_library(kind.__module__)
         if is_known and not kind.__module__.startswith(LAYERS):
-            if kind.__module__ in TENSORS and getattr(value, "__dict__", None):  # attributes that the user has set
-                self._contents(vars(value), text, replaces=False)
+            if kind.__module__ in TENSORS and hasattr(value, "__dict__"):
+                self._tensors[id(value)] = value, text
+                self._note_tensor(value, text)
             return
         if kind not in self._kinds:
             self._kinds.add(kind)
@@ -334,8 +365,20 @@ class ReadTracker:
             self._may_call(methods_of(kind))
             for descriptor in descriptors_of(kind):
                 self._hook(descriptor)
+            for base, name in operators_of(kind):
+                self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}")
+        if kind.__flags__ & HEAP_TYPE:
+            guard = Guard(value, f"the class of {text}", {}, partial(getattr, value), "__class__")
+            self.guards.setdefault(guard.key, guard)
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
+
+    def _note_tensor(self, tensor: Any, text: str) -> None:
+        """Record the attributes of a tensor that functions may read, and that users set: nothing reports reads."""
+        if "requires_grad" in self._attribute_names:
+            self._constant(tensor, partial(getattr, tensor), "requires_grad", f"requires_grad of {text}")
+        if vars(tensor) or self._asks_for_attributes:
+            self._contents(vars(tensor), text, replaces=False)
 
     # Functions.
 
@@ -357,6 +400,9 @@ class ReadTracker:
         for function in list(self._functions.get(code, ())):
             self._note_variables(function)
         self._attribute_names |= names.attributes
+        self._asks_for_attributes |= not names.globals.isdisjoint(("getattr", "hasattr"))
+        for tensor, text in list(self._tensors.values()):
+            self._note_tensor(tensor, text)
         for x in list(self._namespaces.values()):
             self._note_namespace(x)
         if names.inherited - self._inherited_names:
@@ -396,6 +442,11 @@ def _in_cell(cell: Any, name: str, default: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return default
+
+
+def _names_in(own: dict[str, Any], name: str, default: Any) -> tuple[str, ...]:
+    """The names of an object's own attributes."""
+    return tuple(own)
 
 
 def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:

@@ -1,0 +1,80 @@
+"""What modules read beside their parameters: it takes effect at the next call, as in torch."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import autobatch.torch as abt
+from helpers.runs.ways import each
+
+
+class Case(NamedTuple):
+    """How a module reads a number, and how that becomes another one."""
+
+    read: Callable[[Any], float]
+    change: Callable[[Any], Any]
+    begin: Callable[[Any], Any] = lambda m: None
+
+
+def keep(name: str, make: Callable[[], Any]) -> Callable[[Any], None]:
+    return lambda m: setattr(m, name, make())
+
+
+def set_scale(x: Any) -> None:
+    x.scale = 3.0
+
+
+CASES: dict[str, Case] = {
+    "missing": Case(lambda m: getattr(m, "scale", 1.0), set_scale),
+    "missing below": Case(lambda m: 3.0 if hasattr(m.lin, "scale") else 1.0, lambda m: set_scale(m.lin)),
+    "missing of a class": Case(lambda m: getattr(m, "scale", 1.0), lambda m: set_scale(type(m))),
+    "in __dict__": Case(lambda m: 3.0 if "scale" in m.__dict__ else 1.0, set_scale),
+    "in vars": Case(lambda m: 3.0 if "scale" in vars(m) else 1.0, set_scale),
+    "requires_grad": Case(lambda m: 3.0 if m.lin.weight.requires_grad else 1.0, lambda m: m.lin.requires_grad_(False)),
+    "missing of a parameter": Case(lambda m: getattr(m.lin.weight, "scale", 1.0), lambda m: set_scale(m.lin.weight)),
+    "partial": Case(
+        lambda m: m.act(1.0),
+        lambda m: setattr(m.config, "k", 7.0),
+        lambda m: (
+            keep("config", lambda: types.SimpleNamespace(k=1.0))(m),
+            keep("act", lambda: functools.partial(lambda c, y: y * c.k, m.config))(m),
+        ),
+    ),
+    "bound method": Case(
+        lambda m: m.get(0), lambda m: m.get.__self__.insert(0, 5.0), keep("get", lambda: [2.0].__getitem__)
+    ),
+    "class": Case(lambda m: type(m).rate, lambda m: setattr(type(m), "rate", 5.0)),
+}
+
+
+def model_of(case: Case) -> Any:
+    class Model(nn.Module):
+        rate = 2.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(2, 2)
+            case.begin(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) * case.read(self)  # type: ignore[no-any-return]
+
+    return abt.cell(Model())
+
+
+@each("case", CASES)
+def test_what_changes_takes_effect(case: str) -> None:
+    model, x = model_of(CASES[case]), torch.ones(2)
+    run = abt.batched(model, backend="reference")
+    before = run([x])[0].detach()
+    torch.testing.assert_close(before, model(x).detach())
+    CASES[case].change(model)
+    now = run([x])[0].detach()
+    torch.testing.assert_close(now, model(x).detach())
+    assert not torch.equal(before, now)

@@ -1,0 +1,246 @@
+"""Objects of all kinds that cells read: batched is eager after they have changed, or the cell is refused."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import enum
+import functools
+import itertools
+import os
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from helpers.runs.ways import each
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)
+SPACE = types.ModuleType("some_space")
+NAME = "AUTOBATCH_TEST_OF_READS"
+
+
+class Holder:
+    """An object with a number, and ways to read it."""
+
+    rate = 2.0
+
+    def __init__(self) -> None:
+        self.own = 2.0
+
+    def get(self) -> float:
+        return self.own
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.rate
+
+
+class Meta(type):
+    """A class of classes."""
+
+    rate = 2.0
+
+
+class OfMeta(metaclass=Meta):
+    """A class with an attribute of its class."""
+
+
+class Descriptor:
+    """Has a number of its own."""
+
+    def __init__(self) -> None:
+        self.number = 2.0
+
+    def __get__(self, owner: Any, kind: Any = None) -> float:
+        return self.number
+
+
+class Described:
+    """Reads a number of a descriptor."""
+
+    number = Descriptor()
+
+
+class Called:
+    """Is called like a function."""
+
+    def __call__(self) -> float:
+        return 2.0
+
+
+class First:
+    """A class."""
+
+    def get(self) -> float:
+        return 2.0
+
+
+class Second(First):
+    """Another class of the same objects."""
+
+    def get(self) -> float:
+        return 3.0
+
+
+class Mode(enum.Enum):
+    """Members may have attributes."""
+
+    ONE = 1
+
+
+class Floats(float):
+    """A number with attributes."""
+
+
+class Texts(str):
+    """A text with attributes."""
+
+
+class Lists(list):  # type: ignore[type-arg]
+    """A list with attributes."""
+
+
+class Dicts(dict):  # type: ignore[type-arg]
+    """A dict with attributes."""
+
+
+class Tuples(tuple):  # type: ignore[type-arg]
+    """A tuple with attributes."""
+
+
+class Arrays(np.ndarray):
+    """An array with attributes."""
+
+
+def function() -> float:
+    return function.number  # type: ignore[attr-defined, no-any-return]
+
+
+def with_number(x: Any) -> Any:
+    x.number = 2.0
+    return x
+
+
+class Case(NamedTuple):
+    """What is in the attribute `held`, how a cell reads a number of it, and how that becomes another one."""
+
+    make: Callable[[], Any]
+    read: Callable[[Any], Any]
+    change: Callable[[Any], Any]
+
+
+def attribute_of(make: Callable[[], Any]) -> Case:
+    return Case(lambda: with_number(make()), lambda h: h.number, lambda h: setattr(h, "number", 3.0))
+
+
+HOLDER = Holder()
+CASES: dict[str, Case] = {
+    "deque": Case(lambda: collections.deque([2.0]), lambda h: h[0], lambda h: h.appendleft(3.0)),
+    "array.array": Case(lambda: array.array("d", [2.0]), lambda h: h[0], lambda h: h.__setitem__(0, 3.0)),
+    "bytearray": Case(lambda: bytearray([2]), lambda h: h[0], lambda h: h.__setitem__(0, 3)),
+    "memoryview": Case(lambda: memoryview(bytearray([2])), lambda h: h[0], lambda h: h.__setitem__(0, 3)),
+    "proxy of a dict": Case(
+        lambda: (d := {"a": 2.0}, types.MappingProxyType(d)), lambda h: h[1]["a"], lambda h: h[0].update(a=3.0)
+    ),
+    "view of a dict": Case(lambda: (d := {"a": 2.0}, d.values()), lambda h: max(h[1]), lambda h: h[0].update(a=3.0)),
+    "array of objects": Case(
+        lambda: np.array([[2.0, None]], object), lambda h: h[0, 0], lambda h: h.__setitem__((0, 0), 3.0)
+    ),
+    "dict in an array": Case(
+        lambda: np.array([{"a": 2.0}, 1], object), lambda h: h[0]["a"], lambda h: h[0].update(a=3.0)
+    ),
+    "weak reference": Case(lambda: weakref.ref(HOLDER), lambda h: h().own, lambda h: setattr(h(), "own", h().own + 1)),
+    "bound method": Case(lambda: Holder().get, lambda h: h(), lambda h: setattr(h.__self__, "own", 3.0)),
+    "method of a list": Case(lambda: [2.0].__getitem__, lambda h: h(0), lambda h: h.__self__.__setitem__(0, 3.0)),
+    "partial of a list": Case(
+        lambda: functools.partial(max, [1.0, 2.0]), lambda h: h(), lambda h: h.args[0].append(3.0)
+    ),
+    "partial of an object": Case(
+        lambda: functools.partial(Holder.get, Holder()), lambda h: h(), lambda h: setattr(h.args[0], "own", 3.0)
+    ),
+    "keywords of a partial": Case(
+        lambda: functools.partial(dict, a=2.0), lambda h: h()["a"], lambda h: h.keywords.update(a=3.0)
+    ),
+    "attribute of a function": Case(
+        lambda: with_number(function), lambda h: h.number, lambda h: setattr(h, "number", 3.0)
+    ),
+    "attribute in a function": Case(lambda: with_number(function), lambda h: h(), lambda h: setattr(h, "number", 3.0)),
+    "attribute of a member": attribute_of(lambda: Mode.ONE),
+    "attribute of a number": attribute_of(lambda: Floats(1.0)),
+    "attribute of a text": attribute_of(lambda: Texts("a")),
+    "attribute of a list": attribute_of(Lists),
+    "attribute of a dict": attribute_of(Dicts),
+    "attribute of a tuple": attribute_of(Tuples),
+    "attribute of an array": attribute_of(lambda: np.ones(2).view(Arrays)),
+    "class of an object": Case(Holder, lambda h: type(h).rate, lambda h: setattr(Holder, "rate", Holder.rate + 1)),
+    "__class__": Case(Holder, lambda h: h.__class__.rate, lambda h: setattr(Holder, "rate", Holder.rate + 1)),
+    "class method": Case(Holder, lambda h: h.of_class(), lambda h: setattr(Holder, "rate", Holder.rate + 1)),
+    "metaclass": Case(lambda: OfMeta, lambda h: h.rate, lambda h: setattr(Meta, "rate", Meta.rate + 1)),
+    "descriptor": Case(
+        Described, lambda h: h.number, lambda h: setattr(vars(Described)["number"], "number", h.number + 1)
+    ),
+    "another class": Case(First, lambda h: h.get(), lambda h: setattr(h, "__class__", Second)),
+    "patched call": Case(Called, lambda h: h(), lambda h: setattr(Called, "__call__", lambda self: 5.0)),
+    "getattr of a module": Case(
+        lambda: with_number(SPACE), lambda h: getattr(h, "number"), lambda h: setattr(h, "number", 3.0)  # noqa: B009
+    ),
+    "globals": Case(lambda: None, lambda h: globals().get("LATE", 2.0), lambda h: globals().update(LATE=3.0)),
+    "environment": Case(
+        lambda: None, lambda h: float(os.environ.get(NAME, "2")), lambda h: os.environ.update({NAME: "3"})
+    ),
+    "context variable": Case(lambda: VARIABLE, lambda h: h.get(), lambda h: h.set(h.get() + 1.0)),
+    "names": Case(
+        lambda: types.SimpleNamespace(a=1),
+        lambda h: 3.0 if hasattr(h, "b") else 2.0,
+        lambda h: setattr(h, "b", 1),
+    ),
+    "names in __dict__": Case(Holder, lambda h: 3.0 if "b" in vars(h) else 2.0, lambda h: setattr(h, "b", 1)),
+}  # fmt: skip
+
+
+class Model(ab.Module):
+    """A cell that multiplies by what it reads."""
+
+    def __init__(self, case: Case) -> None:
+        self.w, self.held, self.read = ab.Parameter(np.arange(1.0, 3.0)), case.make(), case.read
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return x * self.w * self.read(self.held)
+
+
+@each("case", CASES)
+def test_what_changes_takes_effect(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, "2")
+    model, x = Model(CASES[case]), np.ones(2)
+    run = ab.batched(model.scale, module=model, backend="reference")
+    before = run([x])[0]
+    np.testing.assert_allclose(before, model.scale(x))
+    np.testing.assert_array_equal(run([x])[0], before)
+    CASES[case].change(model.held)
+    now = run([x])[0]
+    np.testing.assert_allclose(now, model.scale(x))
+    assert not np.array_equal(before, now)
+
+
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "count": lambda: itertools.count(1),
+    "cycle": lambda: itertools.cycle([1.0, 2.0]),
+    "list iterator": lambda: iter([1.0, 2.0, 3.0]),
+    "generator": lambda: (x for x in (1.0, 2.0, 3.0)),
+    "zip": lambda: zip([1.0], [2.0], strict=True),
+}
+
+
+@each("make", ITERATORS)
+def test_elements_of_an_iterator_are_refused(make: str) -> None:
+    model = Model(Case(ITERATORS[make], lambda h: np.sum(next(h)), lambda h: None))
+    run = ab.batched(model.scale, module=model, backend="reference")
+    with pytest.raises(ab.GraphError, match="takes elements of an iterator"):
+        run([np.ones(2)])
