@@ -11,7 +11,7 @@ per argument (None: there is none), written in ops. Tracing it therefore gives t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, update_wrapper, wraps
 from inspect import Parameter, Signature, cleandoc, signature, unwrap
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -206,7 +206,7 @@ def define_op(name: str, **parts: Any) -> Op:
     if not isinstance(name, str):
         raise refusal("name of define_op", "a str", name, GraphError)
     missing = [part for part in ("shape", "kernel") if part not in parts]
-    if missing:
+    if missing and parts.keys() <= {part.name for part in fields(Op)}:
         raise GraphError(f"{missing[0]} of op {name!r} must be given; see ab.ops.Op.")
     OPS[name] = op = Op(name, **parts)
     return op
