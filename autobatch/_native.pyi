@@ -860,7 +860,7 @@ def fingerprint(array: NDArray[Any]) -> int:
     """Return a number that differs, with near certainty, between arrays of other numbers, compared by their bits.
 
     Args:
-        array: [any] float32 or float64. It takes about a nanosecond for 16 bytes.
+        array: [any] float32 or float64. It takes about a nanosecond for 25 bytes.
     """
 
 def changes_all(constants: NDArray[Any]) -> bool:

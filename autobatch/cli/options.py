@@ -34,7 +34,7 @@ class Whole(click.IntRange):
             number: int = super().convert(value, param, ctx)
         except click.BadParameter:
             wanted = f"of at least {self.min:.0f}" if self.max is None else f"from {self.min:.0f} to {self.max:.0f}"
-            self.fail(f"{value!r} is no whole number {wanted}; give one", param, ctx)
+            self.fail(f"must be a whole number {wanted}, got {value!r}", param, ctx)
         return number
 
 

@@ -29,7 +29,7 @@ Index = tuple[Any, ...]
 
 
 def index_parts(index: Any) -> Index:
-    """Return an index as a tuple; ShapeError for what is neither an int, a slice, None nor an ellipsis."""
+    """Return an index as a tuple; ShapeError unless its parts are ints, slices, None and an ellipsis."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         plain = part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))

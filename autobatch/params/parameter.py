@@ -137,7 +137,7 @@ class Parameter(Operators):
         return self._version
 
     checked_version = version
-    """The same; a class that cannot know of all changes compares the numbers."""
+    """The same; subclasses that miss some changes compare the numbers."""
 
     @property
     def store(self) -> Store:

@@ -214,7 +214,7 @@ class Handles:
     def class_of(self, key: Key) -> Any:
         """Return this recording's class of values, or of rows, of a key."""
         if key not in self._classes:
-            # Values are no part of garbage collection, so their class must not refer to what may refer to them.
+            # The garbage collector does not visit values, so their class must not refer to anything that may hold them.
             own: dict[str, Any] = {"key": key, "refer": weakref.ref(self._recording), "__slots__": ()}
             if key.kind == "rows":
                 base: type[Value] = Rows

@@ -70,7 +70,7 @@ def hooked(kind: type, silent: Collection[str] = ()) -> Iterator[None]:
 
 
 def _looked_up_in(kind: type) -> tuple[str, ...] | None:
-    """Where the `__getattr__` of a class looks: the attributes that are dicts; None if that is unknown."""
+    """Name the dicts in which the `__getattr__` of a class looks: none without a `__getattr__`, None if unknown."""
     function = getattr(kind, "__getattr__", None)
     return () if function is None else LOOKUPS.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
 

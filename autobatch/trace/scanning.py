@@ -76,14 +76,14 @@ def methods_of(kind: type) -> list[FunctionType]:
 
 
 def descriptors_of(kind: type) -> set[type]:
-    """The classes of the descriptors among the members of a class, except those of libraries."""
+    """Find the classes of the descriptors among the members of a class, except those of libraries."""
     members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
     kinds = {type(member) for member in members if hasattr(type(member), "__get__")}
     return {found for found in kinds if not is_library(found.__module__)}
 
 
 def operators_of(kind: type) -> list[tuple[type, str]]:
-    """The functions among the members of a class that operators and calls run: the class that has it, and its name."""
+    """Find the methods of a class that operators and calls run: for each, the class that defines it and its name."""
     bases = [base for base in kind.__mro__ if not is_library(base.__module__)]
     return [(base, name) for base in bases for name in OPERATORS if isinstance(vars(base).get(name), FunctionType)]
 

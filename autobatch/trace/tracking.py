@@ -29,7 +29,7 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
-)  # fmt: skip
+)
 from typing import Any
 from weakref import ProxyTypes, ref
 
@@ -55,14 +55,13 @@ TENSORS = ("torch", "torch.nn.parameter")
 CONTAINERS: tuple[type, ...] = (
     list, tuple, dict, set, frozenset, deque, MappingProxyType, type({}.keys()), type({}.values()), type({}.items())
 )  # fmt: skip
-BOUND = (MethodType, BuiltinMethodType)
-WRITING = ("append", "appendleft", "add", "extend", "insert", "write")  # methods that read nothing
+WRITING = ("append", "appendleft", "add", "extend", "insert", "write")  # methods in C that read nothing
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
 
 DRAWS = "draws random numbers"
 ENVIRONMENT = {f.__code__ for f in vars(type(os.environ)).values() if isinstance(f, FunctionType)}
-"""The code of methods that read the environment."""
+"""The code of the methods of `os.environ`."""
 HARMLESS = {"array", *(name for name in vars(Parameter) if name[:2] != "__")} - {"data", "dtype"}
 """Attributes of a parameter that do not change the program that a body becomes."""
 
@@ -155,7 +154,7 @@ class ReadTracker:
         The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
 
         Raises:
-            GraphError: random numbers were drawn, or the time was asked for.
+            GraphError: random numbers were drawn, the time was asked for, or an iterator was read.
         """
         with without_collection(), self._hooks, listening(self):
             with self._untracked():
@@ -295,7 +294,7 @@ class ReadTracker:
             replaces: whether the body gets the returned object instead of the value.
         """
         if not is_library(type(value).__module__) and not isinstance(value, Module):
-            self._hook(type(value))  # also where it is a kind of list or number, which may have attributes
+            self._hook(type(value))  # subclasses of lists and numbers may have attributes, too
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
             return self._contents(value, text, replaces=False)
         if isinstance(value, (Operators, np.ndarray, np.generic, str, int, float, Enum, type(None))):
@@ -306,10 +305,9 @@ class ReadTracker:
             return self._contents(value, text, replaces)
         elif isinstance(value, ref):
             self._constant(value, partial(_referent, value), "", text)
-        elif isinstance(value, BOUND):
+        elif isinstance(value, MethodType) or (isinstance(value, BuiltinMethodType) and value.__name__ not in WRITING):
             self._may_call(functions_in(value))
-            if value.__name__ not in WRITING:
-                self._follow(value.__self__, text)
+            self._follow(value.__self__, text)
         elif isinstance(value, partial):
             self._may_call(functions_in(value))
             for part in (value.func, value.args, value.keywords):
@@ -445,27 +443,27 @@ def _in_cell(cell: Any, name: str, default: Any) -> Any:
 
 
 def _names_in(own: dict[str, Any], name: str, default: Any) -> tuple[str, ...]:
-    """The names of an object's own attributes."""
+    """List the names of an object's own attributes."""
     return tuple(own)
 
 
 def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:
-    """The value of a context variable."""
+    """Return the value of a context variable."""
     return variable.get(default)
 
 
 def _referent(reference: ref[Any], name: str, default: Any) -> Any:
-    """The object that a weak reference refers to, None once it is gone."""
+    """Return the object that a weak reference refers to; None once it is gone."""
     return reference()
 
 
 def _metaclasses(kind: Any) -> list[type]:
-    """The classes that a class is an instance of, except those of libraries."""
+    """List the classes that a class is an instance of, except those of libraries."""
     return [base for base in type(kind).__mro__ if not is_library(base.__module__)]
 
 
 def is_iterator(x: Any) -> bool:
-    """Whether `x` is an iterator of Python's that is no file; what others read of themselves is tracked."""
+    """Whether `x` is an iterator of a library, but not a file; the reads of users' own iterators are tracked."""
     kind = type(x)
     return hasattr(kind, "__next__") and is_library(kind.__module__) and not isinstance(x, (IOBase, *ProxyTypes))
 

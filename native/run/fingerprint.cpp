@@ -1,34 +1,53 @@
 #include "run/fingerprint.h"
 
 #include <string.h>
+#ifdef _MSC_VER
+#include <intrin.h>
+#endif
 
 namespace autobatch {
 namespace {
 
 constexpr int N_LANES = 4;  // independent chains, so that multiplications overlap
+constexpr int BLOCK = 16 * N_LANES;
+constexpr uint64_t FIRST = 0x6A09E667F3BCC908u, SECOND = 0xBB67AE8584CAA73Bu;  // fractions of the roots of 2 and 3
 
-// Mixes a word in. The product moves differences up and the rotation moves them down, so that two do not cancel.
-uint64_t mix(uint64_t state, uint64_t word) {
-  uint64_t product = (state ^ word) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
-  return product << 29 | product >> 35;
+// Multiplies two words and adds both halves of the product without carry, so that each bit depends on all others. A
+// product of 64 bits would not do: the highest bit, which is the sign of a float, would change no other bit.
+uint64_t fold(uint64_t a, uint64_t b) {
+#ifdef _MSC_VER
+  return (a * b) ^ __umulh(a, b);
+#else
+  unsigned __int128 product = (unsigned __int128)a * b;
+  return (uint64_t)product ^ (uint64_t)(product >> 64);
+#endif
 }
 
-uint64_t word_at(const uint8_t* bytes, int64_t n_bytes = 8) {
-  uint64_t word = 0;
-  memcpy(&word, bytes, (size_t)n_bytes);
+uint64_t word_at(const uint8_t* bytes) {
+  uint64_t word;
+  memcpy(&word, bytes, sizeof word);
   return word;
+}
+
+void take_in(uint64_t* lanes, const uint8_t* block) {
+  for (int k = 0; k < N_LANES; k++)
+    lanes[k] = fold(word_at(block + 16 * k) ^ FIRST, word_at(block + 16 * k + 8) ^ lanes[k]);
 }
 
 }  // namespace
 
 uint64_t fingerprint(const uint8_t* bytes, int64_t n_bytes) {
-  uint64_t lanes[N_LANES] = {1, 2, 3, 4}, found = (uint64_t)n_bytes;
+  uint64_t lanes[N_LANES];
+  for (int k = 0; k < N_LANES; k++) lanes[k] = SECOND * (uint64_t)(2 * k + 1);
   int64_t at = 0;
-  for (; at + 8 * N_LANES <= n_bytes; at += 8 * N_LANES)
-    for (int k = 0; k < N_LANES; k++) lanes[k] = mix(lanes[k], word_at(bytes + at + 8 * k));
-  for (; at + 8 <= n_bytes; at += 8) found = mix(found, word_at(bytes + at));
-  if (at < n_bytes) found = mix(found, word_at(bytes + at, n_bytes - at));
-  for (int k = 0; k < N_LANES; k++) found = mix(found, lanes[k]);
+  for (; at + BLOCK <= n_bytes; at += BLOCK) take_in(lanes, bytes + at);
+  uint8_t rest[BLOCK] = {};
+  if (at < n_bytes) {
+    memcpy(rest, bytes + at, (size_t)(n_bytes - at));
+    take_in(lanes, rest);
+  }
+  uint64_t found = (uint64_t)n_bytes;
+  for (int k = 0; k < N_LANES; k++) found = fold(found ^ FIRST, lanes[k] ^ SECOND);
   return found;
 }
 

@@ -1,4 +1,4 @@
-// A fingerprint of an array's bytes, by which a change is noticed that nobody reports.
+// A fingerprint of an array's bytes, to detect changes that are not reported.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace autobatch {
 
-// Returns a number that differs, with near certainty, between arrays of other bytes. It is not meant against attacks.
+// Returns a number that differs, with near certainty, between arrays of other bytes. It does not resist attacks.
 uint64_t fingerprint(const uint8_t* bytes, int64_t n_bytes);
 
 }  // namespace autobatch

@@ -139,7 +139,7 @@ def test_tags_are_predicted_by_name(command: Command) -> None:
 def test_resumed_training_needs_no_argument_again_and_appends_its_results(command: Command) -> None:
     again = ("train", "tree-lstm", "--checkpoint", "run", "--resume", "--json", "train.jsonl")
     status, out, _ = command(*again, "--data", "trees.txt", *RUN, "--seed", 3)
-    assert (status, out.splitlines()[0]) == (0, "no checkpoint in run yet: beginning anew")
+    assert (status, out.splitlines()[0]) == (0, "no checkpoint in run yet; starting a new run")
     status, out, err = command(*again, "--epochs", 5, "--policy", "auto", "--dim", 4)
     assert (status, err) == (0, "")
     assert "going on from run/last.safetensors: epochs done 4, mini-batches of the next 0" in out

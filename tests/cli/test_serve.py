@@ -472,7 +472,7 @@ def test_what_is_not_there_is_refused(command: Command, run: Path, tmp_path: Pat
 def test_a_port_is_one_of_those_that_there_are(port: object, command: Command, run: Path) -> None:
     status, out, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", port)
     assert (status, out) == (2, "")
-    assert f"Invalid value for '--port': '{port}' is no whole number from 0 to 65535; give one" in err
+    assert f"Invalid value for '--port': must be a whole number from 0 to 65535, got '{port}'" in err
     assert err.count("\n") == 1
 
 

@@ -374,7 +374,7 @@ def test_data_of_another_kind_is_not_found(form: Any) -> None:
     other = next(name for name in GENERATORS if name not in form.generators)
     for data, reason in (
         (other, "that generator draws no instances of this kind"),
-        ("nothing", "there is no such file or folder, and no generator of that name"),
+        ("nothing", "there is no such file, folder or generator"),
     ):
         with pytest.raises(
             DataError, match=f"'{data}': {reason}; give a path, or one of: {next(iter(form.generators))}"

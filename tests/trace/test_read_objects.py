@@ -36,6 +36,9 @@ class Holder:
     def get(self) -> float:
         return self.own
 
+    def add(self) -> float:
+        return self.own
+
     @classmethod
     def of_class(cls) -> float:
         return cls.rate
@@ -157,6 +160,9 @@ CASES: dict[str, Case] = {
     ),
     "weak reference": Case(lambda: weakref.ref(HOLDER), lambda h: h().own, lambda h: setattr(h(), "own", h().own + 1)),
     "bound method": Case(lambda: Holder().get, lambda h: h(), lambda h: setattr(h.__self__, "own", 3.0)),
+    "bound method named like one of a set": Case(
+        lambda: Holder().add, lambda h: h(), lambda h: setattr(h.__self__, "own", 3.0)
+    ),
     "method of a list": Case(lambda: [2.0].__getitem__, lambda h: h(0), lambda h: h.__self__.__setitem__(0, 3.0)),
     "partial of a list": Case(
         lambda: functools.partial(max, [1.0, 2.0]), lambda h: h(), lambda h: h.args[0].append(3.0)

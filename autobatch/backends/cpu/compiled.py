@@ -133,7 +133,8 @@ class BoundStages:
         self._chosen_for: tuple[Any, ...] = ()
         self._followed = _parts_of(parameter for stage in stages for parameter in stage.shared.followed)
         read = _parts_of(parameter for stage in stages for parameter in stage.shared.parameters)
-        self._in_place = [parameter for parameter in read if id(parameter) not in {*map(id, self._followed)}]
+        followed = {*map(id, self._followed)}
+        self._in_place = [parameter for parameter in read if id(parameter) not in followed]
         self._seen: list[int] = []  # the versions of parameters with which stages were refreshed
         self._versions: list[int] = []
         self._n_moved: list[int] = []
@@ -290,5 +291,5 @@ def place_type(plan: Plan) -> str:
 
 
 def _parts_of(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """The parameters, with its parts in place of a stack, each once."""
+    """List the parameters, each once, with the parts of a stack in its place."""
     return list({id(part): part for parameter in parameters for part in parts_of(parameter)}.values())

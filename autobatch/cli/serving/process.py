@@ -78,7 +78,7 @@ class Reloading:
 
 
 def _stamp(path: Path) -> tuple[Path, int, int] | None:
-    """What tells a file from another and from what was written later; None if there is none."""
+    """Identify a file and its present content; None if there is no such file."""
     try:
         found = path.stat()
     except OSError:

@@ -97,7 +97,7 @@ class Keeper:
         if not self._signal:
             self._signal, self._noted = signal_number, time.monotonic()
         elif time.monotonic() - self._noted >= TOGETHER:
-            # handlers of other signals stay: Python cannot ignore a signal that waits for its handler to run
+            # Other handlers stay in place: Python must not find a pending signal without one.
             signal.signal(signal_number, self._handlers[signal.Signals(signal_number)])
             signal.raise_signal(signal_number)
 
@@ -114,7 +114,7 @@ class Keeper:
 
 @contextmanager
 def open_folder(folder: Path | None, resume: bool) -> Iterator[StoredRun | None]:
-    """Make the folder, or read the last checkpoint that is in it; after an error, remove what was made and is empty.
+    """Make the folder, or read the last checkpoint in it; after an error, remove new folders that are still empty.
 
     Raises:
         CheckpointError: there is one and `resume` is not asked for, or it cannot be read; or the folder cannot be made.

@@ -104,7 +104,7 @@ class StoredRun(StoredModel):
     """Training instances."""
     position: Position
     best: dict[str, float]
-    """The metrics of the best epoch; empty if there is none."""
+    """Metrics of the best epoch; empty before the first one."""
     draws: dict[str, int]
     """Seed and step that random numbers of the loss depend on."""
     optimizer: dict[str, Any]

@@ -121,7 +121,7 @@ def train(
     require_tensorboard(tensorboard)
     with open_folder(checkpoint, resume) as stored:
         if resume and stored is None:
-            click.echo(f"no checkpoint in {checkpoint} yet: beginning anew")
+            click.echo(f"no checkpoint in {checkpoint} yet; starting a new run")
         if stored is None:
             names = ("model", "data", "dim", "seed", "precision")
             workload = load_workload(**{name: settings[name] for name in names})

@@ -131,7 +131,7 @@ class Format:
             return Found(train, self.read(path / dev_file, answered))
         if not path.exists():
             meant = nearest(data, self.generators)
-            reason = "there is no such file or folder, and no generator of that name"
+            reason = "there is no such file, folder or generator"
             if data in GENERATORS:
                 meant, reason = None, "that generator draws no instances of this kind"
             raise DataError(
