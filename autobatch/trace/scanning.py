@@ -69,23 +69,29 @@ def functions_in(x: Any) -> list[FunctionType]:
     return own if name is None else [*own, *functions_in(getattr(x, name, None))]
 
 
+def own_bases(kind: type) -> list[type]:
+    """List a class and its bases, except those of libraries."""
+    return [base for base in kind.__mro__ if not is_library(base.__module__)]
+
+
 def methods_of(kind: type) -> list[FunctionType]:
     """The functions among the members of a class; Python calls those for operators without reading an attribute."""
-    members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
+    members = [member for base in own_bases(kind) for member in vars(base).values()]
     return [function for member in members for function in functions_in(member)]
 
 
 def descriptors_of(kind: type) -> set[type]:
     """Find the classes of the descriptors among the members of a class, except those of libraries."""
-    members = [member for base in kind.__mro__ if not is_library(base.__module__) for member in vars(base).values()]
-    kinds = {type(member) for member in members if hasattr(type(member), "__get__")}
+    kinds = {type(member) for base in own_bases(kind) for member in vars(base).values()}
+    kinds = {found for found in kinds if hasattr(found, "__get__")}
     return {found for found in kinds if not is_library(found.__module__)}
 
 
 def operators_of(kind: type) -> list[tuple[type, str]]:
     """Find the methods of a class that operators and calls run: for each, the class that defines it and its name."""
-    bases = [base for base in kind.__mro__ if not is_library(base.__module__)]
-    return [(base, name) for base in bases for name in OPERATORS if isinstance(vars(base).get(name), FunctionType)]
+    return [
+        (base, name) for base in own_bases(kind) for name in OPERATORS if isinstance(vars(base).get(name), FunctionType)
+    ]
 
 
 def is_library(module: str | None) -> bool:

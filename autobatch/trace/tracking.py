@@ -47,7 +47,15 @@ from autobatch.trace.cell import Cell
 from autobatch.trace.guards import MISSING, Guard, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
 from autobatch.trace.live import Live, Lives, LiveValue
-from autobatch.trace.scanning import descriptors_of, functions_in, is_library, methods_of, names_in, operators_of
+from autobatch.trace.scanning import (
+    descriptors_of,
+    functions_in,
+    is_library,
+    methods_of,
+    names_in,
+    operators_of,
+    own_bases,
+)
 
 KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
@@ -365,9 +373,9 @@ class ReadTracker:
                 self._hook(descriptor)
             for base, name in operators_of(kind):
                 self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}")
-        if kind.__flags__ & HEAP_TYPE:
-            guard = Guard(value, f"the class of {text}", {}, partial(getattr, value), "__class__")
-            self.guards.setdefault(guard.key, guard)
+        place = id(value), "__class__"
+        if kind.__flags__ & HEAP_TYPE and place not in self.guards:
+            self.guards[place] = Guard(value, f"the class of {text}", {}, partial(getattr, value), "__class__")
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
 
@@ -420,18 +428,17 @@ class ReadTracker:
 
     def _note_namespace(self, x: Any) -> None:
         """Record the attributes of a module, class or function that functions name."""
-        for space in map(vars, [*x.__mro__, *_metaclasses(x)] if isinstance(x, type) else [x]):
+        for space in map(vars, [*x.__mro__, *own_bases(type(x))] if isinstance(x, type) else [x]):
             for name in self._attribute_names & space.keys():
                 if (id(x), name) not in self.guards:
                     self._constant(x, space.get, name, f"{x.__name__}.{name}")
 
     def _note_inherited(self, kind: type) -> None:
         """Record what `super()` may find in the classes of an object, or miss there: nothing reports its reads."""
-        for base in kind.__mro__:
-            if not is_library(base.__module__):
-                for name in self._inherited_names:
-                    if (id(base), name) not in self.guards:
-                        self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}")
+        for base in own_bases(kind):
+            for name in self._inherited_names:
+                if (id(base), name) not in self.guards:
+                    self._constant(base, vars(base).get, name, f"{name} of class {base.__name__}")
 
 
 def _in_cell(cell: Any, name: str, default: Any) -> Any:
@@ -455,11 +462,6 @@ def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:
 def _referent(reference: ref[Any], name: str, default: Any) -> Any:
     """Return the object that a weak reference refers to; None once it is gone."""
     return reference()
-
-
-def _metaclasses(kind: Any) -> list[type]:
-    """List the classes that a class is an instance of, except those of libraries."""
-    return [base for base in type(kind).__mro__ if not is_library(base.__module__)]
 
 
 def is_iterator(x: Any) -> bool:
