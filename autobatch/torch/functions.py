@@ -16,6 +16,7 @@ from torch.nn import functional
 from autobatch import ops
 from autobatch.ops.conditions import is_condition
 from autobatch.ops.define import shape_of
+from autobatch.ops.elementwise import instead
 from autobatch.ops.indexing import pick
 from autobatch.ops.operators import Symbol
 from autobatch.ops.products import matmul
@@ -68,14 +69,23 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """Look up rows of a table; that of `padding_idx` has no gradient."""
-    if max_norm is not None or scale_grad_by_freq:
+    if max_norm is not None or (scale_grad_by_freq and sparse):
         return NotImplemented
     rows = ops.lookup(weight, input)
+    if scale_grad_by_freq:
+        rows = instead(ops.div(rows, _counts(input, shape_of(weight)[1:])), ops.stop_gradient(rows))
     if padding_idx is None:
         return rows
     is_padding = ops.equal(input, float(padding_idx % shape_of(weight)[0]))
     is_padding = ops.reshape(is_padding, (*shape_of(is_padding), *(1 for _ in shape_of(weight)[1:])))
     return ops.where(is_padding, ops.stop_gradient(rows), rows)
+
+
+def _counts(ids: Any, row: tuple[int, ...]) -> Any:
+    """Count how often each id occurs among all, in a shape that divides rows of the shape `row`."""
+    n = math.prod(shape_of(ids))
+    are_equal = ops.equal(ops.reshape(ids, (n, 1)), ops.reshape(ids, (1, n)))
+    return ops.reshape(ops.sum(are_equal, 1), (*shape_of(ids), *(1 for _ in row)))
 
 
 @stands_for(torch.Tensor.__getitem__)

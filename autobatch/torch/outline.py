@@ -247,6 +247,7 @@ class Outline:
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
         self._is_never_mapped |= not NEVER_MAPPED.isdisjoint((name, f"{name}.{op._overloadname}"))
         self._is_never_mapped |= name in NEVER_MAPPED_NUMBERS and not args[0].dim()
+        self._is_never_mapped |= name == "embedding" and args[3:4] == (True,)  # vmap counts the ids of all rows
 
     def check_change(self, op: Any, args: Any) -> None:
         """Refuse an op that changes what was there before."""

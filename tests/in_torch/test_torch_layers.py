@@ -109,3 +109,27 @@ def test_nothing_of_a_sequence_layer_corrupts_memory(kind: str) -> None:
         [sys.executable, "-W", "ignore", "-c", SEQUENCES, kind], capture_output=True, env=environment
     )
     assert found.returncode == 0, found.stderr.decode()[-2000:]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("padding", [None, 1, -1])
+@pytest.mark.parametrize("runs", ["", "auto", "torch"])
+def test_embeddings_divide_gradients_by_the_frequency_in_one_call(
+    shape: tuple[int, ...], padding: int | None, runs: str
+) -> None:
+    """The frequency of an id is that among the ids of one instance, not of the mini-batch."""
+    torch.manual_seed(0)
+    layer = nn.Embedding(3, 2, padding_idx=padding, scale_grad_by_freq=True).double()
+    twice = nn.Sequential(layer, nn.Tanh())
+    ids = [torch.randint(3, shape) for _ in range(4)]
+    seed = torch.randn(4, *shape, 2, dtype=torch.float64)
+
+    def gradient(outputs: Tensor) -> Any:
+        twice.zero_grad()
+        (outputs * seed).sum().backward()  # type: ignore[no-untyped-call]
+        return layer.weight.grad
+
+    want = gradient(torch.stack([twice(x) for x in ids]))
+    if runs:
+        abt.cell(twice, runs=runs)
+    torch.testing.assert_close(gradient(abt.batched(twice)(ids)), want)

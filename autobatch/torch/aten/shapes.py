@@ -125,9 +125,11 @@ def repeat(x: Any, repeats: Sequence[int]) -> Any:
 
 
 @op("embedding", of=indexed)
-def embedding(weight: Any, indices: Any, *options: Any) -> Any:
+def embedding(
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
     """Rows of a table."""
-    return ops.lookup(weight, indices)
+    return NotImplemented if scale_grad_by_freq else ops.lookup(weight, indices)
 
 
 @op("index_select", of=indexed)
