@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from autobatch.ir.builder import NeedsData, data_behind
+from autobatch.torch.metadata import CONSTRUCTORS, construct
 from autobatch.torch.structures import tensors_in
 
 NUMBERS = {
@@ -185,9 +186,17 @@ def _combine(
     return (lambda x: x[places]), (input,), {}
 
 
+def _construct(numbers: Numbers, function: Any, data: Any, dtype: Any = None, **options: Any) -> Spelled | None:
+    is_plain = isinstance(data, Tensor) or options.get("requires_grad")
+    if is_plain or not any(map(numbers.varies, tensors_in(data))):
+        return None
+    return (lambda data: construct(data, dtype).detach()), (data,), {}
+
+
 SPELL: dict[Any, Callable[..., Spelled | None]] = {
     Tensor.__getitem__: _take,
     torch.combinations: _combine,
+    **dict.fromkeys(CONSTRUCTORS, _construct),
     **dict.fromkeys((Tensor.tolist, Tensor.numpy, Tensor.item, Tensor.__array__), _give),
     **dict.fromkeys((torch.masked_select, Tensor.masked_select), _select),
     **dict.fromkeys((torch.narrow, Tensor.narrow), _narrow),

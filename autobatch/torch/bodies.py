@@ -21,6 +21,13 @@ RUNS = ("auto", "autobatch", "torch")
 """What may run a cell; "auto" is autobatch, and torch where that is impossible."""
 RUN_BY_TORCH = "is run by torch, which sees a list of tensors"
 
+WITHOUT_NUMBERS = "its data is not allocated yet", "Tensor.item() cannot be called on meta tensors"
+"""What torch says where C++ code reads the numbers of a tensor that has none."""
+READS_NUMBERS = (
+    "a constructor such as torch.LongTensor(...) reads numbers that are only computed when the mini-batch runs; write "
+    "torch.tensor(..., dtype=torch.int64)."
+)
+
 
 def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
     """Make the body of a cell of a function of tensors: it takes values, and gives values.
@@ -54,7 +61,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
                 raise
             if runs == "autobatch":
                 if type(error) is RuntimeError:  # torch's own
-                    raise GraphError(f"torch cannot trace it: {str(error).splitlines()[0]}") from error
+                    raise GraphError(f"torch cannot trace it: {_told(error)}") from error
                 raise
             try:
                 return _run_by_torch(function, given, tracing, f"tracing it fails: {error}")
@@ -83,9 +90,15 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
     try:
         body = Body(function.__qualname__, call, kinds, tracing.dtype, f"is run by torch: {why}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise GraphError(f"torch cannot run it: {str(error).splitlines()[0]}") from error
+        raise GraphError(f"torch cannot run it: {_told(error)}") from error
     outputs = iter(record_call(body, [x.value for x in leaves]))
     return on_tensors(lambda x: next(outputs), body.outline.result)
+
+
+def _told(error: Exception) -> str:
+    """Return the first line of what torch says; of a constructor that is given tensors without numbers, more."""
+    text = str(error).splitlines()[0]
+    return READS_NUMBERS if any(words in text for words in WITHOUT_NUMBERS) else text
 
 
 def _builder(x: Any) -> Callable[[Iterator[torch.Tensor]], Any]:

@@ -96,17 +96,26 @@ def named(name: str) -> str:
 
 
 def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    """Record `torch.tensor` of numbers and values as a value."""
-    if isinstance(data, (list, tuple)):
-        parts = [construct(part) for part in data]
+    """Make `torch.tensor` of numbers and values by functions of torch that need no numbers."""
+    if isinstance(data, (list, tuple)) and data:
+        parts = [
+            _number(construct(part)) if isinstance(part, (Value, torch.Tensor)) else construct(part) for part in data
+        ]
         kind = parts[0].dtype
         for part in parts:
             kind = torch.promote_types(kind, part.dtype)
+        if any(part.is_meta for part in parts):  # a body that runs without numbers
+            parts = [part.to("meta") for part in parts]
         made: Any = torch.stack([part if part.dtype is kind else part.to(kind) for part in parts])
     else:
         made = data if isinstance(data, (Value, torch.Tensor)) else torch.tensor(data)
     made = made if dtype is None or made.dtype is dtype else made.to(dtype)
     return made
+
+
+def _number(x: Any) -> Any:
+    """Return a tensor of one element without axes, as torch takes it in a list."""
+    return x.reshape(()) if x.dim() and x.numel() == 1 else x
 
 
 def by_position(
