@@ -181,3 +181,7 @@ def batch_norm(
     scaled = ops.div(ops.sub(input, mean), ops.sqrt(ops.add(var, eps)))
     scaled = scaled if weight is None else ops.mul(scaled, weight)
     return scaled if bias is None else ops.add(scaled, bias)
+
+
+NUMBERED = embedding, take, cross_entropy
+"""Functions that take ints, which number some of the floats."""

@@ -85,19 +85,26 @@ def from_floats(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.view_as_complex(x.clone(memory_format=torch.contiguous_format)).to(dtype)
 
 
+def holds_ints(dtype: torch.dtype, x: torch.Tensor) -> bool:
+    """Whether floats of a dtype hold all numbers of a tensor of ints or bools."""
+    if x.dtype not in (torch.int32, torch.int64) or not x.numel():
+        return True
+    least, largest = (int(end) for end in torch.aminmax(x))
+    return max(-least, largest) <= MOST[dtype]
+
+
 def copy_whole(x: torch.Tensor, place: torch.Tensor) -> None:
     """Copy ints or bools to a place among floats.
 
     Raises:
         NumericError: there are ints that these floats do not hold.
     """
-    if x.dtype in (torch.int32, torch.int64) and x.numel():
-        least, largest = (int(end) for end in torch.aminmax(x))
-        if max(-least, largest) > MOST[place.dtype]:
-            raise NumericError(
-                f"a cell gives the int {max(-least, largest)}, but ints that cells compute are kept as {place.dtype}, "
-                f"exact up to {MOST[place.dtype]}; call .double() on the module, or compute it outside of the cell."
-            )
+    if not holds_ints(place.dtype, x):
+        largest = max(abs(int(end)) for end in torch.aminmax(x))
+        raise NumericError(
+            f"a cell gives the int {largest}, but ints that cells compute are kept as {place.dtype}, exact up to "
+            f"{MOST[place.dtype]}; call .double() on the module, or compute it from the results."
+        )
     place.copy_(x)
 
 

@@ -13,7 +13,7 @@ A list of any length is given to a body as a list of tensors (`autobatch.torch.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -38,8 +38,8 @@ from autobatch.torch.asking import check_numbers, respell
 from autobatch.torch.aten import OPS
 from autobatch.torch.aten.table import Kinds
 from autobatch.torch.entering import CURRENT
-from autobatch.torch.functions import FUNCTIONS
-from autobatch.torch.kinds import dtype_of_name, is_float, name_of, shape_outside, shape_within
+from autobatch.torch.functions import FUNCTIONS, NUMBERED
+from autobatch.torch.kinds import dtype_of_name, holds_ints, is_float, name_of, shape_outside, shape_within
 from autobatch.torch.lists import apply, apply_function
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.outline import (
@@ -231,10 +231,23 @@ class Tracing:
             raise NeedsLength(value.var.domain, "returns a row per element")
         if not isinstance(x, torch.Tensor) or x.dtype is self.dtype:
             return value
-        if not isinstance(x, Traced) and is_float(x.dtype):
+        if not isinstance(x, Traced) and (is_float(x.dtype) or not holds_ints(self.dtype, x)):
             raise NoCounterpart(f"it returns a constant of {x.dtype}.")
         value = STAGE.current.wrap(value)
-        return value if int_limit(value.builder.vars, value.index) else stand_for(value, dtype=name_of(x.dtype))
+        if int_limit(value.builder.vars, value.index):
+            return value
+        if x.dtype is torch.int64 and not dtype_of(value.builder.vars, value.index):
+            return self._checked(value, Kind(tuple(x.shape), x.dtype, has_gradient=False))
+        return stand_for(value, dtype=name_of(x.dtype))
+
+    def _checked(self, value: Any, kind: Kind) -> Any:
+        """Ints of the data as a result, which a kernel of torch refuses where floats of the model would round them."""
+        key = "ints of the data", kind, self.dtype
+        body = BODIES.get(key)
+        if body is None:
+            why = "has torch check the ints that it returns."
+            body = BODIES[key] = Body("clone", torch.clone, [kind], self.dtype, why)
+        return record_call(body, [value])[0]
 
     def leave(self, value: Any, like: torch.Tensor, is_own: bool) -> Traced:
         """The tensor that stands for a result, of the shape and dtype that torch says."""
@@ -269,7 +282,7 @@ class _Functions(TorchFunctionMode):
         if function in DROPPING:
             STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
         found, tensors = FUNCTIONS.get(function), tensors_in((args, kwargs))
-        if found is None or not any(map(self._tracing.varies, tensors)) or not all(map(self._fits, tensors)):
+        if found is None or not any(map(self._tracing.varies, tensors)) or not self._fits(found, tensors):
             return self._call(function, args, kwargs)
         with unheard():
             result = self._tracing.apply(partial(apply_function, found), args, kwargs)
@@ -281,9 +294,10 @@ class _Functions(TorchFunctionMode):
         function, args, kwargs = respell(function, args, kwargs, self._tracing) or (function, args, kwargs)
         return function(*args, **kwargs)
 
-    def _fits(self, x: torch.Tensor) -> bool:
-        """Whether a tensor is floats of the model, or ints."""
-        return x.dtype in (self._tracing.dtype, torch.int64)
+    def _fits(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors are floats of the model, beside ints that number some of them."""
+        kinds = {x.dtype for x in tensors}
+        return kinds == {self._tracing.dtype} or (function in NUMBERED and kinds == {self._tracing.dtype, torch.int64})
 
     def _leave(self, x: Any, tensors: list[torch.Tensor]) -> Any:
         """The tensor that stands for a result, which is computed from others."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import autobatch.torch as abt
-from autobatch.errors import GraphError
+from autobatch.errors import GraphError, NumericError
+from autobatch.torch.structures import leaves_of
 
 
 class Of(nn.Module):
@@ -71,3 +72,69 @@ def test_legacy_constructors_of_values_are_refused_in_a_sentence(runs: str) -> N
     model = abt.cell(Of(lambda e, w: e(torch.LongTensor([w]))[0]), runs=runs)
     with pytest.raises(GraphError, match=r"torch\.LongTensor\(\.\.\.\) reads numbers .* write torch\.tensor\("):
         abt.batched(model)([1, 2])
+
+
+BIG = torch.tensor([2**24 + 1, 2**25 + 1, 3, -7])
+OF_INTS: dict[str, Callable[[Any], Any]] = {
+    "a table": lambda v: BIG[v.argmax()],
+    "a table twice": lambda v: torch.stack([BIG, BIG.flip(0)])[(v[0] > 0).long()][v.argmin()],
+    "the places of maxima": lambda v: (v[:, None] + v.flip(0)).max(0)[1][v.argmax()],
+    "the places of minima": lambda v: (v[:, None] * v).min(1).indices[v.argmax()],
+    "topk": lambda v: v.topk(3)[1][v[:3].argmax()],
+    "argsort twice": lambda v: v.argsort()[v.argsort()[v.argmax()]],
+    "a mask": lambda v: (v > 0).long()[v.argmax()],
+    "sums of a mask": lambda v: (v > 0).long().cumsum(0)[v.argmin()],
+    "a product of ints": lambda v: nn.functional.one_hot(v.argmax(), 4) @ torch.arange(4),
+    "a product with a table": lambda v: nn.functional.one_hot(v.argsort(), 4) @ BIG,
+    "a sum of products": lambda v: torch.einsum("i,i->", nn.functional.one_hot(v.argmax(), 4), torch.arange(4)),
+    "numbers of rows": lambda v: torch.arange(8).view(4, 2)[v.argmax()],
+    "an id of floats": lambda v: torch.arange(4.0).double()[v.argsort()[v.argmax()]],
+}
+
+
+def backtrace(v: Any) -> Any:
+    """The best path through three positions, as Viterbi finds it."""
+    best, first = (v[:, None] + v.flip(0)).max(0)
+    best, second = (best[:, None] + torch.outer(v, v)).max(0)
+    last = best.argmax()
+    middle = second[last]
+    return torch.stack([first[middle], middle, last])
+
+
+@pytest.mark.parametrize("name", [*OF_INTS, "a backtrace"])
+@pytest.mark.parametrize("runs", ["", "auto", "torch"])
+def test_ints_that_computed_ints_number_stay_ints(name: str, runs: str) -> None:
+    torch.manual_seed(0)
+    function = OF_INTS.get(name, backtrace)
+    model = nn.Linear(3, 4).double()
+    xs = [torch.randn(3).double() for _ in range(6)]
+    want = torch.stack([function(model(x)) for x in xs])
+    if runs:
+        function = abt.cell(function, runs=runs)
+    torch.testing.assert_close(abt.batched(lambda x: function(model(x)), module=model)(xs), want)
+
+
+RETURNED: dict[str, Callable[[Any, Any], Any]] = {
+    "the data": lambda v, ints: ints,
+    "views": lambda v, ints: (ints[1:], ints[0], ints[None]),
+    "a constant": lambda v, ints: BIG,
+    "of a table": lambda v, ints: BIG[v.argmax()],
+    "of the data": lambda v, ints: ints[v.argmax()],
+    "a choice": lambda v, ints: torch.where(v > 0, ints, 0),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_cells_refuse_ints_that_floats_would_round(name: str) -> None:
+    model = nn.Linear(3, 4)
+    model.weight.data.fill_(1.0)
+    model.bias.data = torch.tensor([3.0, 2.0, 1.0, 0.0])
+    cell: Any = abt.cell(RETURNED[name])
+    batched = abt.batched(lambda ints: cell(model(torch.ones(3)), ints), module=model)
+    with pytest.raises(NumericError, match=r"the int \d+, but ints .* kept as torch.float32"):
+        batched([BIG, BIG + 1])
+    model.double()
+    ones = torch.ones(3).double()
+    doubled = abt.batched(lambda ints: cell(model(ones), ints), module=model)
+    for got, want in zip(leaves_of(doubled([BIG])), leaves_of(RETURNED[name](model(ones), BIG)), strict=True):
+        torch.testing.assert_close(got[0], want)
