@@ -102,6 +102,10 @@ def is_hashable(x: Any) -> bool:
     return True
 
 
+PLAIN_TUPLES: set[type] = {tuple}
+"""Classes of tuples that are no more than tuples: their elements are not the arguments of the class."""
+
+
 def is_structure(x: Any) -> bool:
     """Whether `x` is a container of arguments or results."""
     kind = type(x)  # `x.__class__`, which isinstance reads too, is list for a traced list
@@ -202,7 +206,7 @@ class Key:
             return Key("dataclass", type(container), parts)
         if isinstance(container, list):
             return Key("list", None, parts)
-        return Key("tuple", None if type(container) is tuple else type(container), parts)
+        return Key("tuple", None if type(container) in PLAIN_TUPLES else type(container), parts)
 
     @property
     def n_lists(self) -> int:

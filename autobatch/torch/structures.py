@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Size, Tensor, return_types
 
-from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.arguments import PLAIN_TUPLES, Key, is_structure, parts_of
+
+PLAIN_TUPLES.add(Size)  # of numbers that may be tensors, in a result
 
 
 @cache

@@ -258,12 +258,20 @@ class TensorMethods:
     """The tensor interface of a recorded value: methods, attributes and torch functions."""
 
     __slots__ = ()
-    shape: tuple[int, ...]
     key: Key
     device, layout, grad = torch.device("cpu"), torch.strided, None
     is_cpu = True
     is_cuda = is_sparse = is_sparse_csr = is_quantized = is_meta = is_mkldnn = is_nested = is_mps = is_xla = False
     retains_grad = False
+
+    def __init_subclass__(cls) -> None:
+        if "shape" in vars(cls):
+            cls.shape = torch.Size(vars(cls)["shape"])  # type: ignore[method-assign, assignment]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The length of each axis; of single values, an attribute of their class."""
+        return torch.Size(super().shape)  # type: ignore[misc]
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -349,7 +357,7 @@ class TensorMethods:
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the length of one axis."""
-        return torch.Size(self.shape) if dim is None else self.shape[dim]
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         """The number of axes."""
@@ -357,7 +365,7 @@ class TensorMethods:
 
     def numel(self) -> int:
         """The number of elements."""
-        return torch.Size(self.shape).numel()
+        return self.shape.numel()
 
     def _refuse(self, what: str) -> GraphError:
         return GraphError(f"{what} needs the numbers of a recorded value now; {AWAIT}")

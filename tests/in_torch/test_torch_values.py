@@ -567,3 +567,32 @@ def test_stacks_give_the_dtype_that_torch_gives(name: str, kind: str) -> None:
     found, wanted = abt.batched(run, module=NET, backend="reference")(ROWS), torch.stack([run(x) for x in ROWS])
     assert found.dtype is wanted.dtype
     torch.testing.assert_close(found, wanted)
+
+
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "a vector": lambda v: v,
+    "a number": lambda v: v.sum(),
+    "a matrix": lambda v: torch.outer(v, v)[:, :2],
+    "a stack": lambda v: torch.stack([v, v, v]),
+    "part of a stack": lambda v: torch.stack([v, v, v])[1:],
+    "complex numbers": lambda v: torch.complex(v, v),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_sizes(name: str) -> None:
+    def count(v: Any) -> Any:
+        x = SHAPES[name](v)
+        assert all(isinstance(shape, torch.Size) for shape in (x.shape, x.shape[:1]))
+        like = (x.reshape(x.shape) + x.new_zeros(x.shape)).abs()
+        return like.sum() * x.shape.numel() + x[None].shape[1:].numel() * v
+
+    def ends(v: Any) -> Any:
+        x = SHAPES[name](v)
+        return x.shape, x.size(), v
+
+    found = abt.batched(lambda x: count(NET.lin(x)), module=NET)(ROWS)
+    torch.testing.assert_close(found, torch.stack([count(NET.lin(x)) for x in ROWS]))
+    shape, size, _ = abt.batched(lambda x: ends(NET.lin(x)), module=NET)(ROWS)
+    want = ends(ROWS[0])[0]
+    assert [x.tolist() for x in shape] == [x.tolist() for x in size] == [[n, n] for n in want]
