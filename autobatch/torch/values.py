@@ -123,6 +123,11 @@ def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict
         return args[0]
     if function in REPLACED and (found := REPLACED[function](*args, **kwargs)) is not NotImplemented:
         return found
+    if name == "is_contiguous" and not isinstance(args[0], Rows) and Flow.of(STAGE.current).is_shared(args[0]):
+        raise GraphError(
+            "torch.Tensor.is_contiguous needs the memory of a recorded value that is a view or has views, which values "
+            "lack; call .contiguous(), which costs nothing here."
+        )
     if (told := tell(function, name, args, kwargs)) is not NotImplemented:
         return told
     check_function(function, args, kwargs)

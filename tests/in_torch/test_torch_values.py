@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autobatch as ab
 import autobatch.torch as abt
+from autobatch.errors import GraphError
 
 
 class Net(nn.Module):
@@ -596,3 +597,28 @@ def test_shapes_are_sizes(name: str) -> None:
     shape, size, _ = abt.batched(lambda x: ends(NET.lin(x)), module=NET)(ROWS)
     want = ends(ROWS[0])[0]
     assert [x.tolist() for x in shape] == [x.tolist() for x in size] == [[n, n] for n in want]
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "t": lambda v: torch.outer(v, v).t(),
+    "permute": lambda v: torch.outer(v, v).permute(1, 0),
+    "mT": lambda v: torch.outer(v, v).mT,
+    "a column": lambda v: torch.outer(v, v)[:, 0],
+    "every second": lambda v: v[::2],
+    "expand": lambda v: v[:, None].expand(3, 3),
+    "a stack, transposed": lambda v: torch.stack([v, v]).t(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_refuse_to_say_whether_they_are_contiguous(name: str) -> None:
+    assert not VIEWS[name](ROWS[0]).is_contiguous()
+    with pytest.raises(GraphError, match=r"torch\.Tensor\.is_contiguous needs the memory"):
+        abt.batched(lambda x: x if VIEWS[name](NET.lin(x)).is_contiguous() else -x, module=NET)(ROWS)
+
+
+@pytest.mark.parametrize("make", [lambda v: v, lambda v: torch.outer(v, v), lambda v: torch.stack([v, v])])
+def test_what_is_no_view_is_contiguous(make: Callable[[Any], Any]) -> None:
+    assert make(ROWS[0]).is_contiguous()
+    found = abt.batched(lambda x: x if make(NET.lin(x)).is_contiguous() else -x, module=NET)(ROWS)
+    torch.testing.assert_close(found, torch.stack(ROWS))
