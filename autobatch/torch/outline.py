@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -61,11 +62,16 @@ DROPPING = {
 """Functions that draw random numbers in train(), and none in eval()."""
 ATTENDING = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 """Functions that have several kernels, of which that of plain products alone can be mapped."""
+JOINING = {
+    torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack, torch.row_stack, torch.dstack,
+    torch.column_stack,
+}  # fmt: skip
+"""Functions of lists of tensors, all of which must be on one device."""
 NO_GRADIENT = "is not differentiable with respect to argument", "does not support automatic differentiation for"
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian", "max.default", "min.default"}
 """Ops, or overloads, whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
-NEVER_MAPPED_NUMBERS = {"roll"}
-"""Ops whose rule takes the rows for an axis where a row is a single number."""
+NEVER_MAPPED_NUMBERS = {"roll", "index_select"}
+"""Ops whose rule takes the rows for an axis where what a row has is a single number."""
 
 
 class Way(StrEnum):
@@ -222,9 +228,13 @@ class Outline:
         arguments = {k for k, x in enumerate(given) if x.grad_fn in behind}
         return Needs(frozenset(arguments), frozenset(self.reads.keys() & (parameters | unknown)))
 
-    def twin(self, x: Tensor) -> Tensor:
-        """A tensor without numbers in the place of one that has them, the same in each call."""
-        if x.is_meta or not x.dim():
+    def twin(self, x: Tensor, of_numbers: bool = False) -> Tensor:
+        """A tensor without numbers in the place of one that has them, the same in each call.
+
+        Args:
+            of_numbers: also of a tensor without axes, which most functions take beside tensors without numbers.
+        """
+        if x.is_meta or not (x.dim() or of_numbers):
             return x
         if id(x) not in self._twins:
             twin = torch.empty_like(x, device="meta")
@@ -246,7 +256,7 @@ class Outline:
         name = op.overloadpacket.__name__
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
         self._is_never_mapped |= not NEVER_MAPPED.isdisjoint((name, f"{name}.{op._overloadname}"))
-        self._is_never_mapped |= name in NEVER_MAPPED_NUMBERS and not args[0].dim()
+        self._is_never_mapped |= name in NEVER_MAPPED_NUMBERS and not all(x.dim() for x in tensors_in(args))
         self._is_never_mapped |= name == "embedding" and args[3:4] == (True,)  # vmap counts the ids of all rows
 
     def check_change(self, op: Any, args: Any) -> None:
@@ -298,7 +308,8 @@ class _Functions(TorchFunctionMode):
         self._outline.is_respelled |= spelled is not None
         function, args, kwargs = spelled or (function, args, kwargs)
         if any(x.is_meta for x in tensors):
-            args, kwargs = on_tensors(self._outline.twin, args), on_tensors(self._outline.twin, kwargs)
+            twin = partial(self._outline.twin, of_numbers=function in JOINING)
+            args, kwargs = on_tensors(twin, args), on_tensors(twin, kwargs)
         if function in OTHERWISE_SHAPED and any(x.is_meta for x in tensors):
             raise NotImplementedError("its shapes are known with numbers only.")
         n_draws = self._outline.n_draws

@@ -262,7 +262,7 @@ class Tracing:
         """A tensor without numbers; anything else, and a number, is given as it is."""
         if not isinstance(x, torch.Tensor) or (not isinstance(x, Traced) and not x.dim()):
             return x
-        return torch.empty(x.shape, dtype=x.dtype, device="meta")
+        return _without_numbers(x)
 
 
 class _Functions(TorchFunctionMode):
@@ -403,7 +403,8 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _likes(self, op: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives, without numbers."""
         kwargs = on_leaves(self._tracing.like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
-        return op(*on_leaves(self._tracing.like, args), **kwargs)
+        in_lists = [on_tensors(_without_numbers, x) if isinstance(x, (list, tuple)) else x for x in args]
+        return op(*on_leaves(self._tracing.like, in_lists), **kwargs)
 
     def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Change a tensor in place: it stands for another value from now on, unless others read it.
@@ -424,6 +425,10 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         has_gradient = is_float(target.dtype) and not torch.is_grad_enabled() and isinstance(target.value, Operators)
         target.value = instead(target.value, made.value) if has_gradient else made.value
         return target
+
+
+def _without_numbers(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def _is_buffer(x: torch.Tensor) -> bool:

@@ -431,6 +431,8 @@ for _name in dir(torch.Tensor):
 
 def _as_data(x: Any) -> Any:
     """An argument of a function of torch; a tensor of one int stays an array, for an int is part of the type."""
+    if type(x) in (list, tuple) and any(isinstance(part, Value) for part in x):
+        return type(x)(map(_as_data, x))
     if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.is_floating_point():
         return to_arrays(x)
     return x.numpy()

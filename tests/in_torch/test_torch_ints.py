@@ -74,6 +74,21 @@ def test_legacy_constructors_of_values_are_refused_in_a_sentence(runs: str) -> N
         abt.batched(model)([1, 2])
 
 
+def check_as_torch(function: Callable[[Any], Any], runs: str) -> None:
+    """Compare results and gradients with those of torch: outside of cells, in one, or where torch runs it."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4).double()
+    xs = [torch.randn(3).double() for _ in range(6)]
+    want = torch.stack([function(model(x)) for x in xs])
+    cell: Any = abt.cell(function, runs=runs) if runs else function
+    found = abt.batched(lambda x: cell(model(x)), module=model)(xs)
+    torch.testing.assert_close(found, want)
+    if want.requires_grad:
+        seed = torch.randn_like(want)
+        gradients = [torch.autograd.grad(y, [*model.parameters()], seed) for y in (found, want)]
+        torch.testing.assert_close(*gradients)
+
+
 BIG = torch.tensor([2**24 + 1, 2**25 + 1, 3, -7])
 OF_INTS: dict[str, Callable[[Any], Any]] = {
     "a table": lambda v: BIG[v.argmax()],
@@ -104,14 +119,7 @@ def backtrace(v: Any) -> Any:
 @pytest.mark.parametrize("name", [*OF_INTS, "a backtrace"])
 @pytest.mark.parametrize("runs", ["", "auto", "torch"])
 def test_ints_that_computed_ints_number_stay_ints(name: str, runs: str) -> None:
-    torch.manual_seed(0)
-    function = OF_INTS.get(name, backtrace)
-    model = nn.Linear(3, 4).double()
-    xs = [torch.randn(3).double() for _ in range(6)]
-    want = torch.stack([function(model(x)) for x in xs])
-    if runs:
-        function = abt.cell(function, runs=runs)
-    torch.testing.assert_close(abt.batched(lambda x: function(model(x)), module=model)(xs), want)
+    check_as_torch(OF_INTS.get(name, backtrace), runs)
 
 
 RETURNED: dict[str, Callable[[Any, Any], Any]] = {
@@ -138,3 +146,27 @@ def test_cells_refuse_ints_that_floats_would_round(name: str) -> None:
     doubled = abt.batched(lambda ints: cell(model(ones), ints), module=model)
     for got, want in zip(leaves_of(doubled([BIG])), leaves_of(RETURNED[name](model(ones), BIG)), strict=True):
         torch.testing.assert_close(got[0], want)
+
+
+ONE, TWO = torch.tensor(1), torch.tensor(2)
+WITH_INTS: dict[str, Callable[[Any], Any]] = {
+    "stack": lambda v: torch.stack([v.argmax(), ONE]),
+    "stack behind": lambda v: torch.stack((ONE, v.argmax(), TWO)),
+    "stack of floats": lambda v: torch.stack([v[0], torch.tensor(0.5).double(), v[1]]),
+    "stack of bools": lambda v: torch.stack([v[0] > 0, torch.tensor(True)]),
+    "stack along the last axis": lambda v: torch.stack([ONE, v.argmax()], -1),
+    "hstack": lambda v: torch.hstack([v.argmax(), TWO]),
+    "vstack": lambda v: torch.vstack([v.argmax(), TWO]),
+    "cat": lambda v: torch.cat([v.argmax()[None], ONE[None]]),
+    "cat with a number of torch": lambda v: torch.hstack([v, torch.tensor(2.0).double()]),
+    "index_select": lambda v: v.index_select(0, ONE),
+    "index_select of ints": lambda v: v.argsort().index_select(0, ONE),
+    "index_select along columns": lambda v: torch.outer(v, v).index_select(1, v.argmax()),
+    "gather": lambda v: v.gather(0, TWO),
+}
+
+
+@pytest.mark.parametrize("name", WITH_INTS)
+@pytest.mark.parametrize("runs", ["", "auto", "torch"])
+def test_tensors_of_one_int_stand_beside_values(name: str, runs: str) -> None:
+    check_as_torch(WITH_INTS[name], runs)

@@ -135,8 +135,9 @@ def embedding(
 @op("index_select", of=indexed)
 def index_select(x: Any, dim: int, index: Any) -> Any:
     """The elements along an axis that ints number."""
-    if not shape_of(x) or not shape_of(index):
+    if not shape_of(x):
         return NotImplemented
+    index = index if shape_of(index) else ops.reshape(index, (1,))
     if dim % len(shape_of(x)) == 0:
         return ops.lookup(x, index)
     axes = list(range(len(shape_of(x))))
