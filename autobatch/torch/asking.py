@@ -109,18 +109,34 @@ def _give(numbers: Numbers, function: Any, x: Tensor, *options: Any, **others: A
 
 
 def _take(numbers: Numbers, function: Any, x: Tensor, index: Any) -> Spelled | None:
-    if _is_int(index):
-        return _take_one, (x, index), {}
-    if x.dim() and _is_known_condition(index, numbers):
-        return function, (x, _places(index)), {}
-    if isinstance(index, tuple) and any(_is_known_condition(part, numbers) for part in index):
-        parts = (_places(part) if _is_known_condition(part, numbers) else (part,) for part in index)
-        return function, (x, tuple(itertools.chain(*parts))), {}
-    return None
+    parts = index if isinstance(index, tuple) else (index,)
+    has_ints = any(_is_int(part) and numbers.varies(part) for part in parts)
+    is_known = [_is_known_condition(part, numbers) for part in parts]
+    if not has_ints and not (any(is_known) and x.dim()):
+        return None
+    places = (_places(part) if known else (part,) for part, known in zip(parts, is_known, strict=True))
+    parts = tuple(itertools.chain(*places))
+    return (_take_ints if has_ints else function), (x, parts), {}
 
 
-def _take_one(x: Tensor, index: Tensor) -> Tensor:
-    return torch.index_select(x, 0, index.reshape(1)).squeeze(0)
+def _take_ints(x: Tensor, index: tuple[Any, ...]) -> Tensor:
+    """Take along each axis that a tensor of one int indexes, as torch does first, and then by the other parts."""
+    axis, others = 0, list[Any]()
+    for place, part in enumerate(index):
+        if _is_int(part):
+            x = x[(*[slice(None)] * axis, part.reshape(1))].squeeze(axis)
+            continue
+        others.append(part)
+        if part is Ellipsis:
+            axis = x.dim() - sum(map(_has_axis, index[place + 1 :]))
+        else:
+            axis += _has_axis(part)
+    return x[tuple(others)]
+
+
+def _has_axis(part: Any) -> bool:
+    """Whether a part of an index is for an axis of the tensor, and adds none."""
+    return part is not None and not isinstance(part, bool)
 
 
 def _select(numbers: Numbers, function: Any, input: Tensor, mask: Tensor, **options: Any) -> Spelled | None:

@@ -170,3 +170,35 @@ WITH_INTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("runs", ["", "auto", "torch"])
 def test_tensors_of_one_int_stand_beside_values(name: str, runs: str) -> None:
     check_as_torch(WITH_INTS[name], runs)
+
+
+INDICES: dict[str, Callable[[Any], Any]] = {
+    "from the end": lambda v: v[v.argmax() - 4],
+    "a row from the end": lambda v: torch.outer(v, v)[v.argmin() - 4],
+    "an int from the end": lambda v: v.argsort()[v.argmax() - 4],
+    "i, 0": lambda v: torch.outer(v, v)[v.argmax(), 0],
+    "0, i": lambda v: torch.outer(v, v)[0, v.argmax()],
+    ":, i": lambda v: torch.outer(v, v)[:, v.argmax()],
+    "i, j": lambda v: torch.outer(v, v.exp())[v.argmax(), v.argmin()],
+    "i, j from the end": lambda v: torch.outer(v, v.exp())[v.argmax() - 4, v.argmin() - 2],
+    "(i,)": lambda v: torch.outer(v, v)[(v.argmax(),)],
+    "..., i": lambda v: torch.outer(v, v.exp())[..., v.argmax()],
+    "..., i, 1:": lambda v: torch.outer(v, v.exp())[..., v.argmax(), 1:],
+    "None, i, 1:": lambda v: torch.outer(v, v.exp())[None, v.argmax(), 1:],
+    "i, a constant": lambda v: torch.outer(v, v.exp())[v.argmax(), TWO],
+    "i, constants": lambda v: torch.outer(v, v.exp())[v.argmax(), torch.tensor([0, 3])],
+    "i, a list": lambda v: torch.outer(v, v.exp())[v.argmax(), [0, 3]],
+    "i, bools": lambda v: torch.outer(v, v.exp())[v.argmax(), torch.tensor([True, False, True, True])],
+    "i, ints": lambda v: torch.outer(v, v.exp())[v.argmax(), v.argsort()],
+    "ints, i": lambda v: torch.outer(v, v.exp())[v.argsort()[1:], v.argmax()],
+    "ints, i, ints": lambda v: torch.einsum("i,j,k->ijk", v, v.exp(), v.sin())[v.argsort(), v.argmax(), v.argsort()],
+    "i, :, j": lambda v: torch.einsum("i,j,k->ijk", v, v.exp(), v.sin())[v.argmax(), :, v.argmin() - 1],
+    "a stack": lambda v: torch.stack([v, v.exp()])[:, v.argmax()],
+    "ints of a table": lambda v: torch.arange(16).view(4, 4)[v.argmax(), v.argmin()],
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+@pytest.mark.parametrize("runs", ["", "auto", "torch"])
+def test_ints_index_any_axis(name: str, runs: str) -> None:
+    check_as_torch(INDICES[name], runs)
