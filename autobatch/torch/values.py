@@ -6,6 +6,7 @@ rows are the values (`autobatch.torch.stacked`). Reductions over it read all val
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -177,11 +178,8 @@ class OfParameters(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         CURRENT.module, CURRENT.dtype, CURRENT.has_gradients, torch._C._InferenceMode = self._before  # type: ignore[misc]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if isinstance(error[1], TypeError) and "incompatible function arguments" in str(error[1]):
-            refused = GraphError(
-                "torch.func, autograd.Function.apply or other C++ code of torch is given a recorded value, which only "
-                "has numbers when the mini-batch runs; call it in a cell."
-            )
+        if isinstance(error[1], TypeError) and (told := _explain(str(error[1]))):
+            refused = GraphError(told)
             refused.__notes__ = getattr(error[1], "__notes__", [])
             raise refused from error[1]
 
@@ -215,6 +213,21 @@ class OfParameters(TorchFunctionMode):
                 return apply(function, args, kwargs)
             return found
         return function(*args, **kwargs)
+
+
+def _explain(text: str) -> str:
+    """Return what the TypeError of C code that was given a recorded value means; an empty text for others."""
+    if "incompatible function arguments" in text:
+        return (
+            "torch.func, autograd.Function.apply or other C++ code of torch is given a recorded value, which only has "
+            "numbers when the mini-batch runs; call it in a cell."
+        )
+    if found := re.match(r"descriptor '(\w+)' for 'torch\._C\.TensorBase' objects doesn't apply", text):
+        return (
+            f"torch.Tensor.{found[1]} takes no recorded values where it is called as a function, because Python checks "
+            f"the class; write v.{found[1]}(...) of a value v, or call it in a cell."
+        )
+    return ""
 
 
 def _refuse_change(method: str, tensor: torch.Tensor) -> Never:

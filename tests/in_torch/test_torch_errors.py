@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import autobatch.torch as abt
 from autobatch import errors
+from autobatch.errors import GraphError
 
 
 def hooked(x: Tensor) -> Any:
@@ -59,3 +60,17 @@ def test_errors_of_cells_are_of_public_classes(name: str, runs: str) -> None:
         run([torch.ones(2), torch.zeros(2)])
     kind = caught.type
     assert not issubclass(kind, errors.AutobatchError) or vars(errors)[kind.__name__] is kind
+
+
+UNBOUND: dict[str, Callable[[Any], Any]] = {
+    "add": lambda v: Tensor.add(v, torch.ones(2)),
+    "relu": lambda v: [*map(Tensor.relu, [v, v])],
+    "sum": lambda v: Tensor.sum(torch.stack([v, v])),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUND)
+def test_methods_called_as_functions_are_refused_in_a_sentence(name: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(GraphError, match=rf"torch\.Tensor\.{name} takes no recorded values .* write v\.{name}\("):
+        abt.batched(lambda x: UNBOUND[name](model(x)), module=model)([torch.ones(2)])
