@@ -8,7 +8,9 @@ of ints. Data of a node become constants, which are part of its type, where a bo
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, Never, Protocol
 
 import torch
@@ -85,11 +87,23 @@ def refuse_numbers(what: str, op: str, values: Iterable[Any] | None) -> Never:
     Args:
         values: of which it asks for numbers; None if that is unknown.
     """
+    advice = "choose between values by torch.where, or decide outside of the cell, after await ab.value(x)."
     raise NeedsData(
-        f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; choose between values by "
-        f"torch.where, or decide outside of the cell, after await ab.value(x).",
+        f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; "
+        f"{validation_advice() or advice}",
         None if values is None else data_behind(values),
     )
+
+
+def validation_advice() -> str:
+    """Return what to do if a distribution of torch asks for numbers to check them; an empty text if none does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (
+        frame.f_code.co_name in ("__init__", "_validate_sample")
+        and frame.f_globals.get("__name__", "").startswith("torch.distributions.")
+    ):
+        frame = frame.f_back
+    return "" if frame is None else "torch.distributions checks its arguments by them, so give it validate_args=False."
 
 
 def respell(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers) -> Spelled | None:

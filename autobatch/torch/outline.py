@@ -67,6 +67,7 @@ JOINING = {
     torch.column_stack,
 }  # fmt: skip
 """Functions of lists of tensors, all of which must be on one device."""
+EMBEDDINGS = functional.embedding, functional.embedding_bag
 NO_GRADIENT = "is not differentiable with respect to argument", "does not support automatic differentiation for"
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian", "max.default", "min.default"}
 """Ops, or overloads, whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
@@ -433,6 +434,11 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
     if function in (torch.batch_norm, torch.instance_norm):  # their inner functions take the weights first
         check = _check_batch_norm if function is torch.batch_norm else _check_instance_norm
         check(args[0], args[3], args[4], args[1], args[2], *args[5:])
+    if function in EMBEDDINGS and (args[3] if len(args) > 3 else kwargs.get("max_norm")) is not None:
+        raise Refused(
+            f"torch's {function.__name__} with max_norm= changes its weight at every call, and calls in a batch have "
+            f"no order; leave max_norm out, or scale the weight between mini-batches."
+        )
     if function == ASSIGN_DATA:
         raise Refused(
             "the data of a tensor are assigned while instances are recorded or a cell is traced, which has no place in "

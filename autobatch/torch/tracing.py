@@ -71,6 +71,11 @@ HOLE = object()  # in the arguments of an op, for a tensor that is given when it
 BODIES: WeakValueDictionary[Hashable, Body] = WeakValueDictionary()
 """Ops that torch runs, by what they are applied to: equal ones are one, as programs compare them."""
 
+USED_LATER = (
+    "a tensor that stood for a value while a cell was traced is used afterwards; a cell returns what others read, and "
+    "keeps nothing."
+)
+
 
 class NoCounterpart(GraphError):
     """We lack an op of torch."""
@@ -106,10 +111,14 @@ class Traced(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse ops after the trace."""
-        raise GraphError(
-            "a tensor that stood for a value while a cell was traced is used afterwards; a cell returns what others "
-            "read, and keeps nothing."
-        )
+        raise GraphError(USED_LATER)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse functions after the trace that torch refuses by the class."""
+        if function in (torch.Tensor.tolist, torch.Tensor.numpy):
+            raise GraphError(USED_LATER)
+        return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 class Tracing:

@@ -23,6 +23,7 @@ from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten, packed
 from autobatch.torch.adopting import to_arrays
+from autobatch.torch.asking import validation_advice
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.changing import OPERATORS, change, is_in_place, replace
 from autobatch.torch.entering import CURRENT, Precision
@@ -30,7 +31,7 @@ from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, by_position, construct, named, needs_no_node, tell
-from autobatch.torch.outline import check_function, is_checked
+from autobatch.torch.outline import REGISTER_HOOK, check_function, is_checked
 from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
 from autobatch.torch.stacked import REDUCTIONS, reduce_rows, stack_values
@@ -107,7 +108,7 @@ def _look_up(function: Any) -> tuple[str, bool, bool]:
     """Return the name of a function, whether `_apply_special` may do more for it even without `inplace` and `out`, and
     whether `_apply_op` may apply it."""
     name = SPELLED.get(function.__name__, function.__name__)
-    is_known = function in (GRAD, BACKWARD, REQUIRES) or function in DROPPING or function in REPLACED
+    is_known = function in (GRAD, BACKWARD, REQUIRES, *REGISTER_HOOK) or function in DROPPING or function in REPLACED
     is_special = is_known or is_in_place(function.__name__) or needs_no_node(name) or is_checked(function)
     return name, is_special, name in REDUCTIONS or name in DIRECT or name == "stack"
 
@@ -118,6 +119,11 @@ def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict
         return grad(*args, **kwargs)
     if function is BACKWARD:
         refuse_backward()
+    if function in REGISTER_HOOK:
+        raise GraphError(
+            f"{named(name)} is called on a recorded value, whose gradient is only computed with those of its "
+            f"mini-batch; call it in a cell, on a tensor that the cell computes."
+        )
     if function is REQUIRES:
         return args[0]
     if function in DROPPING and not kwargs.get("training", True):
@@ -309,6 +315,12 @@ class TensorMethods:
         """The value without its gradient."""
         return apply(torch.Tensor.detach, (self,), {})
 
+    @data.setter
+    def data(self, other: Any) -> None:
+        raise GraphError(
+            "the data of a recorded value are assigned, which has no place in a program; make a new value."
+        )
+
     @property
     def requires_grad(self) -> bool:
         """Whether the value depends on a trained parameter, or on a tensor that requires a gradient."""
@@ -385,12 +397,24 @@ class TensorMethods:
         """The number of elements."""
         return self.shape.numel()
 
+    def __setattr__(self, name: str, x: Any) -> None:
+        try:
+            super().__setattr__(name, x)
+        except AttributeError:
+            raise GraphError(
+                f"the attribute {name!r} is set on a recorded value, which keeps none; keep it in a variable."
+            ) from None
+
     def _refuse(self, what: str) -> GraphError:
-        return GraphError(f"{what} needs the numbers of a recorded value now; {AWAIT}")
+        return GraphError(f"{what} needs the numbers of a recorded value now; {validation_advice() or AWAIT}")
 
     def lacks(self, name: str) -> str:
         """Return the message for a missing attribute."""
-        return f"a recorded value, which stands for a tensor while its instance is recorded, has no attribute {name!r}."
+        told = "; requires_grad says whether it has a gradient" if name == "grad_fn" else ""
+        return (
+            f"a recorded value, which stands for a tensor while its instance is recorded, has no attribute "
+            f"{name!r}{told}."
+        )
 
 
 def _is_float(x: Any) -> bool:

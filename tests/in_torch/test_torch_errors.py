@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import autobatch.torch as abt
 from autobatch import errors
@@ -74,3 +75,78 @@ def test_methods_called_as_functions_are_refused_in_a_sentence(name: str) -> Non
     model = nn.Linear(2, 2)
     with pytest.raises(GraphError, match=rf"torch\.Tensor\.{name} takes no recorded values .* write v\.{name}\("):
         abt.batched(lambda x: UNBOUND[name](model(x)), module=model)([torch.ones(2)])
+
+
+def assign_data(v: Any) -> None:
+    v.data = torch.ones(2)
+
+
+def assign(v: Any) -> None:
+    v.note = 3
+
+
+DISTRIBUTIONS: Any = torch.distributions
+TOLD: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "register_hook": (lambda v: v.register_hook(print), r"torch\.Tensor\.register_hook is called on a recorded value"),
+    "retain_grad": (lambda v: v.retain_grad(), r"torch\.Tensor\.retain_grad is called on a recorded value"),
+    "data": (assign_data, "the data of a recorded value are assigned"),
+    "an attribute": (assign, "the attribute 'note' is set on a recorded value"),
+    "a distribution": (
+        lambda v: DISTRIBUTIONS.Normal(v, 1.0, validate_args=True).log_prob(v),
+        "give it validate_args=False",
+    ),
+    "a distribution of logits": (
+        lambda v: DISTRIBUTIONS.Categorical(logits=v, validate_args=True).entropy(),
+        "give it validate_args=False",
+    ),
+    "a sample": (
+        lambda v: DISTRIBUTIONS.Normal(0.0, 1.0, validate_args=True).log_prob(v),
+        "give it validate_args=False",
+    ),
+    "max_norm": (
+        lambda v: F.embedding(v.argmax(), torch.eye(2), max_norm=1.0),
+        "torch's embedding with max_norm= changes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_refusals_say_what_is_asked_for(name: str) -> None:
+    function, told = TOLD[name]
+    model = nn.Linear(2, 2)
+    with pytest.raises(GraphError, match=told):
+        abt.batched(lambda x: function(model(x)), module=model)([torch.ones(2)])
+    if name.startswith("a "):
+        cell: Any = abt.cell(function)
+        with pytest.raises(GraphError, match=told):
+            abt.batched(lambda x: cell(model(x)), module=model)([torch.ones(2)])
+
+
+def test_grad_fn_of_a_value_points_to_requires_grad() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(AttributeError, match="'grad_fn'; requires_grad says"):
+        abt.batched(lambda x: model(x).grad_fn, module=model)([torch.ones(2)])
+
+
+@pytest.mark.parametrize("runs", ["", "auto", "autobatch", "torch"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_scale_their_weight_are_refused_in_a_sentence(kind: Any, runs: str) -> None:
+    layer = kind(3, 2, max_norm=1.0)
+    if runs:
+        abt.cell(layer, runs=runs)
+    with pytest.raises(GraphError, match="with max_norm= changes its weight at every call"):
+        abt.batched(layer)([torch.tensor([[1, 0]])])
+
+
+@pytest.mark.parametrize("read", [Tensor.tolist, Tensor.numpy, lambda x: x.detach().numpy(), lambda x: x.sum().item()])
+def test_tensors_that_a_cell_kept_are_refused(read: Callable[[Any], Any]) -> None:
+    kept: Any = nn.Module()
+
+    def keep(x: Tensor) -> Tensor:
+        kept.tensor = x * 2
+        return x
+
+    cell: Any = abt.cell(keep)
+    abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))([torch.ones(2)])
+    with pytest.raises(GraphError, match="stood for a value while a cell was traced"):
+        read(kept.tensor)
