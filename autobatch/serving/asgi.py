@@ -226,8 +226,8 @@ class _Handler:
 
         tasks = [asyncio.create_task(numbered(number, x)) for number, x in enumerate(instances)]
         try:
-            for task in asyncio.as_completed(tasks):
-                yield await task
+            for line in asyncio.as_completed(tasks):
+                yield await line
         finally:
             for task in tasks:  # of a client that has gone
                 task.cancel()

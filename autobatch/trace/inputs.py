@@ -69,7 +69,8 @@ class FloatInput(Symbol):
     _stage = "given"
 
     def __init__(self, data: Any, positions: Any, inputs: Reads, base: Any = None) -> None:
-        self.data, self.positions, self.inputs = np.asarray(data), np.asarray(positions), inputs
+        self.data: Array = np.asarray(data)
+        self.positions, self.inputs = np.asarray(positions), inputs
         self.base = self.data if base is None else base
 
     @property

@@ -31,7 +31,7 @@ def draw_tree(rng: np.random.Generator, depth: int) -> LabelledTree[str]:
 
 def write(tree: LabelledTree[str], rng: np.random.Generator) -> str:
     label = "" if tree.label is None else f"{tree.label}{rng.choice([' ', '  ', chr(9)])}"
-    gap = rng.choice(["", " ", "\t"])
+    gap = str(rng.choice(["", " ", "\t"]))
     return f"({gap}{label}{gap.join(write(child, rng) for child in tree.children) or escape(tree.word)}{gap})"
 
 

@@ -41,8 +41,8 @@ def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype:
     most = 0
     for read in reads_of(forms, asked.parameters, joined=asked.clips):
         needs = [need_of_norm(read, counts_of)] if asked.clips else [need_of_sum(s, counts_of) for s in read.sources]
-        most = max(most, *(min(need.sum(), max(need.max(initial=0), AT_ONCE)) for need in needs))
-    return asked.result_bytes + int(most) * dtype.itemsize
+        most = max(most, *(min(int(need.sum()), max(int(need.max(initial=0)), AT_ONCE)) for need in needs))
+    return asked.result_bytes + most * dtype.itemsize
 
 
 def chunks(need: LongArray) -> Iterator[tuple[int, int]]:

@@ -65,7 +65,7 @@ def heat_of_formation(atoms: list[str], bonds: list[tuple[int, int, str]], ring:
 def _draw_compound(rng: np.random.Generator, max_atoms: int) -> Molecule[str]:
     atoms, bonds = ["C"], list[tuple[int, int, str]]()
     for _ in range(rng.integers(max_atoms)):
-        atom = rng.choice(list(VALENCE), p=[0.6, 0.15, 0.15, 0.1])
+        atom = str(rng.choice(list(VALENCE), p=[0.6, 0.15, 0.15, 0.1]))
         free = _free_bonds(atoms, bonds)
         places = [place for place, n in enumerate(free) if n and "C" in (atom, atoms[place])]
         if places:

@@ -231,7 +231,7 @@ def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
     practice: Practice = practise(task, [lesson.seed, lesson.way == "backward"])
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
-    bound = _mean([chains_ahead(dag).max(axis=0).sum() for dag in measured])
+    bound = _mean([float(chains_ahead(dag).max(axis=0).sum()) for dag in measured])
     best, fewest, curve, n_played = table, np.inf, [], 0
     while n_played < settings.episodes:
         n_more = min(settings.evaluate_every, settings.episodes - n_played)
