@@ -66,6 +66,8 @@ CONTAINERS: tuple[type, ...] = (
 WRITING = ("append", "appendleft", "add", "extend", "insert", "write")  # methods in C that read nothing
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
+MODES = {"is_grad_enabled", "is_inference_mode_enabled"}
+"""Functions of torch that always give the same while a body is traced, whatever the mode of the call is."""
 
 DRAWS = "draws random numbers"
 ENVIRONMENT = {f.__code__ for f in vars(type(os.environ)).values() if isinstance(f, FunctionType)}
@@ -105,6 +107,9 @@ class Draws:
         elif name in CLOCKS and (owner is time or isinstance(owner, type)):
             if not is_library(namespace.get("__name__")):  # a logger's clock does no harm
                 self.refuse("asks for the time", name)
+        elif name in MODES and getattr(owner, "__name__", "") == "torch._C":
+            if not is_library(namespace.get("__name__")):
+                self.refuse("asks for the grad mode", f"torch.{name}")
         else:
             return True
         return False

@@ -7,9 +7,11 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import autobatch as ab
 import autobatch.torch as abt
 from helpers.runs.ways import each
 
@@ -78,3 +80,26 @@ def test_what_changes_takes_effect(case: str) -> None:
     now = run([x])[0].detach()
     torch.testing.assert_close(now, model(x).detach())
     assert not torch.equal(before, now)
+
+
+@each("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@each("ask", [torch.is_grad_enabled, torch.is_inference_mode_enabled])
+def test_the_grad_mode_is_refused(ask: Callable[[], bool], mode: Callable[[], Any]) -> None:
+    """A body runs once for all modes; torch's own functions may ask, for they compute the same in each."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.MultiheadAttention(2, 1, batch_first=True)
+
+        def forward(self, x: Tensor, asks: bool) -> Any:
+            with torch.no_grad():
+                y = self.attend(x, x, x)[0]
+            return y * 2.0 if asks and ask() else y
+
+    model, x = abt.cell(Model().eval()), torch.ones(1, 3, 2)
+    run = abt.batched(lambda instance: model(*instance), module=model, backend="reference")
+    with mode():
+        torch.testing.assert_close(run([(x, False)])[0], model(x, False))
+        with pytest.raises(ab.GraphError, match=rf"asks for the grad mode \(torch.{ask.__name__}\)"):
+            run([(x, True)])
