@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from autobatch.errors import DataError
-from autobatch.serving.refusals import Refusal, refused
+from autobatch.errors import DataError, ServingError
+from autobatch.serving.refusals import Refusal, refusal_of, refused
 
 PART_WITHIN = 10.0  # seconds for the next part of a body to arrive
 BODY_WITHIN = 60.0  # seconds for a whole body to arrive
@@ -38,7 +38,10 @@ async def read_body(request: Request, max_body: int) -> bytes:
 
 
 class Patience:
-    """Drops clients that accept no part of an answer for too long; disconnected clients raise no error."""
+    """Drops clients that accept no part of an answer for too long; disconnected clients raise no error.
+
+    Requests that the end of the server cancels before their answer begins are refused.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -48,8 +51,11 @@ class Patience:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        has_begun = False
 
         async def send_in_time(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
             try:
                 async with asyncio.timeout(SEND_WITHIN):
                     await send(message)
@@ -58,8 +64,12 @@ class Patience:
 
         try:
             await self._app(scope, receive, send_in_time)
-        except (ClientDisconnect, asyncio.CancelledError):  # the latter when the server ends
+        except ClientDisconnect:
             return
+        except asyncio.CancelledError:  # the server ends
+            if not has_begun:
+                closed = refused(refusal_of(ServingError("the server was closed before the request was done.")))
+                await closed(scope, receive, send)
 
 
 class Guard:

@@ -113,6 +113,31 @@ def test_a_client_that_takes_no_answer_is_given_up(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.parametrize(("kind", "status"), [("application/json", 503), (NDJSON, 200)])
+def test_a_request_that_the_end_of_the_server_cuts_off_is_refused(
+    kind: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless its answer has begun, which then ends early."""
+    endless = {"x": [0, 0, 1], "n": 10**6}
+    body = json.dumps(endless if kind == NDJSON else {"instance": endless})
+    server = ab.serve(Served().run, backend="reference")
+    client = Client(server)
+    client.process.config.timeout_graceful_shutdown = 1
+    with connect(client, sent(body, kind)) as waiting:
+        while not server.explain().running:
+            time.sleep(0.01)
+        client.close()
+        answer = b""
+        while part := waiting.recv(1000):
+            answer += part
+    head, _, found = answer.decode().partition("\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    if status == 503:
+        assert "retry-after: 1" in head
+        assert json.loads(found) == {"error": "the server was closed before the request was done."}
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_lines_that_are_no_json_fail_alone(client: Client) -> None:
     good = json.dumps({"x": [0, 0, 1], "n": 1})
     lines = [good, "{", "", good, "NaN", "\udcff", "[1", "3", good + good, good]
