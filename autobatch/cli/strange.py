@@ -10,6 +10,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 
 LARGE = 0.3  # of the words; test data of the same kind has fewer
 SPELLED = "characters"  # models that read these know rare words by them
+ANSWERS = ("classes", "labels", "tags", "target_words")  # vocabularies of what models predict
 
 
 class Counting(Vocabulary):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,7 @@ def test_inputs_need_no_answers(model: str, command: Command, tmp_path: Path) ->
         status, out, err = command("predict", model, *asked)
         assert status == 0, err
         assert len(out.splitlines()) == 1
+        assert not re.search("of its (classes|labels|tags|target words)", err)
         assert "<unknown>" not in json.dumps({**json.loads(out), "tree": None})
         instance = predictor.read(text)
         assert predictor.spec.given(instance) is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from autobatch import policies
 from autobatch.cli.results import Tally
-from autobatch.cli.strange import Counting
+from autobatch.cli.strange import ANSWERS, Counting
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
 from autobatch.deploy.loading import load
@@ -80,7 +80,9 @@ class StoredModel:
         settings, encoding = self.settings, self.encoding
         find_here(settings.model)  # what it raises is not about data
         if data not in (None, settings.data):
-            encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
+            ignored = () if answered else ANSWERS
+            vocabularies = {k: v if k in ignored else Counting(v) for k, v in encoding.vocabularies.items()}
+            encoding = replace(encoding, vocabularies=vocabularies)
         try:
             workload = load_workload(
                 settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision,
