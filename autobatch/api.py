@@ -68,7 +68,8 @@ class Batched(Engine):
                 set instead of a list or other container, the next instance may fill the same objects again. So their
                 contents are noted on arrival: of arrays, tensors, buffers, containers and objects with attributes. An
                 instance is replaced by a copy if it holds something whose contents change before the last one arrives;
-                all others stay the same objects. Give a list to save the notes.
+                all others stay the same objects. Views of dicts, ctypes arrays and the like cannot be copied, and are
+                refused if they change. Give a list to save the notes.
 
         Returns:
             What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
@@ -77,6 +78,7 @@ class Batched(Engine):
         Raises:
             PlanError: an instance needs more than `max_bytes` alone.
             GraphError: an instance of an async function still waits after `max_rounds`.
+            DataError: instances from an iterator cannot be copied.
             Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
         """
         try:

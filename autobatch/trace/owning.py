@@ -3,7 +3,8 @@
 Each instance must be what it was when it arrived. So the contents of its mutable parts are noted on arrival: of arrays,
 buffers, containers, and objects with attributes of any class defined in Python. A part that several instances share is
 noted once, unless its contents changed between their arrivals. After the last arrival, instances that hold a part whose
-contents changed are rebuilt from the notes. All others, and what they hold, stay the same objects.
+contents changed are rebuilt from the notes. All others, and what they hold, stay the same objects. What cannot be
+rebuilt (views of dicts, buffers of C code, structured arrays of objects) is noted too, and refused if it changed.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
-from itertools import islice
-from operator import attrgetter, is_
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
-from autobatch.trace.guards import content_of
+from autobatch.trace.guards import are, content_of
 from autobatch.trace.inputs import NO_PARTS, PLAIN, attributes
 
 KEPT: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque, type({}.values()))
 """Containers that hold all their instances, so none is overwritten while another is read."""
 IMMUTABLE = (tuple, frozenset)
+CONTAINERS = (list, tuple, set, frozenset, deque)
+VIEWS: Any = (type({}.keys()), type({}.values()), type({}.items()))
+NUMPY = (np.ndarray, np.void)
+FIXED = object()
+"""Stands for the contents of what is not looked into."""
 
 
 @singledispatch
@@ -39,8 +45,9 @@ def copy_of(x: Any) -> Any:
 PLAIN_COPY = copy_of.dispatch(object)
 
 
-@copy_of.register
-def _(x: np.ndarray) -> Any:
+@copy_of.register(np.ndarray)
+@copy_of.register(np.void)
+def _(x: Any) -> Any:
     return x.copy()
 
 
@@ -61,14 +68,18 @@ class Note(NamedTuple):
 
     Attributes:
         since: number of the arrival.
-        content: bytes of an array or a buffer; the parts of anything else, behind the names of attributes or keys.
-        parts: what the part holds.
+        content: bytes of an array or a buffer, or `FIXED`; None of anything else.
+        names: of attributes, and the keys of a dict behind them.
+        parts: the values of attributes, and the elements of a container behind them.
+        n_attributes: how many of the parts are attributes.
         twin: copy of an array or a buffer.
     """
 
     since: int
-    content: Any
+    content: Any = FIXED
+    names: Sequence[Any] = ()
     parts: Sequence[Any] = ()
+    n_attributes: int = 0
     twin: Any = None
 
 
@@ -150,48 +161,60 @@ class Arrivals:
             ) from error
 
 
-def _is_leaf(x: Any) -> bool:
-    return copy_of.dispatch(type(x)) is not PLAIN_COPY and not (isinstance(x, np.ndarray) and x.dtype.hasobject)
-
-
 def _bytes(x: Any) -> Any:
-    """Return the contents of an array or a buffer, for comparisons."""
+    """Return the numbers of an array or a buffer, for comparisons; None for anything else."""
     if isinstance(x, memoryview):
         return x.format, x.shape, x.tobytes()
-    return bytes(x) if isinstance(x, (bytearray, array)) else content_of(x)
+    if isinstance(x, NUMPY) and x.dtype.hasobject:
+        return None if x.dtype.names is None else x.tobytes()  # with the addresses of objects
+    if (content := content_of(x)) is not None:
+        return content
+    try:
+        return memoryview(x).tobytes()
+    except TypeError:
+        return None
 
 
-def _content(x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the keys or names of attributes of an object, and its parts in the same order."""
-    if isinstance(x, dict):
+def _elements(x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the keys of a container, and its elements in the same order."""
+    if isinstance(x, (dict, MappingProxyType)):
         return [*x], [*x.values()]
-    if isinstance(x, (tuple, list, set, frozenset, deque)):
+    if isinstance(x, CONTAINERS):
         return (), [*x]
-    if isinstance(x, np.ndarray):
-        return (), x.ravel().tolist() if x.dtype == object else []
-    if isinstance(x, (*NO_PARTS, Graph)):
-        return (), ()
-    found = attributes(x)
-    return [*found], [*found.values()]
+    if isinstance(x, VIEWS):
+        return (), [y for pair in x.mapping.items() for y in pair]
+    if isinstance(x, NUMPY) and x.dtype.hasobject:
+        return (), _objects(np.asarray(x).ravel())
+    return (), ()
+
+
+def _objects(x: Any) -> list[Any]:
+    """List the objects in an array, those in the fields of a structured one included."""
+    if x.dtype.names is None:
+        return x.ravel().tolist() if x.dtype.hasobject else []
+    return [y for name in x.dtype.names for y in _objects(x[name])]
 
 
 def _note(x: Any, number: int) -> Note:
-    if not _is_leaf(x):
-        names, parts = _content(x)
-        return Note(number, [*names, *parts], parts)
-    twin = copy_of(x)
-    return Note(number, None) if twin is x else Note(number, _bytes(x), twin=twin)
+    if isinstance(x, (*NO_PARTS, Graph)):
+        return Note(number)
+    is_leaf = copy_of.dispatch(type(x)) is not PLAIN_COPY and not (isinstance(x, NUMPY) and x.dtype.hasobject)
+    twin = copy_of(x) if is_leaf else None
+    return Note(number) if twin is x else Note(number, *_contents(x), twin)
+
+
+def _contents(x: Any) -> tuple[Any, list[Any], list[Any], int]:
+    """Return what a `Note` has of a part."""
+    own, (keys, elements) = attributes(x), _elements(x)
+    return _bytes(x), [*own, *keys], [*own.values(), *elements], len(own)
 
 
 def _is_still(x: Any, note: Note) -> bool:
     """Whether the contents of a part are those of its note."""
-    if isinstance(x, IMMUTABLE) or note.content is None:
+    if note.content is FIXED:
         return True
-    if note.twin is not None:
-        return bool(_bytes(x) == note.content)
-    names, parts = _content(x)
-    now = [*names, *parts]
-    return len(now) == len(note.content) and all(map(is_, now, note.content))
+    content, names, parts, _ = _contents(x)
+    return bool(content == note.content) and are(names, note.names) and are(parts, note.parts)
 
 
 def _rebuilt(instance: Any, holders: dict[int, tuple[Any, Note]]) -> Any:
@@ -199,6 +222,8 @@ def _rebuilt(instance: Any, holders: dict[int, tuple[Any, Note]]) -> Any:
     made = {key: note.twin for key, (_, note) in holders.items() if note.twin is not None}
     for key, (x, note) in holders.items():
         if note.twin is None and not isinstance(x, IMMUTABLE):
+            if note.content is not None:
+                raise TypeError(f"it holds a {type(x).__name__}")
             made[key] = copy.copy(x)
 
     def get(part: Any) -> Any:
@@ -209,27 +234,25 @@ def _rebuilt(instance: Any, holders: dict[int, tuple[Any, Note]]) -> Any:
         return made.get(key, part)
 
     for x, note in sorted(holders.values(), key=lambda held: isinstance(held[0], set)):  # sets hash what is filled
-        if note.twin is None and not isinstance(x, IMMUTABLE):
-            names = islice(note.content, len(note.content) - len(note.parts))
-            _fill(made[id(x)], [*names], [*map(get, note.parts)])
+        _fill(get(x), note, [*map(get, note.parts)])
     return get(instance)
 
 
-def _fill(twin: Any, names: list[Any], parts: list[Any]) -> None:
-    """Give a copy of an object these contents."""
+def _fill(twin: Any, note: Note, parts: list[Any]) -> None:
+    """Give a copy of a part its elements and attributes at the time of a note."""
+    n, names = note.n_attributes, note.names[: note.n_attributes]
     if isinstance(twin, list):
-        twin[:] = parts
-    elif isinstance(twin, np.ndarray):
-        twin.flat[:] = np.fromiter(parts, object, len(parts))
+        twin[:] = parts[n:]
+    elif isinstance(twin, np.ndarray) and twin.dtype == object:
+        twin.flat[:] = np.fromiter(parts[n:], object, len(parts) - n)
     elif isinstance(twin, dict):
         twin.clear()
-        for name, part in zip(names, parts, strict=True):  # a Counter's `update` would count them
-            twin[name] = part
+        for key, part in zip(note.names[n:], parts[n:], strict=True):  # a Counter's `update` would count them
+            twin[key] = part
     elif isinstance(twin, (set, deque)):
         twin.clear()
-        (twin.update if isinstance(twin, set) else twin.extend)(parts)
-    else:
-        for name in attributes(twin).keys() - set(names):
-            object.__delattr__(twin, name)
-        for name, part in zip(names, parts, strict=True):
-            object.__setattr__(twin, name, part)
+        (twin.update if isinstance(twin, set) else twin.extend)(parts[n:])
+    for name in attributes(twin).keys() - {*names}:
+        object.__delattr__(twin, name)
+    for name, part in zip(names, parts[:n], strict=True):
+        object.__setattr__(twin, name, part)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import mmap
 from array import array
 from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,6 +60,22 @@ class Tree:
         self.parent: Tree | None = None
         for child in self.children:
             child.parent = self
+
+
+class Words(list[Any]):
+    """A list that may have attributes."""
+
+
+class Features(dict[Any, Any]):
+    """A dict that may have attributes."""
+
+
+class Span(tuple[Any, ...]):
+    """A tuple that may have attributes."""
+
+
+class Signal(np.ndarray[Any, Any]):
+    """An array that may have attributes."""
 
 
 KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -244,6 +263,11 @@ FILLED: dict[str, tuple[Any, Callable[[Any, int], Any], Callable[[Any], int]]] =
     "array.array": (array("i", [0]), lambda x, n: x.__setitem__(0, n), lambda x: x[0]),
     "objects": (np.array([[0], [0]], object).T, lambda x, n: x.__setitem__((0, 1), n), lambda x: x[0, 1]),
     "attribute": (Record(0), lambda x, n: setattr(x, "array", n), lambda x: x.array),
+    "attribute of a list": (Words([1]), lambda x, n: setattr(x, "n", n), lambda x: x.n * x[0]),
+    "attribute of a dict": (Features(a=1), lambda x, n: setattr(x, "n", n), lambda x: x.n * x["a"]),
+    "attribute of a tuple": (Span([1]), lambda x, n: setattr(x, "n", n), lambda x: x.n * x[0]),
+    "attribute of an array": (np.ones(1).view(Signal), lambda x, n: setattr(x, "n", n), lambda x: x.n * int(x[0])),
+    "row of a structured array": (np.zeros(1, "i4,f8")[0], lambda x, n: x.__setitem__("f0", n), lambda x: x["f0"]),
     "new attribute": (Record(0), lambda x, n: vars(x).__setitem__(str(n), n), lambda x: len(vars(x))),
 }
 HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -288,6 +312,36 @@ def test_what_cannot_be_copied_is_refused_in_a_sentence() -> None:
     batched = ab.batched(lambda x: MODEL.total(x.array), module=MODEL)
     with pytest.raises(DataError, match=r"Once cannot be copied \(there is one\); give a list of instances"):
         batched(refilled(Once))
+
+
+def parts_that_cannot_be_copied() -> dict[str, tuple[Any, Callable[[int], Any]]]:
+    """What an instance may hold, and what changes it."""
+    own, numbers, memory = dict[str, int](), (ctypes.c_int * 2)(), mmap.mmap(-1, 8)
+    row = np.zeros(1, [("o", object), ("n", int)])[0]
+    return {
+        "mappingproxy": (MappingProxyType(own), lambda n: own.update(a=n)),
+        **{f"dict_{x}": (getattr(own, x)(), lambda n: own.update(a=n)) for x in ("keys", "values", "items")},
+        "c_int_Array_2": (numbers, lambda n: numbers.__setitem__(0, n)),
+        "mmap": (memory, lambda n: memory.__setitem__(0, n)),
+        "void": (row, lambda n: row.__setitem__("n", n)),
+    }
+
+
+@each("kind", parts_that_cannot_be_copied())
+@each("holder", HOLDERS)
+def test_what_cannot_be_copied_is_noted(kind: str, holder: str) -> None:
+    """It is refused if it changes, and stays the same object if it does not."""
+    part, change = parts_that_cannot_be_copied()[kind]
+    make, get = HOLDERS[holder]
+    assert all(get(x) is part for x in list_owned(make(part) for _ in range(3)))
+
+    def instances() -> Iterator[Any]:
+        for n in (1, 2):
+            change(n)
+            yield make(part)
+
+    with pytest.raises(DataError, match=rf"cannot be copied \(.*{kind}.*\); give a list of instances"):
+        list_owned(instances())
 
 
 def test_an_async_function_meets_its_own_arrays() -> None:
