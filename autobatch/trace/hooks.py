@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from inspect import currentframe
 from types import CodeType
 from typing import Any, cast
@@ -56,23 +56,42 @@ unheard = partial(listening, None)
 
 
 @contextmanager
-def hooked(kind: type, silent: Collection[str] = ()) -> Iterator[None]:
-    """Within the context, report reads of attributes of this class's instances, except the `silent` ones."""
-    own = vars(kind).get("__getattribute__")
+def hooked(kind: type, silent: Collection[str] = (), announces: bool = False) -> Iterator[None]:
+    """Within the context, report reads of attributes of this class's instances, except the `silent` ones.
+
+    Args:
+        announces: also report the instances that are made, such as slices of a `ModuleList`.
+    """
+    before = {name: vars(kind).get(name) for name in ("__getattribute__", "__init__")}
     type.__setattr__(kind, "__getattribute__", _reporting(type.__getattribute__(kind, "__getattribute__"), silent))
+    if announces:
+        type.__setattr__(kind, "__init__", _announcing(type.__getattribute__(kind, "__init__")))
     try:
         yield
     finally:
-        if own is None:
-            type.__delattr__(kind, "__getattribute__")
-        else:
-            type.__setattr__(kind, "__getattribute__", own)
+        for name, own in before.items():
+            if own is not None:
+                type.__setattr__(kind, name, own)
+            elif name in vars(kind):
+                type.__delattr__(kind, name)
 
 
 def _looked_up_in(kind: type) -> tuple[str, ...] | None:
     """Name the dicts in which the `__getattr__` of a class looks: none without a `__getattr__`, None if unknown."""
     function = getattr(kind, "__getattr__", None)
     return () if function is None else LOOKUPS.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
+
+
+def _announcing(original: Callable[..., None]) -> Callable[..., None]:
+    """`__init__` that reports the object to the `ReadTracker` of its thread."""
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if LISTENING.current is not None:
+            LISTENING.current.made(self)
+        original(self, *args, **kwargs)
+
+    return __init__
 
 
 def _reporting(original: Callable[[Any, str], Any], silent: Collection[str]) -> Callable[[Any, str], Any]:

@@ -158,6 +158,7 @@ class ReadTracker:
         self._asks_for_attributes = False
         self._draws = Draws()
         self._hooked = set[type]()
+        self._made: dict[int, Any] = {}
         self._hooks = ExitStack()
 
     @contextmanager
@@ -180,8 +181,14 @@ class ReadTracker:
 
     # Reports of hooks.
 
+    def made(self, x: Any) -> None:
+        """Take the report of a layer that the body makes, and fills before it reads it."""
+        self._made[id(x)] = x
+
     def read(self, owner: Any, name: str, value: Any) -> Any:
         """Take the report of an attribute that is read; return its value, or its replacement."""
+        if id(owner) in self._made:
+            return value
         if isinstance(owner, Parameter):
             if name == "data":
                 return stop_gradient(owner)
@@ -207,6 +214,8 @@ class ReadTracker:
 
     def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str], reader: str | None) -> None:
         """Take the report of an object's own attributes, of which code of the module `reader` may read these."""
+        if id(owner) in self._made:
+            return
         with self._untracked():
             for name in names:
                 if not isinstance(own.get(name), BoundCell):  # which is replaced while programs are recorded
@@ -220,6 +229,8 @@ class ReadTracker:
         Args:
             looked_up: the dicts of the object in which its class looks next; None if it does something else.
         """
+        if id(owner) in self._made:
+            return
         with self._untracked():
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if looked_up is None:
@@ -257,7 +268,7 @@ class ReadTracker:
         """Report reads of attributes of a class's instances from now on; False if that is impossible."""
         if kind not in self._hooked and kind.__flags__ & (HEAP_TYPE | IMMUTABLE) == HEAP_TYPE:
             self._hooked.add(kind)
-            self._hooks.enter_context(hooked(kind, silent))
+            self._hooks.enter_context(hooked(kind, silent, announces=kind.__module__.startswith(LAYERS)))
         return kind in self._hooked
 
     # Things that are read.

@@ -103,3 +103,52 @@ def test_the_grad_mode_is_refused(ask: Callable[[], bool], mode: Callable[[], An
         torch.testing.assert_close(run([(x, False)])[0], model(x, False))
         with pytest.raises(ab.GraphError, match=rf"asks for the grad mode \(torch.{ask.__name__}\)"):
             run([(x, True)])
+
+
+class Layers(nn.Module):
+    """Has lists of layers, of which it uses slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        self.steps = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        self.named = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Tanh()})
+
+    def forward(self, x: Tensor, way: str) -> Any:
+        if way == "slice":
+            for layer in self.layers[:-1]:
+                x = torch.relu(layer(x))
+        elif way == "pairs":
+            for one, other in zip(self.layers, self.layers[1:], strict=False):
+                x = torch.tanh(one(x) - other(x))
+        elif way == "slice of a slice":
+            x = self.layers[1:][:2][-1](x)
+        elif way == "sequential":
+            x = self.steps[:2](x) + self.steps[::2](x)
+        elif way == "sum of lists":
+            for layer in self.layers[:1] + self.layers[3:]:
+                x = layer(x)
+        elif way == "new list":
+            for layer in nn.ModuleList([self.steps[1], *self.layers]).append(self.named["b"]):
+                x = layer(x)
+        else:
+            x = nn.Sequential(*self.named.values())(x)
+        return x
+
+
+@each("way", ["slice", "pairs", "slice of a slice", "sequential", "sum of lists", "new list", "of a dict"])
+@each("outside", [False, True])
+def test_lists_of_layers_are_sliced_in_cells(way: str, outside: bool) -> None:
+    """A slice is a new list, which the body fills; what is in the lists may change later."""
+    model, x = Layers(), torch.randn(3)
+    cell: Any = model if outside else abt.cell(model)
+    run = abt.batched(lambda x: cell(x, way), module=model, backend="reference")
+    for change in (lambda: None, lambda: model.layers.append(nn.Tanh()), lambda: model.steps.append(nn.ReLU())):
+        change()
+        torch.testing.assert_close(run([x])[0], model(x, way))
+    before = run([x])[0]
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.5
+    torch.testing.assert_close(run([x])[0], model(x, way))
+    assert not torch.equal(run([x])[0], before)
