@@ -35,7 +35,7 @@ from weakref import ProxyTypes, ref
 
 import numpy as np
 
-from autobatch._native import BoundCell
+from autobatch._native import BoundCell, Function
 from autobatch.errors import GraphError
 from autobatch.ir.builder import Builder
 from autobatch.ops.elementwise import stop_gradient
@@ -218,7 +218,7 @@ class ReadTracker:
             return
         with self._untracked():
             for name in names:
-                if not isinstance(own.get(name), BoundCell):  # which is replaced while programs are recorded
+                if not _is_set_by_recording(own, name):
                     self._constant(own, own.get, name, f"{name} of {type(owner).__name__}")
             if not is_library(reader):  # which may ask for a name that is not there
                 self._constant(own, partial(_names_in, own), "", f"the attributes of {type(owner).__name__}")
@@ -466,8 +466,13 @@ def _in_cell(cell: Any, name: str, default: Any) -> Any:
 
 
 def _names_in(own: dict[str, Any], name: str, default: Any) -> tuple[str, ...]:
-    """List the names of an object's own attributes."""
-    return tuple(own)
+    """List the names of an object's own attributes, without the cells that a recording sets."""
+    return tuple([name for name in own if not _is_set_by_recording(own, name)])
+
+
+def _is_set_by_recording(own: dict[str, Any], name: str) -> bool:
+    """Whether an object has an attribute only while programs are recorded."""
+    return isinstance(own.get(name), (BoundCell, Function)) or name in REPLACED
 
 
 def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:

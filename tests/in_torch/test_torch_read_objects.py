@@ -152,3 +152,26 @@ def test_lists_of_layers_are_sliced_in_cells(way: str, outside: bool) -> None:
             p += 0.5
     torch.testing.assert_close(run([x])[0], model(x, way))
     assert not torch.equal(run([x])[0], before)
+
+
+def test_a_method_reads_the_attributes_of_its_own_module() -> None:
+    """The cells that a recording sets on the module are none of them."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.k = nn.Linear(3, 3), 2.0
+
+        @abt.cell
+        def step(self, x: Tensor) -> Any:
+            return self.lin(x) * vars(self)["k"] * len([name for name in self.__dict__ if name[0] != "_"])
+
+        def forward(self, x: Tensor) -> Any:
+            return self.step(self.step(x))
+
+    model, x = Model(), torch.randn(3)
+    run = abt.batched(model.forward, module=model, backend="reference")
+    for name, value in {"k": 2.0, "other": 1.0, "another": 2.0}.items():
+        setattr(model, name, value)
+        for _ in range(2):
+            torch.testing.assert_close(run([x, x])[0], model(x))

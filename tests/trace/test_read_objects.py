@@ -235,6 +235,30 @@ def test_what_changes_takes_effect(case: str, monkeypatch: pytest.MonkeyPatch) -
     assert not np.array_equal(before, now)
 
 
+class Listing(ab.Module):
+    """Has a cell that reads what its own module has."""
+
+    def __init__(self) -> None:
+        self.w, self.k = ab.Parameter(np.arange(1.0, 3.0)), 2.0
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return x * self.w * vars(self)["k"] * len(vars(self))
+
+    def twice(self, x: Any) -> Any:
+        return self.scale(self.scale(x))
+
+
+def test_a_cell_reads_the_attributes_of_its_own_module() -> None:
+    """The cells that a recording sets on the module are none of them."""
+    model, x = Listing(), np.ones(2)
+    run = ab.batched(model.twice, backend="reference")
+    for name, value in {"k": 2.0, "other": 1.0, "another": 2.0}.items():
+        setattr(model, name, value)
+        for _ in range(2):
+            np.testing.assert_allclose(run([x, x])[0], model.twice(x))
+
+
 ITERATORS: dict[str, Callable[[], Any]] = {
     "count": lambda: itertools.count(1),
     "cycle": lambda: itertools.cycle([1.0, 2.0]),
