@@ -49,7 +49,10 @@ class Kind(NamedTuple):
 
 REGISTER_HOOK = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 ASSIGN_DATA = vars(torch._C.TensorBase)["data"].__set__
-CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
+CHANGED = (
+    "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y; or fill x.new_zeros(n) of "
+    "an argument x, not torch.zeros(n)."
+)
 CHECKING = {functional.gaussian_nll_loss, torch.corrcoef, torch.cov, torch.istft}
 """Functions that ask for numbers only to refuse them."""
 OTHERWISE_SHAPED = {torch.native_batch_norm, torch._native_batch_norm_legit}
