@@ -159,6 +159,8 @@ class TorchModule(Module):
         for parameter, tensor in zip(self._found.values(), self._tensors, strict=True):
             if parameter.refresh(tensor):  # another module held it meanwhile
                 self._found = {**self._found}
+        if self._n_left != TensorParameter.n_left:  # one has another shape
+            return self.parameters()
         return self._found  # type: ignore[return-value]
 
     @contextmanager

@@ -90,6 +90,8 @@ class TensorParameter(Parameter):
     def refresh(self, tensor: torch.Tensor) -> bool:
         """Find the numbers again if the tensor got new ones, by `module.to` or by assigning its `data`.
 
+        If they have another shape, this leaves the tensor, for which another parameter has to be made.
+
         Args:
             tensor: the tensor that this stands for.
 
@@ -99,7 +101,9 @@ class TensorParameter(Parameter):
         if self._tensor() is not tensor:
             self.bind(tensor)
             return True
-        if tensor.data_ptr() != self._address or tensor.dtype is not self._dtype:
+        if tensor.shape != self.array.shape:
+            self.leave()
+        elif tensor.data_ptr() != self._address or tensor.dtype is not self._dtype:
             self._renew(tensor)
             self.n_assigned += 1
         return False

@@ -126,7 +126,7 @@ class Layers(nn.Module):
         elif way == "sequential":
             x = self.steps[:2](x) + self.steps[::2](x)
         elif way == "sum of lists":
-            for layer in self.layers[:1] + self.layers[3:]:
+            for layer in [*self.layers[:1], *self.layers[3:]]:
                 x = layer(x)
         elif way == "new list":
             for layer in nn.ModuleList([self.steps[1], *self.layers]).append(self.named["b"]):
@@ -149,7 +149,7 @@ def test_lists_of_layers_are_sliced_in_cells(way: str, outside: bool) -> None:
     before = run([x])[0]
     with torch.no_grad():
         for p in model.parameters():
-            p += 0.5
+            p.add_(0.5)
     torch.testing.assert_close(run([x])[0], model(x, way))
     assert not torch.equal(run([x])[0], before)
 

@@ -470,3 +470,38 @@ def test_gradients_of_a_layer_inside_and_outside_of_cells_add_up(change: str, wa
     abt.batched(function, module=net)(rows).sum().backward()
     for name, p in net.named_parameters():
         torch.testing.assert_close(p.grad, expected[name], msg=name)
+
+
+@pytest.mark.parametrize("runs", ["autobatch", "torch"])
+@pytest.mark.parametrize("in_cell", [False, True], ids=["outside of cells", "in a cell"])
+def test_data_of_another_shape_take_effect(in_cell: bool, runs: str) -> None:
+    """Of a tensor that stays the same object: rows that are cut off, in new memory or the old, or added; transposes."""
+    model: Any = nn.Module()
+    model.body, model.head = nn.Linear(3, 4), nn.Linear(4, 4)
+    cell = abt.cell(lambda x: model.head(torch.tanh(model.body(x))).sum(), runs=runs)
+    loss: Any = cell if in_cell else lambda x: model.head(torch.tanh(model.body(x))).sum()
+    run, xs = abt.batched(loss, module=model), [torch.randn(3) for _ in range(3)]
+
+    def put(weight: Tensor, bias: Tensor) -> None:
+        model.head.weight.data, model.head.bias.data = weight, bias
+
+    changes: list[Callable[[Tensor, Tensor], None]] = [
+        put,
+        lambda w, b: put(w[:3].clone(), b[:3].clone()),
+        lambda w, b: put(w[:2], b[:2]),
+        lambda w, b: put(torch.cat([w, 2.0 * w, w]), torch.cat([b, b, b])),
+        lambda w, b: put(w.reshape(4, -1)[:, :4].t(), b[:1]),
+    ]
+
+    def compare(training: bool) -> None:
+        losses, expected = run(xs), torch.stack([loss(x) for x in xs])
+        torch.testing.assert_close(losses, expected)
+        if training:
+            grads = torch.autograd.grad(losses.sum(), [*model.parameters()])
+            for grad, own in zip(grads, torch.autograd.grad(expected.sum(), [*model.parameters()]), strict=True):
+                torch.testing.assert_close(grad, own)
+
+    for change in changes:
+        change(model.head.weight.data, model.head.bias.data)
+        for training in (False, True, True):
+            compare(training)  # torch keeps the old shape as long as a graph is alive
