@@ -15,6 +15,7 @@ import click
 
 import autobatch as ab
 from autobatch.cli.on_ray import ray_option, require_ray
+from autobatch.cli.places import PathType
 from autobatch.errors import DataError
 from autobatch.starting import INTERRUPTED
 
@@ -39,7 +40,7 @@ def is_checkout() -> bool:
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(path_type=Path, file_okay=False),
     help="Where the records go.  [default: experiments/results; with --quick, its folder quick]",
 )
 @click.option("--quick", is_flag=True, help="Measure so little that all claims together take less than five minutes.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from autobatch import policies
 from autobatch.backends import NAMES
 from autobatch.cli import completion
+from autobatch.cli.places import DATA, FILE, PATH
 from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.cli.words import Word, check_policy, split_policies
 from autobatch.cli.words import model_argument as make_model_argument
@@ -95,6 +95,7 @@ model_argument = make_model_argument()
 data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
+    type=DATA,
     shell_complete=completion.complete_data,
     help="A generator, a file or a folder; `autobatch data` lists generators and formats.  [default: the generator "
     "that `autobatch models` names]",
@@ -140,14 +141,14 @@ json_option = click.option(
     "--json",
     "json_path",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Also write the results to this file, one JSON object a line; replaces the file.",
 )
 
 
 def checkpoint_option(text: str, required: bool = False) -> Decorator:
     """Make the option that names a folder of checkpoints."""
-    return click.option("--checkpoint", metavar="DIR", type=click.Path(path_type=Path), required=required, help=text)
+    return click.option("--checkpoint", metavar="DIR", type=PATH, required=required, help=text)
 
 
 def policies_option(default: str) -> Decorator:

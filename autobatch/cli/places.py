@@ -1,15 +1,46 @@
-"""Check that files can be written, before the work whose results go there begins."""
+"""Paths on the command line: read them, and check that files can be written before the work for them begins."""
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import click
 
 from autobatch.errors import DataError
 from autobatch.release import pip_install
 
 PICTURES = (".png", ".pdf", ".svg")
+
+
+class PathType(click.Path):
+    """A path that is not empty, as one is where a variable of the shell has no value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        if value == "":
+            self.fail("must be a path, got ''", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class DataType(click.ParamType):
+    """The name of a generator or a path, which is not empty; see `PathType`."""
+
+    name = "data"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        if value == "":
+            self.fail("must be a generator or a path, got ''", param, ctx)
+        return value
+
+
+PATH = PathType(path_type=Path)
+FILE = PathType(path_type=Path, dir_okay=False)
+FOLDER = PathType(path_type=Path, file_okay=False)
+DATA = DataType()
 
 
 def require_place(path: Path, doing: str) -> None:

@@ -8,6 +8,7 @@ import click
 
 import autobatch as ab
 from autobatch.cli import options
+from autobatch.cli.places import FILE
 from autobatch.cli.progress import show_compilation
 from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.threads import use_threads
@@ -26,7 +27,7 @@ N_INSTANCES = 8
     "--model",
     "exported",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="A file that `autobatch export` wrote, whose predictions are compiled.",
 )
 @options.dim_option

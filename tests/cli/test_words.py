@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -12,6 +13,7 @@ from autobatch import policies
 from autobatch.backends import NAMES
 from autobatch.cli.experiment import experiment
 from autobatch.cli.main import commands
+from autobatch.cli.places import DataType, PathType
 from autobatch.cli.words import SOME
 from autobatch.models import MODELS
 from helpers.runs.commands import Command
@@ -118,3 +120,33 @@ def test_experiments_are_shown_in_a_checkout(command: Command, monkeypatch: pyte
     assert "  experiment " in command("--help")[1]
     monkeypatch.setattr(experiment, "hidden", True)
     assert "  experiment " not in command("--help")[1]
+
+
+def paths() -> list[tuple[str, ...]]:
+    """Command lines that each give an empty path to one parameter; all that take paths or data are among them."""
+    found = []
+    for path in groups(commands):
+        for command in find(path).commands.values():
+            for asked in command.params:
+                assert isinstance(asked.type, PathType) or not isinstance(asked.type, click.Path), asked
+                if not isinstance(asked.type, (PathType, DataType)):
+                    continue
+                arguments = [x for x in command.params if isinstance(x, click.Argument)]
+                given = (
+                    [asked.opts[-1], ""] if asked not in arguments else ["" if x is asked else "x" for x in arguments]
+                )
+                found.append((*path, str(command.name), *given))
+    return found
+
+
+@pytest.mark.parametrize("words", paths(), ids=" ".join)
+def test_an_empty_path_is_refused(words: tuple[str, ...], command: Command) -> None:
+    """Such as that of a shell's variable without a value: another file, or the current folder, is not meant."""
+    status, out, err = command(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith("autobatch: Invalid value for ")
+    assert re.search(r": must be a (generator or a )?path, got ''; see autobatch .* --help\.$", err.strip())
+
+
+def test_all_that_takes_data_refuses_an_empty_name() -> None:
+    assert {words[:-2] for words in paths() if words[-2] == "--data"} == {*commands_with("data")}

@@ -8,7 +8,7 @@ import click
 
 from autobatch.cli import options
 from autobatch.cli.explaining.cells import TITLES, show_cells
-from autobatch.cli.places import require_picture
+from autobatch.cli.places import FILE, require_picture
 from autobatch.cli.threads import use_threads
 from autobatch.cli.workload import load_workload, record
 from autobatch.inspect.plotting import plot_schedules
@@ -45,7 +45,7 @@ from autobatch.inspect.plotting import plot_schedules
     "--plot",
     "plot_path",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Draw what ran when, or with --memory where values lie under the first policy, into a PNG, PDF or SVG file.",
 )
 @options.backend_option

@@ -10,6 +10,7 @@ import click
 from autobatch.cli import options
 from autobatch.cli.measuring.forwarding import forward
 from autobatch.cli.measuring.racing import MODES, Timing, race
+from autobatch.cli.places import FOLDER
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
 from autobatch.cli.threads import threads_in_force, use_threads
@@ -51,7 +52,7 @@ from autobatch.cli.workload import load_workload, say_dim
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="With --peers, --roofline or --compile: the folder for the record.  [default: experiments/results/quick]",
 )
 @click.pass_context

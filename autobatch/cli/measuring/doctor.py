@@ -16,6 +16,7 @@ import autobatch as ab
 from autobatch.cli.experiment import UNAVAILABLE
 from autobatch.cli.machine import blas_name, package_version
 from autobatch.cli.measuring.products import describe_bf16, describe_providers, show_speeds
+from autobatch.cli.places import FILE
 from autobatch.cli.threads import threads_in_force
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
@@ -67,7 +68,7 @@ class Finding(NamedTuple):
 @click.option("--gpu", is_flag=True, help="Instead, check the GPU in some minutes, and write a report.")
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     default="autobatch-gpu.json",
     show_default=True,
     help="Where the report of --gpu goes.",

@@ -12,6 +12,7 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.cli import options
+from autobatch.cli.places import FILE
 from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
@@ -21,7 +22,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import BasePolicy, min_batches
 
 OTHERS = ("score+both+compact", "agenda")
-file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+file_argument = click.argument("file", metavar="FILE", type=FILE)
 minibatches_option = options.count_option("--minibatches", 4, "How many mini-batches.")
 
 

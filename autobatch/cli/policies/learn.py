@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from autobatch.cli import experiment, options
 from autobatch.cli.on_ray import as_done, ray_option, require_ray
-from autobatch.cli.places import require_picture, require_place
+from autobatch.cli.places import FILE, FOLDER, require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
 from autobatch.cli.words import model_argument
@@ -132,13 +132,13 @@ ALGORITHMS = {
 @click.option(
     "--log-folder",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="dqn, ppo: write a log for TensorBoard.",
 )
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="dqn, ppo: draw the learning curve, as PNG.",
 )
 @options.seed_option
@@ -146,7 +146,7 @@ ALGORITHMS = {
 @click.option(
     "--out",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Where to write the policy.  [default: MODEL.policy.json]",
 )
 @click.pass_context

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
-from autobatch.cli.places import require_picture
+from autobatch.cli.places import FILE, require_picture
 from autobatch.cli.policies.evaluate import (
     evaluate_command,
     file_argument,
@@ -58,7 +58,7 @@ policy.add_command(evaluate_command)
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Draw the machine (not a rival) as it runs on mini-batches of MODEL, which it needs, to a file that ends in "
     ".png, or in .dot for Graphviz.",
 )
@@ -99,8 +99,8 @@ def show(
 
 
 @policy.command("diff")
-@click.argument("one", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("other", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("one", metavar="FILE", type=FILE)
+@click.argument("other", metavar="FILE", type=FILE)
 def diff(one: Path, other: Path) -> None:
     """Show in which states two policies run something else.
 

@@ -12,6 +12,7 @@ import click
 import autobatch as ab
 from autobatch.cli import options
 from autobatch.cli.completion import complete_data
+from autobatch.cli.places import DATA, FILE
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.scoring import Scorer, say_missing_metrics
@@ -23,6 +24,7 @@ from autobatch.errors import DataError
 data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
+    type=DATA,
     shell_complete=complete_data,
     help="A file, which is read whole; or a folder or a generator, for its development data.  [default: the "
     "development data of training]",
@@ -83,7 +85,7 @@ def evaluate(
 @click.option(
     "--out",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write to this file, which is replaced.  [default: standard output]",
 )
 @options.other_backend_option
@@ -132,7 +134,7 @@ def predict(
     "--out",
     metavar="FILE",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write to this file, which is replaced.",
 )
 @options.count_option("--examples", 64, "Instances of the data, which call the cells that the file shall hold.")

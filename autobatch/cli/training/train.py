@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from autobatch.cli import options
+from autobatch.cli.places import FILE, FOLDER
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances, say_precision
 from autobatch.cli.threads import use_threads
@@ -64,14 +65,14 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @click.option(
     "--tensorboard",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Write losses, metrics and speed for TensorBoard to this folder; needs the extra tensorboard.",
 )
 @click.option(
     "--profile",
     "profile_path",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Show where the time of the last mini-batches went, and write it to this file for ui.perfetto.dev.",
 )
 @click.pass_context

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from autobatch.cli import options
+from autobatch.cli.places import FILE
 from autobatch.cli.training.stored import BEST, LAST, StoredModel, read_exported, read_run
 from autobatch.cli.words import model_argument
 from autobatch.errors import CheckpointError
@@ -70,7 +71,7 @@ def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
         "--model",
         "exported",
         metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="A file that `autobatch export` wrote, instead of MODEL and --checkpoint.",
     )
     @wraps(command)
