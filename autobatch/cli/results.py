@@ -16,6 +16,7 @@ from autobatch.cli.threads import threads_in_force
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 from autobatch.system.files import unfinished_beside, write_whole
+from autobatch.system.jsonable import to_json
 
 COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
 
@@ -57,14 +58,14 @@ class JsonLines:
             self._file = FileIO(file.fileno(), "w", closefd=False)
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write one result atomically; it is readable at once.
+        """Write one result atomically; it is readable at once. NaN and infinity become null, as in what is served.
 
         Raises:
             DataError: it cannot be written.
         """
         if self._file is None:
             return
-        line, written = f"{json.dumps(result, allow_nan=False)}\n".encode(), 0
+        line, written = f"{json.dumps(to_json(result))}\n".encode(), 0
         try:
             while written < len(line):
                 written += self._file.write(line[written:]) or 0

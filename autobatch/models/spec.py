@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -99,11 +100,13 @@ class ModelSpec:
     def is_better(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
         """Whether a model is better by these metrics than by others: by the first metric in which both differ.
 
-        A metric that only `metrics` has counts as better.
+        A metric that only `metrics` has counts as better, and one that is NaN or infinite never.
         """
         for metric, value in metrics.items():
+            if not math.isfinite(value):
+                return False
             other = than.get(metric)
-            if other is None:
+            if other is None or not math.isfinite(other):
                 return True
             if value != other:
                 return value < other if metric in self.costs else value > other

@@ -57,7 +57,9 @@ def save_checkpoint(
     try:
         described = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{doing}: its state is not JSON ({error}); give arrays among the arrays.") from error
+        raise CheckpointError(
+            f"{doing}: its state is not JSON ({error}); give arrays, and numbers that are not finite, among the arrays."
+        ) from error
     with contextlib.suppress(OSError):  # writing meets it, too
         _remove_unfinished(path)
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "state": described}, doing)

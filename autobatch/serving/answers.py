@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import fields, is_dataclass
 from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from autobatch.errors import DataError
 from autobatch.serving.refusals import Refusal, refusal_of
 from autobatch.serving.server import Server
+from autobatch.system.jsonable import to_json
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -183,21 +181,3 @@ def outcome(found: str | Refusal) -> str:
     if isinstance(found, Refusal):
         return json.dumps({"error": str(found), "status": found.status})
     return f'{{"result": {found}}}'
-
-
-def to_json(x: Any) -> Any:
-    """Convert a result to JSON values: arrays and tensors to lists, dataclasses to objects, NaN and infinity to
-    null."""
-    if is_dataclass(x) and not isinstance(x, type):
-        return {field.name: to_json(getattr(x, field.name)) for field in fields(x)}
-    if isinstance(x, Mapping):
-        return {str(key): to_json(value) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [to_json(value) for value in x]
-    if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "detach"):
-        return to_json(x.tolist())
-    if isinstance(x, float) and not np.isfinite(x):
-        return None
-    if x is None or isinstance(x, (bool, int, float, str)):
-        return x
-    raise DataError(f"a result holds {x!r} ({type(x).__name__}), which JSON cannot; give the application a write=.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.training.stored import BEST, LAST
 from autobatch.cli.workload import load_workload
 from autobatch.models.data.sst import read_trees
@@ -149,6 +151,33 @@ def test_resumed_training_needs_no_argument_again_and_appends_its_results(comman
     status, out, _ = command(*again)
     assert (status, "epoch" in out.splitlines()[-1]) == (0, True)
     assert len(read_json("train.jsonl")) == 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_metrics_that_are_not_finite_are_kept_from_checkpoints(
+    seed: int, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on and says so once; the best epoch is the best of those with a finite metric, resumed or not."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.permutation([math.nan, math.inf, -math.inf, *rng.uniform(0.1, 0.9, 2)]).tolist()
+    values = iter(drawn)
+    monkeypatch.setattr(Scorer, "measure", lambda self: {"root_accuracy": next(values)})
+    out = ""
+    for n_done, n_epochs in ((0, 2), (2, 5)):
+        status, told, err = command(
+            "train", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 99, "--backend", "reference",
+            "--epochs", n_epochs, "--checkpoint", "run", "--resume", "--json", "train.jsonl",
+        )  # fmt: skip
+        assert (status, err) == (0, "")
+        n_strange = sum(not math.isfinite(value) for value in drawn[n_done:n_epochs])
+        assert told.count("training diverges: dev root accuracy is ") == min(n_strange, 1)
+        out += told
+    assert out.count("epoch ") == 5
+    assert [one["dev_root_accuracy"] for one in read_json("train.jsonl")] == [
+        value if math.isfinite(value) else None for value in drawn
+    ]
+    best = max(filter(math.isfinite, drawn))
+    assert load_checkpoint(Path("run", BEST)).state["position"]["metrics"] == {"root_accuracy": best}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -160,6 +161,8 @@ def test_a_later_signal_acts_as_it_does_elsewhere(
         ("tree-lstm", ["root", "nodes", "third"], [(1.0, 0.5, 0.1), (1.0, 0.5, 0.1), (1.0, 0.5, 0.2)], [0, 2]),
         ("lstm-lm", ["word_accuracy", "perplexity"], [(0.5, 8.0), (0.5, 9.0), (0.5, 7.0), (0.6, 9.0)], [0, 2, 3]),
         ("tree-lstm", [], [(), ()], []),
+        ("lstm-lm", ["perplexity"], [(inf,), (5.0,), (nan,), (-inf,), (4.0,)], [1, 4]),
+        ("tree-lstm", ["root", "nodes"], [(nan, 1.0), (0.5, nan), (0.5, 0.1), (0.5, inf), (0.4, 1.0)], [1, 2]),
     ],
 )
 def test_the_best_epoch_is_that_of_the_best_metrics_in_their_order(

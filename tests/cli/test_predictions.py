@@ -47,6 +47,21 @@ def test_a_model_is_trained_measured_and_asked(
     assert command("eval", "--model", tmp_path / "model.ab") == measured
 
 
+@pytest.mark.parametrize("model", ["graph-network", "molecule-forces", "tree-lstm", "bilstm-crf", "grid-lstm"])
+def test_what_a_model_that_diverged_predicts_is_json(
+    command: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN and infinity are null, as in what is served."""
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 18)
+    options = "--dim", 8, "--epochs", 1, "--lr", 1e30, "--backend", "reference", "--checkpoint", tmp_path / "run"
+    assert command("train", model, *options, "--json", tmp_path / "train.jsonl")[0] == 0
+    status, out, err = command("predict", model, "--checkpoint", tmp_path / "run")
+    assert (status, err) == (0, "")
+    written = [*out.splitlines(), *(tmp_path / "train.jsonl").read_text().splitlines()]
+    assert len([json.loads(line, parse_constant=pytest.fail) for line in written]) == 3
+    assert ("null" in out) == (model in ("graph-network", "molecule-forces"))
+
+
 @pytest.mark.parametrize("name", ["eval", "predict", "serve"])
 @pytest.mark.parametrize("given", [(), ("tree-lstm",), ("tree-lstm", "--model", "x.ab"), ("--checkpoint", "runs")])
 def test_one_trained_model_is_named(name: str, given: tuple[str, ...], command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -162,13 +163,17 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     state = {
         **describe(settings, workload),
         "n_train": len(workload.dataset.train),
-        "position": asdict(fitting.position),
-        "best": dict(best),
+        "position": {**asdict(fitting.position), "metrics": _finite(fitting.position.metrics)},
+        "best": _finite(best),
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
         "policy": describe_policy(fitting.loss.policy, "cannot store the policy").get("text"),
         "optimizer": optimizer,
     }
     save_checkpoint(path, arrays, state)
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def describe(settings: Settings, workload: Workload) -> dict[str, Any]:

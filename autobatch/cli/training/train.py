@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_te
 from autobatch.cli.workload import Workload, load_workload, say_dim
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import ConnectionLost
+from autobatch.models.spec import in_words
 
 DIVERGED = 1000  # times the loss of the first mini-batch
 
@@ -248,16 +250,24 @@ def _fit(
     with show_progress(n_steps) as progress:
         for epoch in fitting.epochs(n_epochs, progress, after_step):
             progress.say(epoch.line())
-            if first_loss is not None and not is_told and epoch.loss > DIVERGED * max(abs(first_loss), 1.0):
+            doubt = "" if is_told else _doubt(epoch, first_loss)
+            if doubt:
                 is_told = True
-                progress.say(
-                    f"training diverges: the loss is more than {DIVERGED:,} times that of the first mini-batch; try a "
-                    f"smaller --lr"
-                )
+                progress.say(f"training diverges: {doubt}; try a smaller --lr")
             results.write({**described, "seed": settings.seed, "lr": settings.lr, **_figures(epoch)})
             scalars.after_epoch(fitting, epoch)
             if keeper is not None:
                 keeper.after_epoch(epoch)
+
+
+def _doubt(epoch: Epoch, first_loss: float | None) -> str:
+    """Say by what an epoch shows that training diverges; "" if it does not."""
+    for metric, value in epoch.metrics.items():
+        if not math.isfinite(value):
+            return f"dev {in_words(metric)} is {value}"
+    if first_loss is not None and epoch.loss > DIVERGED * max(abs(first_loss), 1.0):
+        return f"the loss is more than {DIVERGED:,} times that of the first mini-batch"
+    return ""
 
 
 def summarise(workload: Workload) -> str:
