@@ -200,8 +200,11 @@ def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str
 
 
 def perplexity(log_probability: float, n_words: float) -> float:
-    """Compute perplexity from the logarithm of the probability of so many words; 1 of no words."""
-    return math.exp(-log_probability / max(n_words, 1))
+    """Compute perplexity from the logarithm of the probability of so many words; 1 of no words, inf if too large."""
+    try:
+        return math.exp(-log_probability / max(n_words, 1))
+    except OverflowError:
+        return math.inf
 
 
 def count_ngrams(found: Sequence[str], meant: Sequence[str]) -> tuple[int, ...]:

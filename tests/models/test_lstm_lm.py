@@ -78,6 +78,31 @@ def test_perplexity_is_of_all_words_however_they_are_batched() -> None:
     assert perplexity(0, 0) == 1.0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_perplexity_grows_to_infinity(seed: int) -> None:
+    """Of words so unlikely that no number is as large, it is infinite, as of an impossible one."""
+    found = [perplexity(-x, 1) for x in (*np.sort(np.random.default_rng(seed).uniform(0, 3000, 30)).tolist(), math.inf)]
+    assert found == sorted(found)
+    assert found[-2:] == [math.inf] * 2
+    assert math.isfinite(found[0])
+    assert perplexity(-3e38, 2) == math.inf
+    assert math.isnan(perplexity(math.nan, 2))
+
+
+def test_a_language_model_that_diverges_goes_on(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
+    options = "--dim", 8, "--epochs", 2, "--batch-size", 16, "--lr", 1000, "--checkpoint", tmp_path / "run"
+    status, out, err = command("train", "lstm-lm", *options)
+    assert (status, err) == (0, "")
+    assert out.count("dev perplexity inf") == 2
+    status, out, err = command("eval", "lstm-lm", "--checkpoint", tmp_path / "run")
+    assert (status, out.split()[-1], err) == (0, "inf", "")
+    status, out, err = command("predict", "lstm-lm", "--checkpoint", tmp_path / "run")
+    assert (status, out.count('"perplexity": null'), err) == (0, 10, "")
+
+
 def test_perplexity_is_told_as_a_number(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
     options = "--dim", 8, "--epochs", 2, "--batch-size", 16, "--lr", 0.02, "--checkpoint", tmp_path / "run"
