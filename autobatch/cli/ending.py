@@ -50,6 +50,11 @@ def run_to_the_end(work: Callable[[], object]) -> int:
         return _complain(error.format_message())
     except AutobatchError as error:
         return _complain(str(error))
+    except MemoryError as error:
+        found = f" ({error})" if str(error) else ""
+        return _complain(
+            f"cannot go on: memory is not enough{found}; ask for less, such as by --dim, --batch-size or --max-bytes."
+        )
     except BrokenPipeError:  # whatever reads our output, such as head, has seen enough
         _print_no_more()
         return 0

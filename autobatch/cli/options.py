@@ -23,6 +23,7 @@ UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+MOST_DIM = 10**6  # far beyond any memory, and NumPy can still say so
 
 
 class Whole(click.IntRange):
@@ -100,7 +101,9 @@ data_option = click.option(
     help="A generator, a file or a folder; `autobatch data` lists generators and formats.  [default: the generator "
     "that `autobatch models` names]",
 )
-dim_option = count_option("--dim", 128, "Width of the model's states, the argument `dim` of its constructor.")
+dim_option = count_option(
+    "--dim", 128, "Width of the model's states, the argument `dim` of its constructor.", most=MOST_DIM
+)
 batch_size_option = count_option("--batch-size", 64, "Instances in a mini-batch.")
 policy_option = click.option(
     "--policy",

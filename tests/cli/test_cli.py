@@ -335,7 +335,10 @@ ERRORS = [
     (["fly"], "No such command 'fly'"),
     (["train"], "Missing argument 'MODEL'. Name one, such as tree-lstm, bilstm-tagger, seq2seq,"),
     (["train", "tree-lstm", "--depth", "3"], "No such option"),
-    (["train", "tree-lstm", "--dim", "0"], "Invalid value for '--dim': must be a whole number of at least 1, got '0'"),
+    (
+        ["train", "tree-lstm", "--dim", "0"],
+        "Invalid value for '--dim': must be a whole number from 1 to 1000000, got '0'",
+    ),
     (
         ["train", "tree-lstm", "--epochs", "many"],
         "Invalid value for '--epochs': must be a whole number of at least 1, got 'many'",

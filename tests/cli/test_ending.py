@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.results import open_json
 from autobatch.errors import DataError
 from helpers.runs.commands import Command
@@ -130,6 +131,41 @@ def test_standard_output_may_be_full(words: tuple[str, ...], command: Command, t
     assert found.stderr.splitlines()[-1].startswith("autobatch: cannot write ")
     assert "no space left on device" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+# --- too little memory ---
+
+
+@pytest.mark.parametrize("n_axes", range(1, 4))
+@pytest.mark.parametrize("seed", range(3))
+def test_too_little_memory_ends_it_in_a_sentence(
+    n_axes: int, seed: int, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """What is asked for here is more than addresses are wide, so no system lends it."""
+    sizes = np.random.default_rng(seed).dirichlet(np.ones(n_axes)) * 57
+    shape = [int(2**size) + 1 for size in sizes]
+    monkeypatch.setattr("autobatch.models.spec.ModelSpec.build", lambda *arguments: np.empty(shape))
+    status, out, err = command("train", "tree-lstm")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("autobatch: cannot go on: memory is not enough (Unable to allocate ")
+    assert err.endswith("); ask for less, such as by --dim, --batch-size or --max-bytes.\n")
+
+
+def test_memory_errors_without_a_word_end_it_so_too(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    assert run_to_the_end(fail) == 2
+    assert capfd.readouterr().err.startswith("autobatch: cannot go on: memory is not enough; ask for less")
+
+
+@pytest.mark.parametrize("name", ["train", "bench", "explain", "warm"])
+@pytest.mark.parametrize("exponent", [6, 11, 19, 24])
+def test_a_width_beyond_any_memory_is_refused(name: str, exponent: int, command: Command) -> None:
+    dim = 10**exponent + 1
+    status, out, err = command(name, "tree-lstm", "--dim", dim)
+    assert (status, out) == (2, "")
+    assert f"'--dim': must be a whole number from 1 to 1000000, got '{dim}'; see autobatch {name} --help." in err
 
 
 # --- lines of JSON ---
