@@ -143,6 +143,7 @@ def test_drawn_molecules_print_and_read_back(tmp_path: Path) -> None:
         ("1\n", 1, 2, "a line with energy=-1.5, in the next line", "the end of the line"),
         ("1\nmy_energy=1", 2, 12, "the energy, such as energy=-1.5", "the end of the line"),
         ("1\nenergy=nan", 2, 8, "a number, such as -1.5", "'nan'"),
+        ("1\nenergy=1_0", 2, 8, "a number, such as -1.5", "'1_0'"),
         ("1\nenergy= 1", 2, 8, "a number, such as -1.5", "' '"),
         ("1\nenergy=1 Properties=pos:R:3", 2, 21, "the columns species:S:1:pos:R:3:forces:R:3", "'pos:R:3'"),
         ("1\nenergy=1", 2, 9, "atom 1 of 1, such as O 0.0 0.0 1.5 0.1 -0.2 0.0, in the next line", "the end of"),

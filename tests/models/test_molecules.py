@@ -39,6 +39,12 @@ def parse(text: str) -> Molecule[str]:
         ("c1c[nH]1 1", "c c [nH]", [(0, 1, ":"), (0, 2, ":"), (1, 2, ":")]),
         ("F/C=C\\F 1", "F C C F", [(0, 1, "-"), (1, 2, "="), (2, 3, "-")]),
         ("[NH4+].Cl 1", "[NH4+] Cl", []),
+        ("C1CC%01 1", "C C C", [(a, b, "-") for a, b in RING]),
+        ("C%00CC0 1", "C C C", [(a, b, "-") for a, b in RING]),
+        ("C%(12)CC=%12 1", "C C C", [(0, 1, "-"), (0, 2, "="), (1, 2, "-")]),
+        ("C%(1)CC%(123)1.C%(123) 1", "C C C C", [*[(a, b, "-") for a, b in RING], (2, 3, "-")]),
+        ("C=1CC=1 1", "C C C", [(0, 1, "-"), (0, 2, "="), (1, 2, "-")]),
+        ("C/1CC-1 1", "C C C", [(a, b, "-") for a, b in RING]),
         ("C1CC1C1CC1 1", "C C C C C C", [(a, b, "-") for a, b in (*RING, (2, 3), (3, 4), (3, 5), (4, 5))]),
     ],
 )  # fmt: skip
@@ -62,9 +68,17 @@ def test_neighbours_know_each_other() -> None:
         ("C(C 1", 4, "')' for the branch that begins in column 2", "' '"),
         ("C1CC 1", 5, "a second 1 for the ring that begins in column 2", "' '"),
         ("C11 1", 3, "the digit of a ring of three or more atoms", "'1'"),
+        ("C=1CCC#1 1", 7, "no bond, or '=' as where the ring begins in column 3", "'#1'"),
+        ("C/1CC:%01 1", 6, "no bond, or '/' as where the ring begins in column 3", "':%01'"),
+        ("C()C 1", 3, "an atom, such as CC(=O)O", "')'"),
+        ("C(C())C 1", 5, "an atom, such as CC(=O)O", "')'"),
+        ("C%(12CC 1", 2, "an atom, a bond, a branch in brackets or the digit of a ring, such as CC(=O)O", "'%'"),
+        ("C%(12)CC 1", 9, "a second %12 for the ring that begins in column 2", "' '"),
         ("C1C1 1", 4, "the digit of a ring of three or more atoms", "'1'"),
         ("CC", 3, "a number after the molecule, and the end of the line", "the end of the line"),
         ("CC 1 2", 4, "a number after the molecule, and the end of the line", "'1'"),
+        ("CC 1_000", 4, "a number after the molecule, and the end of the line", "'1_000'"),
+        ("CC \u0661\u0662", 4, "a number after the molecule, and the end of the line", "'\u0661\u0662'"),
         ("CC nan", 4, "a number after the molecule, and the end of the line", "'nan'"),
     ],
 )
@@ -158,6 +172,10 @@ def test_numbers_are_predicted() -> None:
         ("c1ccccc1C(=O)c1ccccc1", [(5, 6), (6, 8)]),
         ("[cH]1[cH][cH][cH][cH][c]1[c]1ccccc1", [(5, 6)]),
         ("c1ccccc1:c2ccccc2", []),  # as written
+        ("c1cc*cc1", []),  # the atom * may be any, so it may be aromatic
+        ("c1cc[*:2]cc1*", [(5, 6)]),
+        ("c1ccc2c(c1)C*2", [(4, 6), (3, 7), (6, 7)]),
+        ("*c1ccc(*)cc1", [(0, 1), (4, 5)]),
     ],
 )
 def test_an_unwritten_bond_between_rings_is_single(text: str, single: list[tuple[int, int]]) -> None:
@@ -180,7 +198,9 @@ def test_unwritten_bonds_are_aromatic_in_rings_of_aromatic_atoms(seed: int) -> N
     """A bond is in such a ring if its atoms are joined without it, by bonds that may be aromatic."""
     rng = np.random.default_rng(seed)
     n_atoms = int(rng.integers(2, 14))
-    atoms = rng.choice(["c", "n", "[nH]", "C", "O"], n_atoms, p=[0.4, 0.2, 0.1, 0.2, 0.1]).tolist()
+    atoms = rng.choice(
+        ["c", "n", "[nH]", "*", "[2*]", "C", "O"], n_atoms, p=[0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]
+    ).tolist()
     places = [(one, other) for other in range(n_atoms) for one in range(other) if rng.random() < 1.8 / n_atoms]
     kinds = {place: str(rng.choice(["", "-", ":", "="], p=[0.7, 0.1, 0.1, 0.1])) for place in places}
     ends = [""] * n_atoms
@@ -188,7 +208,7 @@ def test_unwritten_bonds_are_aromatic_in_rings_of_aromatic_atoms(seed: int) -> N
         ends[one] += f"{kinds[one, other]}%{number}"
         ends[other] += f"%{number}"
     molecule = parse(".".join(map("".join, zip(atoms, ends, strict=True))) + " 0")
-    aromatic = {place for place in places if all(atoms[atom].strip("[]H") in "cn" for atom in place)}
+    aromatic = {place for place in places if all(atoms[atom].strip("[2]H") in "cn*" for atom in place)}
     may_be = [place for place in places if kinds[place] == ":" or (place in aromatic and not kinds[place])]
     for one, other, kind in molecule.bonds:
         place = one, other

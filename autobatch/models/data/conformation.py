@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.models.data.lines import Line, read_lines, to_number
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -193,11 +193,8 @@ def _read_atom(line: Line, n_columns: tuple[int, ...]) -> tuple[str, list[float]
 
 
 def _read_number(line: Line, start: int, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+    number = to_number(text)
+    if math.isnan(number):
         raise _fault(line, start, "a number, such as -1.5")
     return number
 

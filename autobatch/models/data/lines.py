@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -85,6 +86,19 @@ def all_tagged(line: Line, what: str, tokens: Sequence[re.Match[str]], tagged: S
     if all(tagged):
         return True
     raise line.fault(what, tokens[tagged.index(False)].start(), f"{expected}, as others of the line have, or no tags")
+
+
+def to_number(text: str) -> float:
+    """Read a number of ASCII digits, as in files of any program; NaN if it is none, or not finite.
+
+    >>> [to_number(text) for text in ("-1.5e3", "1_000", "inf")]
+    [-1500.0, nan, nan]
+    """
+    try:
+        number = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def fault(what: str, place: str, text: str, position: int, expected: str) -> DataError:

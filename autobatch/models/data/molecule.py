@@ -6,7 +6,7 @@ atoms with one digit are bonded, which closes a ring. Lower-case atoms are aroma
 the molecule from the number, which is optional if answers are not required. Blank lines are skipped.
 
 An unwritten bond is aromatic if it joins two aromatic atoms within a ring of such atoms. Otherwise it is single, like
-the bond between the rings of biphenyl, `c1ccccc1c1ccccc1`.
+the bond between the rings of biphenyl, `c1ccccc1c1ccccc1`. The atom `*`, which may be any, counts as aromatic here.
 
 Source of the form: Weininger 1988, SMILES, a chemical language and information system.
 """
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, parse_lines
+from autobatch.models.data.lines import Line, parse_lines, to_number
 
 V = TypeVar("V")
 W = TypeVar("W")
 
 SINGLE, DOUBLE, TRIPLE, AROMATIC = "-", "=", "#", ":"
 _TOKEN = re.compile(
-    r"(?P<atom>Cl|Br|[BCNOPSFIbcnops*]|\[[^][ \t,]+\])|(?P<bond>[-=#$:/\\])|(?P<ring>[0-9]|%[0-9]{2})|."
+    r"(?P<atom>Cl|Br|[BCNOPSFIbcnops*]|\[[^][ \t,]+\])|(?P<bond>[-=#$:/\\])|(?P<ring>[0-9]|%[0-9]{2}|%\([0-9]{1,5}\))|."
 )
 _MOLECULE = re.compile(r"[^ \t,]*")
 _BLANKS = re.compile(r"[ \t]*,?[ \t]*")
@@ -148,13 +148,20 @@ def _grow_forest(n_nodes: int, edges: Sequence[tuple[int, int]]) -> tuple[list[i
 
 
 def _read_number(line: Line, start: int) -> float:
-    try:
-        number = float(line.text[start:])
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+    number = to_number(line.text[start:])
+    if math.isnan(number):
         raise line.fault("a molecule", start, "a number after the molecule, and the end of the line")
     return number
+
+
+def _kind(bond: str) -> str:
+    return bond.replace("/", SINGLE).replace("\\", SINGLE)
+
+
+def _ring(text: str) -> str:
+    """Write the number of a ring in the shortest form: 1 for %01, %12 for %(12)."""
+    number = int(text.strip("%()"))
+    return str(number) if number < 10 else f"%{number}" if number < 100 else f"%({number})"
 
 
 @dataclass
@@ -187,7 +194,7 @@ class _Reader:
         elif self.before is None:
             raise self.fault(here, f"an atom, {_EXAMPLE}")
         elif token["ring"]:
-            self.close_ring(text, self.before, here)
+            self.close_ring(_ring(text), self.before, here)
         elif self.bond:
             raise self.fault(here, f"an atom or the digit of a ring after {self.bond!r}")
         elif token["bond"]:
@@ -195,7 +202,9 @@ class _Reader:
         elif text == "(":
             self.branches.append((self.before, here))
         elif text == ")" and self.branches:
-            self.before, _ = self.branches.pop()
+            self.before, opened = self.branches.pop()
+            if opened == here - 1:
+                raise self.fault(here, f"an atom, {_EXAMPLE}")
         elif text == ".":
             self.before = None
         else:
@@ -204,7 +213,10 @@ class _Reader:
     def close_ring(self, digit: str, atom: int, here: int) -> None:
         """Begin a ring, or end it by a bond between its two atoms."""
         if digit in self.rings:
-            other, bond, _ = self.rings.pop(digit)
+            other, bond, column = self.rings.pop(digit)
+            if self.bond and bond and _kind(self.bond) != _kind(bond):
+                expected = f"no bond, or {bond!r} as where the ring begins in column {column + 1}"
+                raise self.fault(here - len(self.bond), expected)
             if other == atom or (other, atom) in self.joined:
                 raise self.fault(here, "the digit of a ring of three or more atoms")
             self.join(other, atom, self.bond or bond)
@@ -214,8 +226,9 @@ class _Reader:
 
     def join(self, one: int, other: int, written: str) -> None:
         """Bond an atom to a later one."""
-        aromatic = all(self.atoms[atom].lstrip("[0123456789")[:1].islower() for atom in (one, other))
-        bond = written.replace("/", SINGLE).replace("\\", SINGLE) or ("" if aromatic else SINGLE)
+        kinds = [self.atoms[atom].lstrip("[0123456789")[:1] for atom in (one, other)]
+        aromatic = all(kind.islower() or kind == "*" for kind in kinds)
+        bond = _kind(written) or ("" if aromatic else SINGLE)
         self.bonds.append((one, other, bond))
         self.joined.add((one, other))
 
