@@ -44,7 +44,7 @@ def read_or_refuse(reader: Reader, path: Path, content: bytes) -> list[Any] | No
     if not re.search("the file holds none|gzip", message):
         place = re.search(r"line (\d+), column (\d+): ", message)
         assert place is not None, message
-        lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n" if b"\n" in content else b"\r")
         assert 1 <= int(place[1]) <= len(lines)
         assert 1 <= int(place[2]) <= len(lines[int(place[1]) - 1]) + 1
     return None
@@ -96,8 +96,32 @@ def test_marks_and_ends_of_lines_of_other_systems_are_read_over(name: str, path:
     reader = READERS[name]
     path.write_text(reader.valid, encoding="utf-8", newline="\n")
     expected = reader.read(path)
-    path.write_bytes(b"\xef\xbb\xbf" + reader.valid.replace("\n", "\r\n").encode() + b"\r\n\r\n")
-    assert reader.read(path) == expected
+    marked = b"\xef\xbb\xbf" + reader.valid.encode()
+    for end in (b"\r\n", b"\r\r\n", b"\r"):
+        path.write_bytes(marked.replace(b"\n", end) + 2 * end)
+        assert reader.read(path) == expected
+    if name != "lattices":  # a file begins with the number of its lattices
+        path.write_bytes(marked + marked)
+        assert reader.read(path) == expected + expected
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("stray", ["\r", "\0", "\ufeff"])
+def test_strays_inside_of_a_line_are_refused(name: str, stray: str, path: Path) -> None:
+    """A line that ends in another way than the others, UTF-16 without a mark, files joined without an end of a line."""
+    lines = READERS[name].valid.strip("\n").split("\n")
+    rng = np.random.default_rng(0)
+    for number, line in enumerate(lines, start=1):
+        if len(line) > 1:
+            place = int(rng.integers(1, len(line)))
+            changed = [*lines[: number - 1], line[:place] + stray + line[place:], *lines[number:]]
+            path.write_bytes("\r\n".join([*changed, ""]).encode())
+            with pytest.raises(DataError, match=rf"line {number}, column {place + 1}: a (carriage|zero|byte order) "):
+                READERS[name].read(path)
+    for encoding in ("utf-16-le", "utf-16-be", "utf-16"):
+        path.write_bytes("\n".join(lines).encode(encoding))
+        with pytest.raises(DataError, match=r"line 1, column \d+: (a zero byte|byte 0x\w\w) is .* to UTF-8\."):
+            READERS[name].read(path)
 
 
 @pytest.mark.parametrize("name", READERS)

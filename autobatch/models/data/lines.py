@@ -6,7 +6,7 @@ import gzip
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +18,12 @@ T = TypeVar("T")
 _WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text that a message shows; brackets stand alone
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"  # how compressed files begin
+_STRAY = re.compile("[\r\0\ufeff]")
+_STRAYS = {
+    "\r": "a carriage return is inside of the line, and other lines end in a line feed; end all lines alike",
+    "\0": "a zero byte is no text, but part of UTF-16; convert the file to UTF-8",
+    "\ufeff": "a byte order mark is inside of the line; remove it, and begin a line there if two files were joined",
+}
 
 
 class Line(NamedTuple):
@@ -38,21 +44,22 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, what: str) -> Iterator[Line]:
-    """Read a UTF-8 text file, a line at a time; a mark of the byte order and carriage returns are left out.
+    """Read a UTF-8 text file, a line at a time, without byte order marks that begin lines.
 
-    A file that gzip compressed is read as well, whatever its name.
+    Lines end in a line feed, before which carriage returns are left out; where the file has no line feed, in a carriage
+    return. A file that gzip compressed is read as well, whatever its name.
 
     Args:
         path: the file.
         what: the things in it, for messages: "trees".
 
     Raises:
-        DataError: the file cannot be read, or is not UTF-8; names file, line and column.
+        DataError: the file cannot be read, is not UTF-8, or holds zero bytes, or carriage returns or byte order marks
+            inside of a line; names file, line and column.
     """
     try:
         with open_regular(path) as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
-            for number, content in enumerate(file, start=1):
-                content = content.removeprefix(_BYTE_ORDER_MARK) if number == 1 else content
+            for number, content in enumerate(_split(file), start=1):
                 yield Line(path, number, _decode(content, path, number, what))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
@@ -108,11 +115,25 @@ def fault(what: str, place: str, text: str, position: int, expected: str) -> Dat
     return DataError(f"cannot read {what} from {place}, column {position + 1}: expected {expected}, found {found}.")
 
 
+def _split(file: Iterable[bytes]) -> Iterator[bytes]:
+    """Split a file into lines, without their ends."""
+    for number, content in enumerate(file, start=1):
+        if number == 1 and not content.endswith(b"\n"):
+            yield from content.removesuffix(b"\r").split(b"\r")
+        else:
+            yield content.removesuffix(b"\n").rstrip(b"\r")
+
+
 def _decode(content: bytes, path: Path, number: int, what: str) -> str:
+    content = content.removeprefix(_BYTE_ORDER_MARK)
+    doing = f"cannot read {what} from {path}, line {number}"
     try:
-        return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"cannot read {what} from {path}, line {number}, column {error.start + 1}: byte "
-            f"0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8."
+            f"{doing}, column {error.start + 1}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to "
+            f"UTF-8."
         ) from error
+    if stray := _STRAY.search(text):
+        raise DataError(f"{doing}, column {stray.start() + 1}: {_STRAYS[stray[0]]}.")
+    return text
