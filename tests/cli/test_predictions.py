@@ -47,6 +47,33 @@ def test_a_model_is_trained_measured_and_asked(
     assert command("eval", "--model", tmp_path / "model.ab") == measured
 
 
+BINARY, ANY, TAGGED = "(7 (7 a) (7 b))", "(7 (7 a) (7 b) (7 c))", "a|7 b|7"
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "label"),
+    [
+        *[(model, BINARY, 7) for model in ("tree-lstm", "tree-lstm-2type", "tree-gru", "mv-rnn", "early-exit")],
+        *[(model, TAGGED, "7") for model in ("bilstm-tagger", "bilstm-char-tagger", "bilstm-crf", "dag-rnn")],
+        ("tree-lstm-childsum", ANY, "7"),
+        ("grid-lstm", "a\tb\t7", "7"),
+        ("nested-rnn", "a*2|7", "7"),
+        ("random-dag", "a()|7 b(0)|7", "7"),
+    ],
+)
+def test_numbers_are_predicted_for_labels_of_binary_trees_alone(
+    command: Command, model: str, line: str, label: int | str, tmp_path: Path
+) -> None:
+    (tmp_path / "data.txt").write_text(f"{line}\n\n" * 10)
+    options = "--dim", 4, "--epochs", 1, "--backend", "reference", "--checkpoint", tmp_path / "run"
+    assert command("train", model, "--data", tmp_path / "data.txt", *options)[0] == 0
+    status, out, err = command("predict", model, "--checkpoint", tmp_path / "run")
+    assert (status, err) == (0, "")
+    found = [value for name, value in json.loads(out).items() if name in ("label", "labels", "tags")]
+    assert re.findall(r'"?\b7\b"?', json.dumps(found)) == [json.dumps(label)] * json.dumps(found).count("7")
+    assert found
+
+
 @pytest.mark.parametrize("model", ["graph-network", "molecule-forces", "tree-lstm", "bilstm-crf", "grid-lstm"])
 def test_what_a_model_that_diverged_predicts_is_json(
     command: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
