@@ -1,6 +1,7 @@
 """The user's cache folder: what autobatch measured and laid out on this machine, for later processes.
 
-An entry is a file of JSON or machine code, named by a digest of what it depends on, with a checksum of its content.
+An entry is a file of JSON or machine code, named by a digest of what it depends on, with a checksum of its content;
+that of machine code covers the name.
 Files are written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins.
 Entries may be deleted at any time: one that is damaged counts as absent, and one that cannot be written is computed
 again by the next process; a warning says so. Folders and entries that others can write are not used
@@ -140,7 +141,7 @@ def find_code(kind: str, signature: str) -> bytes | None:
     try:
         content = read_own(path)
         code = content[DIGEST_BYTES:]
-        if sha256(code).digest() != content[:DIGEST_BYTES]:
+        if _digest(signature, code) != content[:DIGEST_BYTES]:
             raise DataError("its checksum is another")
         with suppress(OSError):  # a cache that can only be read
             os.utime(path)
@@ -164,13 +165,18 @@ def keep_code(kind: str, signature: str, code: bytes) -> None:
         return
     try:
         make_own(path.parent)
-        write_whole(path, sha256(code).digest() + code, PUBLIC[1])
+        write_whole(path, _digest(signature, code) + code, PUBLIC[1])
         _shrink(path.parent)
     except OSError as error:
         warnings.warn(
             f"cannot keep compiled code in {str(path.parent)!r} ({error.strerror or error}); going on without.",
             stacklevel=2,
         )
+
+
+def _digest(signature: str, code: bytes) -> bytes:
+    """The checksum of machine code under its own name: another kernel's code takes other arguments, and would crash."""
+    return sha256(signature.encode() + b"\0" + code).digest()
 
 
 def _shrink(folder: Path) -> None:

@@ -173,6 +173,26 @@ def test_damaged_machine_code_counts_as_absent(damage: str, folder: Path) -> Non
     assert find_code("kernels", SIGNATURE) == b"code"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_machine_code_under_another_name_counts_as_absent(seed: int, folder: Path) -> None:
+    rng = np.random.default_rng(seed)
+    codes = {f"{number:016x}": rng.bytes(int(rng.integers(100))) + bytes([number]) for number in range(8)}
+    for signature, code in codes.items():
+        keep_code("kernels", signature, code)
+    written = {signature: (folder / "kernels" / f"{signature}.o").read_bytes() for signature in codes}
+    taken = dict(zip(codes, rng.permutation([*codes]).tolist(), strict=True))
+    for signature, other in taken.items():
+        (folder / "kernels" / f"{signature}.o").write_bytes(written[other])
+    for signature, other in taken.items():
+        if signature == other:
+            assert find_code("kernels", signature) == codes[signature]
+            continue
+        with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: .* is damaged"):
+            assert find_code("kernels", signature) is None
+        keep_code("kernels", signature, codes[signature])
+        assert find_code("kernels", signature) == codes[signature]
+
+
 def test_machine_code_that_was_not_used_for_longest_is_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MOST_CODE", 5 * 132)
     for number in range(5):

@@ -16,7 +16,7 @@ from autobatch.system.cache import find_code, keep_code
 from autobatch.system.compiling import compiling
 
 KIND = "kernels"
-FORMAT = "1"  # of how modules are compiled; a new number leaves old entries aside
+FORMAT = "2"  # of how modules are compiled and kept; a new number leaves old entries aside
 
 
 class Code:
