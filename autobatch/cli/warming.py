@@ -43,7 +43,7 @@ def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: st
     processes find it, on processors of the same kind.
     """
     use_threads(threads)
-    predictor = None if exported is None else Predictor.of(read_exported(exported))
+    predictor = None if exported is None else Predictor.of(read_exported(exported, models))
     names = models or (("tree-lstm",) if predictor is None else ())
     workloads = [load_workload(name, None, dim, 0, precision=precision) for name in names]
     for workload in workloads:

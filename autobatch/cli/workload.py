@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,12 +115,14 @@ def load_workload(
     encoding: Encoding | None = None,
     precision: str = "float32",
     answered: bool = True,
+    build: Callable[[ModelSpec, Dataset, np.random.Generator], Any] | None = None,
 ) -> Workload:
     """Find the model, load its data and build it; the same seed gives the same workload.
 
     Args:
         encoding: of a stored model; without it, vocabularies and sizes come from the data.
         answered: whether the instances must have answers: the tags, labels or numbers that the model predicts.
+        build: makes the model, if it is a stored one.
 
     Raises:
         DataError: there is no such model or data, or it is malformed.
@@ -134,7 +136,8 @@ def load_workload(
     if encoding is not None:
         say_strange_data(dataset.name, encoding.vocabularies)
         dataset = replace(dataset, sizes=encoding.sizes)
-    return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed, precision)
+    model_made = spec.build(dataset, dim, model_rng) if build is None else build(spec, dataset, model_rng)
+    return Workload(spec, dataset, model_made, dim, order_rng, seed, precision)
 
 
 def _say_unused_dim(spec: ModelSpec, dim: int) -> None:

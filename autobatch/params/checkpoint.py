@@ -80,10 +80,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     arrays, metadata = read_arrays(path, "save_checkpoint", FORMAT, VERSION)
     try:
         state = json.loads(metadata["state"])
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"cannot load {os.fspath(path)!r}: its state is missing or is not JSON; give a file that save_checkpoint "
-            f"wrote."
+            f"cannot load {os.fspath(path)!r}: its state is missing, or is no JSON that can be read; give a file "
+            f"that save_checkpoint wrote."
         ) from error
     return Checkpoint(arrays, state)
 

@@ -90,11 +90,13 @@ def test_what_a_model_that_diverged_predicts_is_json(
 
 
 @pytest.mark.parametrize("name", ["eval", "predict", "serve"])
-@pytest.mark.parametrize("given", [(), ("tree-lstm",), ("tree-lstm", "--model", "x.ab"), ("--checkpoint", "runs")])
+@pytest.mark.parametrize(
+    "given", [(), ("tree-lstm",), ("tree-lstm", "--model", "x.ab", "--checkpoint", "runs"), ("--checkpoint", "r")]
+)
 def test_one_trained_model_is_named(name: str, given: tuple[str, ...], command: Command) -> None:
     status, _, err = command(name, *given)
     assert status == 2
-    assert "give MODEL and --checkpoint DIR, or --model FILE alone" in err
+    assert "give MODEL and --checkpoint DIR, or --model FILE; see" in err
 
 
 def test_what_a_file_lacks_is_told(command: Command, tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
     given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", tmp_path / "trees.txt"
     assert command("train", "tree-lstm", *given, "--checkpoint", tmp_path / "run")[0] == 0
     assert command("export", "tree-lstm", "--checkpoint", tmp_path / "run", "--out", tmp_path / "trees.ab")[0] == 0
-    read = Predictor.of(Trained(None, tmp_path / "trees.ab").read()).read
+    read = Predictor.of(Trained(None, tmp_path / "trees.ab", is_exported=True).read()).read
     for wrong, shown in (
         (3, "3"),
         (None, "null"),

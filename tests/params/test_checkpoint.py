@@ -106,8 +106,8 @@ FOREIGN = {
     ),
     "no version": (stored_as(format=FORMAT, state="{}"), "its format has version ''"),
     "no checksum": (stored_as(format=FORMAT, version=str(VERSION), state="{}"), "its checksum is missing"),
-    "no state": (stored_as(format=FORMAT, version="1"), "its state is missing or is not JSON"),
-    "no JSON": (stored_as(format=FORMAT, version="1", state="{"), "its state is missing or is not JSON"),
+    "no state": (stored_as(format=FORMAT, version="1"), "its state is missing, or is no JSON"),
+    "no JSON": (stored_as(format=FORMAT, version="1", state="{"), "its state is missing, or is no JSON"),
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from autobatch.cli.training.stored import StoredModel
-from autobatch.cli.workload import find_here
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
@@ -35,14 +34,13 @@ class Predictor:
             CheckpointError: the model is not what it was.
         """
         settings, encoding = stored.settings, stored.encoding
-        spec = find_here(settings.model)
+        spec = stored.find_spec()
         if spec.predict is None:
             raise DataError(
                 f"cannot serve {settings.model}: it has no scores; give the model a method scores(instance)."
             )
         dataset = Dataset("", (), (), encoding.vocabularies, encoding.sizes)
-        model: Any = spec.build(dataset, settings.dim, np.random.default_rng(settings.seed))
-        model.load_state_dict(stored.parameters)
+        model = stored.build(spec, dataset, np.random.default_rng(settings.seed))
         model.eval()
         return cls(spec, stored, model)
 

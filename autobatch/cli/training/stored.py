@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autobatch import policies
+from autobatch.arguments import RAW
 from autobatch.cli.results import Tally
 from autobatch.cli.strange import ANSWERS, Counting
+from autobatch.cli.training.described import SPARE, Bounded, check_described, check_encoding, check_run, naming
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
 from autobatch.deploy.loading import load
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
+from autobatch.models import MODELS, ModelSpec
+from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.files import from_text
@@ -71,6 +77,29 @@ class StoredModel:
                 f"model, or another folder."
             )
 
+    def find_spec(self) -> ModelSpec:
+        """Find the stored model.
+
+        Raises:
+            DataError: there is no such model, or it cannot be used.
+            CheckpointError: its vocabularies or sizes are others.
+        """
+        spec = find_here(self.settings.model)
+        with naming(self.path, "use"):
+            check_encoding(spec, self.encoding)
+        return spec
+
+    def build(self, spec: ModelSpec, dataset: Dataset, rng: np.random.Generator) -> Any:
+        """Build the stored model, with its parameters.
+
+        Raises:
+            CheckpointError: the model is not what it was.
+        """
+        with naming(self.path, "use", (*RAW, MemoryError)):
+            model = spec.build(dataset, self.settings.dim, Bounded(rng, _n_numbers(self.parameters) + SPARE))
+            model.load_state_dict(self.parameters)
+        return model
+
     def load_workload(self, data: str | None = None, answered: bool = True) -> Workload:
         """Load the stored model with its training data, or with other data, which may lack answers.
 
@@ -79,7 +108,7 @@ class StoredModel:
             CheckpointError: the model is not what it was.
         """
         settings, encoding = self.settings, self.encoding
-        find_here(settings.model)  # what it raises is not about data
+        self.find_spec()  # what it raises is not about data
         if data not in (None, settings.data):
             ignored = () if answered else ANSWERS
             vocabularies = {k: v if k in ignored else Counting(v) for k, v in encoding.vocabularies.items()}
@@ -87,13 +116,12 @@ class StoredModel:
         try:
             workload = load_workload(
                 settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision,
-                answered,
+                answered, self.build,
             )  # fmt: skip
         except DataError as error:
             if data is not None:
                 raise
             raise DataError(f"{error} The model was trained on that; name other data by --data.") from error
-        workload.model.load_state_dict(self.parameters)
         if settings.split == LAST_TENTH and workload.dataset.dev_places is not None:
             workload = replace(workload, dataset=workload.dataset.hold_out_the_last())
         return workload
@@ -143,7 +171,8 @@ class StoredRun(StoredModel):
                 f"cannot go on from {str(self.path)!r}: {self.settings.data} held {self.n_train} training instances "
                 f"and now holds {n_train}; give the data as it was."
             )
-        fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
+        with naming(self.path, "go on from"):
+            fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
         fitting.loss.seed, fitting.loss.step = self.draws["seed"], self.draws["step"]
         fitting.position = self.position
         if self.learned is not None:
@@ -198,18 +227,21 @@ def read_run(path: Path) -> StoredRun:
         arrays, state = load_checkpoint(path)
     except CheckpointError as error:  # the message names save_checkpoint, which commands have not
         raise CheckpointError(str(error).replace("save_checkpoint", "autobatch train --checkpoint")) from error
+    parameters = _named(arrays, PARAMETER)
     try:
+        with naming(path, "load"):
+            check_run(state)
         position = {**state["position"], "tally": Tally(**state["position"]["tally"])}
         text, doing = state.get("policy"), f"cannot load the policy in {str(path)!r}"
         return StoredRun(
             path=path,
-            **_made_of(state),
+            **_made_of(path, state, parameters),
             n_train=state["n_train"],
             position=Position(**position),
             best=_best_of(state),
             draws=state["draws"],
             learned=None if text is None else from_text(text, policies.KINDS, doing),
-            parameters=_named(arrays, PARAMETER),
+            parameters=parameters,
             optimizer={**state["optimizer"], "arrays": _named(arrays, OPTIMIZER)},
         )
     except (AttributeError, KeyError, TypeError) as error:
@@ -227,8 +259,10 @@ def _best_of(state: Mapping[str, Any]) -> dict[str, float]:
     return best if isinstance(best, dict) else {next(iter(state["position"]["metrics"])): best}
 
 
-def _made_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the result of `describe`, from this version or an earlier one."""
+def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the result of `describe` in a file, from this version or an earlier one."""
+    with naming(path, "load"):
+        check_described(described, _n_numbers(parameters))
     closed, sizes = described.get("closed", ()), dict(described["sizes"])
     vocabularies = {name: Vocabulary(words, name in closed) for name, words in described["vocabularies"].items()}
     if "n_classes" in sizes and "classes" not in vocabularies:  # version 0.2: tree labels were numbers
@@ -239,23 +273,36 @@ def _made_of(described: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_exported(path: Path) -> StoredModel:
+def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
     """Read what `autobatch export` wrote.
+
+    Args:
+        named: models that the command names: a file alone is no reason to import a module.
 
     Raises:
         CheckpointError: the file is missing or damaged, or `ab.export` wrote it, of a model that has no name here.
     """
     model = load(path)
-    policy = model.options["policy"]
+    policy, parameters = model.options["policy"], model.state_dict()
     try:
-        made_of = _made_of(model.about)
+        made_of = _made_of(path, model.about, parameters)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"cannot use {str(path)!r}: ab.export wrote it, of a model that commands do not know; load it by "
             f"ab.load, or write a model of the package by autobatch export."
         ) from error
+    name = made_of["settings"].model
+    if name not in MODELS and name not in named:
+        raise CheckpointError(
+            f"cannot use {str(path)!r}: it is of {name!r}, which is no model of autobatch, and files are not to choose "
+            f"what is imported; if you trust that module, give its name as MODEL, too."
+        )
     learned = policy if isinstance(policy, Directed) else None
-    return StoredModel(path=path, **made_of, learned=learned, parameters=model.state_dict())
+    return StoredModel(path=path, **made_of, learned=learned, parameters=parameters)
+
+
+def _n_numbers(parameters: Mapping[str, Any]) -> int:
+    return sum(array.size for array in parameters.values())
 
 
 def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -20,17 +20,19 @@ class Trained(NamedTuple):
     """A trained model, as a command was given it.
 
     Attributes:
-        name: of the model, with a folder of checkpoints or one of these; None for an exported one.
-        path: of the folder or the file.
+        name: of the model; None if only the file of an exported one says it.
+        path: of a folder of checkpoints, of one of these, or of the file.
+        is_exported: whether it is the file of an exported one.
     """
 
     name: str | None
     path: Path
+    is_exported: bool = False
 
     @property
     def file(self) -> Path:
         """The file to read: of a folder its best checkpoint, or its last if no epoch was measured."""
-        if self.name is None or not self.path.is_dir():
+        if self.is_exported or not self.path.is_dir():
             return self.path
         return self.path / (BEST if (self.path / BEST).exists() else LAST)
 
@@ -40,8 +42,12 @@ class Trained(NamedTuple):
         Raises:
             CheckpointError: there is none, it cannot be read, or it is of another model.
         """
-        if self.name is None:
-            return read_exported(self.path)
+        if self.is_exported:
+            stored: StoredModel = read_exported(self.path, () if self.name is None else (self.name,))
+            if self.name is not None:
+                stored.refuse_model(self.name)
+            return stored
+        assert self.name is not None
         path = self.file
         if not path.exists():
             lacking = f"it holds neither {BEST} nor {LAST}" if self.path.is_dir() else "there is no such folder or file"
@@ -72,14 +78,14 @@ def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
         "exported",
         metavar="FILE",
         type=FILE,
-        help="A file that `autobatch export` wrote, instead of MODEL and --checkpoint.",
+        help="A file that `autobatch export` wrote, instead of --checkpoint; MODEL is needed for one of your own.",
     )
     @wraps(command)
     def given(name: str | None, checkpoint: Path | None, exported: Path | None, **others: Any) -> Any:
-        if exported is not None and name is None and checkpoint is None:
-            return command(trained=Trained(None, exported), **others)
+        if exported is not None and checkpoint is None:
+            return command(trained=Trained(name, exported, is_exported=True), **others)
         if exported is None and name is not None and checkpoint is not None:
             return command(trained=Trained(name, checkpoint), **others)
-        raise click.UsageError("give MODEL and --checkpoint DIR, or --model FILE alone.")
+        raise click.UsageError("give MODEL and --checkpoint DIR, or --model FILE.")
 
     return given

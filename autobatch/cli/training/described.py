@@ -1,0 +1,204 @@
+"""Check what the JSON of a file says of a stored model or run before anything is made of it; anyone may write files.
+
+Each error says which value must be what; a value that is missing raises KeyError, and a list of them TypeError.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autobatch.arguments import RAW, Kind, is_int, refusal
+from autobatch.backends import NAMES
+from autobatch.cli.results import COUNTS
+from autobatch.cli.workload import Encoding
+from autobatch.errors import AutobatchError, CheckpointError
+from autobatch.ir.precision import PRECISIONS
+from autobatch.models import ModelSpec
+from autobatch.models.data.dataset import Loader
+
+SPARE = 1 << 20  # numbers that a model may draw beyond its parameters
+MOST = (1 << 63) - 1  # of a count
+MOST_NAME, MOST_PATH = 255, 4095  # bytes of the name of a file, and of a path
+ADVICE = "the file is damaged, so give another copy"
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
+
+
+def _is_path(x: Any) -> bool:
+    try:
+        encoded = os.fsencode(x) if isinstance(x, str) else None
+    except UnicodeEncodeError:
+        return False
+    return encoded is not None and len(encoded) <= MOST_PATH and max(map(len, encoded.split(b"/"))) <= MOST_NAME
+
+
+def _are_texts(x: Any) -> bool:
+    return isinstance(x, list) and all(isinstance(text, str) for text in x)
+
+
+def _is_order(x: Any) -> bool:
+    try:
+        np.random.PCG64().state = x
+    except RAW:
+        return False
+    return True
+
+
+def _whole(least: int, most: float = MOST) -> Kind:
+    return Kind(f"an int from {least} to {most}", lambda x: is_int(x) and least <= x <= most)
+
+
+def _one_of(*values: str) -> Kind:
+    return Kind(f"one of {', '.join(values)}", lambda x: isinstance(x, str) and x in values)
+
+
+TEXT = Kind("a text of printable characters", lambda x: isinstance(x, str) and x.isprintable())
+WORDS = Kind("a list of different texts", lambda x: _are_texts(x) and len({*x}) == len(x))
+NUMBER = Kind("a finite number", _is_number)
+DURATION = Kind("a finite number of at least 0", lambda x: _is_number(x) and x >= 0)
+METRICS = Kind(
+    "finite numbers by name",
+    lambda x: isinstance(x, dict) and all(map(TEXT.holds, x)) and all(map(_is_number, x.values())),
+)
+COUNT, SEED = _whole(0), Kind("an int of at least 0", lambda x: is_int(x) and x >= 0)
+
+
+def _or(kind: Kind, other: Kind) -> Kind:
+    return Kind(f"{kind.words} or {other.words}", lambda x: kind.holds(x) or other.holds(x))
+
+
+NOTHING = Kind("null", lambda x: x is None)
+SETTINGS = {
+    "model": TEXT,
+    "data": Kind("a name or a path", _is_path),
+    "batch_size": _whole(1),
+    "epochs": COUNT,
+    "lr": DURATION,
+    "policy": TEXT,
+    "backend": _one_of("auto", *NAMES),
+    "seed": SEED,
+}
+LATER_SETTINGS = {
+    "max_bytes": _or(_whole(1), NOTHING),
+    "precision": _one_of(*PRECISIONS),
+    "split": _one_of("drawn", "last"),
+}
+"""Those that files of earlier versions may lack."""
+POSITION = {
+    "epochs": COUNT,
+    "steps": COUNT,
+    "order": Kind("a state of PCG64", _is_order),
+    "metrics": METRICS,
+    "total_loss": NUMBER,
+    "n_seen": COUNT,
+    "seconds": DURATION,
+}
+RUN = {
+    "n_train": COUNT,
+    "best": _or(METRICS, _or(NUMBER, NOTHING)),
+}
+
+
+@contextmanager
+def naming(path: Path, doing: str, raw: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Have errors of what a file says name the file, as CheckpointError; those of Python too if they are `raw`."""
+    try:
+        yield
+    except AutobatchError as error:
+        raise CheckpointError(f"cannot {doing} {str(path)!r}: {error}") from error
+    except raw as error:
+        raise CheckpointError(
+            f"cannot {doing} {str(path)!r}: what it says makes no model ({type(error).__name__}: {error}); {ADVICE}."
+        ) from error
+
+
+def check_described(described: Mapping[str, Any], n_numbers: int) -> None:
+    """Check what a model is made of again; its parameters are so many numbers.
+
+    Raises:
+        CheckpointError, KeyError, TypeError: it is something else.
+    """
+    settings, size = described["settings"], _whole(0, n_numbers + SPARE)
+    _check("settings.", settings, {**SETTINGS, "dim": _whole(1, n_numbers + SPARE)})
+    _check("settings.", settings, {name: kind for name, kind in LATER_SETTINGS.items() if name in settings})
+    _check("sizes.", described["sizes"], dict.fromkeys(described["sizes"], size))
+    _check("vocabularies.", described["vocabularies"], dict.fromkeys(described["vocabularies"], WORDS))
+    if "closed" in described:
+        _check("", described, {"closed": WORDS})
+
+
+def check_run(state: Mapping[str, Any]) -> None:
+    """Check how far a run is.
+
+    Raises:
+        CheckpointError, KeyError, TypeError: it is something else.
+    """
+    position = state["position"]
+    _check("", state, RUN)
+    _check("draws.", state["draws"], {"seed": SEED, "step": COUNT})
+    _check("position.", position, POSITION)
+    _check("position.tally.", position["tally"], {"n_minibatches": COUNT})
+    _check("position.tally.totals.", position["tally"]["totals"], dict.fromkeys(COUNTS, COUNT))
+    if position["steps"] and not (position["n_seen"] and position["seconds"]):
+        raise refusal("position.steps", "0 before instances are seen", position["steps"], CheckpointError, ADVICE)
+    if NUMBER.holds(state["best"]) and not position["metrics"]:
+        raise refusal("position.metrics", "of the best epoch, too", position["metrics"], CheckpointError, ADVICE)
+
+
+def _check(above: str, content: Mapping[str, Any], wanted: Mapping[str, Kind]) -> None:
+    if not isinstance(content, dict):
+        raise TypeError(f"{above} has no fields")
+    for name, kind in wanted.items():
+        if not kind.holds(content[name]):
+            raise refusal(f"{above}{name}", kind.words, content[name], CheckpointError, ADVICE)
+
+
+def check_encoding(spec: ModelSpec, encoding: Encoding) -> None:
+    """Check that the vocabularies are those of a model, and that it is to have as many sizes as they have words.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    if not isinstance(spec.load, Loader):
+        return
+    for name in spec.load.words:
+        vocabulary, size = encoding.vocabularies.get(name), encoding.sizes.get(f"n_{name}")
+        if vocabulary is None:
+            raise CheckpointError(f"it has no vocabulary of {name}, which {spec.name} needs; {ADVICE}.")
+        if size != len(vocabulary):
+            raise refusal(f"sizes.n_{name}", f"{len(vocabulary)}, as the vocabulary", size, CheckpointError, ADVICE)
+
+
+class Bounded(np.random.Generator):
+    """A generator that draws so many numbers at most: a model's width must not take memory that its file does not."""
+
+    def __init__(self, drawing: np.random.Generator, n_left: int) -> None:
+        super().__init__(drawing.bit_generator)
+        self._n_left = n_left
+
+
+def _bounded(name: str, place: int) -> Callable[..., Any]:
+    """Make a method that counts what it draws; `place` is that of its argument `size`."""
+    draw = getattr(np.random.Generator, name)
+
+    def drawing(self: Any, *args: Any, **options: Any) -> Any:
+        size = options.get("size", args[place] if len(args) > place else None)
+        self._n_left -= 1 if size is None else int(np.prod(size, dtype=object))
+        if self._n_left < 0:
+            raise CheckpointError(f"its dim and sizes ask for more parameters than it holds; {ADVICE}.")
+        return draw(self, *args, **options)
+
+    return drawing
+
+
+for _name, _place in {"random": 0, "standard_normal": 0, "uniform": 2, "normal": 2}.items():
+    setattr(Bounded, _name, _bounded(_name, _place))
