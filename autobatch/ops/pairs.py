@@ -133,7 +133,8 @@ def _at_rows(domains: Sequence[int], of: Any, axis: int = 1, **how: Any) -> int:
 
 def _max_pullback(g: Any, out: Any, x: Any, **how: Any) -> tuple[Any]:
     hit = equal(x, spread_pairs(out, **how))
-    return (spread_pairs(g / sum_pairs(hit, **how), **how) * hit,)
+    count = spread_pairs(sum_pairs(hit, **how), **how)  # as for max_n, divides at pairs
+    return (spread_pairs(g, **how) * hit / count,)
 
 
 def _weigh_pullback(

@@ -122,7 +122,8 @@ def _count_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:
 
 def _max_n_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
     hit = equal(x, _spread_edges(out, x))
-    return (_spread_edges(g / _sum_edges(hit), x) * hit,)
+    count = _spread_edges(_sum_edges(hit), x)  # divides at edges, because at a row without edges it is zero
+    return (_spread_edges(g, x) * hit / count,)
 
 
 _spread_edges = define_op(

@@ -198,6 +198,58 @@ def test_arrays_without_rows(case: RowsCase, make: Any) -> None:
         assert [g[0].shape for g in gradients] == [x.shape for x, _ in chosen]
 
 
+LARGEST: dict[str, Callable[[Any, Any], Any]] = {
+    "max": lambda x, q: ab.max(x * q, axis=0),
+    "min": lambda x, q: ab.min(x * q, axis=0, keepdims=True),
+    "max of all": lambda x, q: ab.max(ab.tanh(x * q)),
+    "max of each row": lambda x, q: ab.sum(ab.max(x * q, axis=1)),
+    "max_n": lambda x, q: ab.max_n(ab.each(lambda row: row * q, x), shape=(WIDTH,)),
+    "min_n": lambda x, q: -ab.max_n(ab.each(lambda row: -row * q, x), shape=(WIDTH,)),
+    "max of tuples": lambda x, q: ab.max_n(ab.each(lambda row: (row * q, row @ q), x), shape=((WIDTH,), ()))[0],
+    "max of pairs, axis 0": lambda x, q: ab.sum(ab.max((x[1:, None] * q - x) @ q, axis=0)),
+    "max of pairs, axis 1": lambda x, q: ab.sum(ab.max((x[:, None] * q - x[1:]) @ q, axis=1)),
+    "softmax": lambda x, q: ab.sum(ab.softmax(x * q, axis=0) * x, axis=0),
+    "log_softmax": lambda x, q: ab.sum(ab.log_softmax(x * q, axis=0) * x, axis=0),
+}
+
+
+def of_gradients(reduce: Callable[[Any, Any], Any], x: Any, q: Any) -> Any:
+    """A number made of the gradients of a reduction by rows and by a vector."""
+    rows, vector = ab.grad(lambda x, q: ab.sum(reduce(x, q) * q * q), wrt=lambda x, q: (x, q))(x, q)
+    return ab.sum(ab.sum(ab.sin(rows) * x + rows * q, axis=0)) + ab.sum(vector * vector)
+
+
+@each("name", LARGEST)
+@each("dtype", ["float64", "float32"])
+@each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True)])
+def test_second_derivatives_of_maxima_of_no_rows_are_zero(make: Any, dtype: str, name: str) -> None:
+    """A program may differentiate what `ab.grad` gave; its numbers are those of the instances that have rows."""
+    call = ab.cell(ragged=("x",))(lambda x, q: of_gradients(LARGEST[name], x, q))
+    model, rng = Layers().astype(dtype), np.random.default_rng(0)
+    batched = ab.batched(lambda item: call(*item), module=model, backend=make())
+    items = [(rng.standard_normal((n, WIDTH)), rng.standard_normal(WIDTH)) for n in (0, 3, 1, 0, 2)]
+    exact = 1e-9 if dtype == "float64" else 2e-4
+    for chosen in (items[::3], items):
+        _, _, found = batched.value_and_grad(chosen, inputs=True, reduce="sum")
+        for (x, q), (of_x, of_q) in zip(chosen, found, strict=True):
+            ((_, alone),) = batched.value_and_grad([(x, q)], inputs=True)[2]
+            np.testing.assert_allclose(of_q, alone, rtol=exact, atol=exact)
+            assert of_x.shape == x.shape
+            if not len(x):
+                assert not np.any(of_q)
+    if "_n" in name:  # eagerly, there is no maximum of an array without rows
+        np.testing.assert_allclose(batched(items), [call(*item) for item in items], rtol=exact, atol=exact)
+    if dtype == "float64":
+        along = [(rng.standard_normal(x.shape), rng.standard_normal(q.shape)) for x, q in items]
+
+        def total_at(step: float) -> float:
+            moved = [(x + step * v, q + step * w) for (x, q), (v, w) in zip(items, along, strict=True)]
+            return float(np.sum(batched(moved)))
+
+        slope = sum(np.sum(g * v) for gs, vs in zip(found, along, strict=True) for g, v in zip(gs, vs, strict=True))
+        np.testing.assert_allclose(slope, (total_at(1e-6) - total_at(-1e-6)) / 2e-6, rtol=1e-6, atol=1e-6)
+
+
 @each("case", [case for case in ROWS if case.name in CHOOSING])
 @each("is_batched", [False, True])
 def test_choosing_among_no_rows_is_refused(case: RowsCase, is_batched: bool) -> None:
