@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Never
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -70,6 +71,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     **{getattr(torch, name): partial(packed.run_recurrent, name) for name in packed.RECURRENT},
 }
 """Torch functions that need memory, and their replacements for recorded values, which may return NotImplemented."""
+TAKE: Any = torch.Tensor.__getitem__
 INFERENCE_MODE: Any = torch._C._InferenceMode
 
 
@@ -163,6 +165,19 @@ def _apply_op(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return NotImplemented
 
 
+def _take(table: Any, index: Any) -> Any:
+    """Record an index of a parameter, which torch takes: ints that number its rows are data of the node."""
+    if type(index) is list and index and all(map(_is_int, index)):
+        index = np.array([int(x) % len(table) for x in index])
+    found, parts = table, index if type(index) is tuple else (index,)
+    while parts and _is_int(parts[0]):
+        row = apply(TAKE, (found, np.array(int(parts[0]) % len(found))), {})
+        found, parts = STAGE.current.log.value(type(row), row.ref, True), parts[1:]  # a view, as in torch
+    if found is table:
+        return apply(TAKE, (table, index), {})
+    return found[parts] if parts else found
+
+
 class OfParameters(TorchFunctionMode):
     """While instances are recorded, records functions of parameters, such as `self.first[0]`, as those of values.
 
@@ -216,6 +231,8 @@ class OfParameters(TorchFunctionMode):
                 _refuse_change(named(OPERATORS.get(function.__name__, function.__name__)), args[0])
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():
+                if function is torch.Tensor.__getitem__ and args[0].dtype is CURRENT.dtype:
+                    return _take(*args)
                 return apply(function, args, kwargs)
             return found
         return function(*args, **kwargs)
@@ -436,6 +453,11 @@ def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]
             if x.numel() and int(x.min()) < 0:
                 parts[axis] = torch.where(x < 0, x + shape[axis], x)
     return tuple(parts)
+
+
+def _is_int(x: Any) -> bool:
+    """Whether part of an index is an int of Python or NumPy."""
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def _is_plain_list(x: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -202,3 +204,75 @@ INDICES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("runs", ["", "auto", "torch"])
 def test_ints_index_any_axis(name: str, runs: str) -> None:
     check_as_torch(INDICES[name], runs)
+
+
+class Tables(nn.Module):
+    """Has tables that ints index outside of cells."""
+
+    pe: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(300, 3)
+        self.maps, self.scores = nn.Parameter(torch.randn(9, 3, 2)), nn.Parameter(torch.randn(7))
+        self.register_buffer("pe", torch.randn(8, 3))
+        self.double()
+
+
+TABLES = Tables()
+OF_PARAMETERS: dict[str, tuple[Callable[[Any, int], Any], int]] = {
+    "an int": (lambda m, k: m.table.weight[k], 1),
+    "an int of NumPy": (lambda m, k: m.table.weight[np.int8(k)], 1),
+    "matrices": (lambda m, k: m.maps[k], 1),
+    "numbers": (lambda m, k: m.scores[k], 1),
+    "a buffer": (lambda m, k: m.pe[k] * m.scores[:3], 3),
+    "a list": (lambda m, k: m.table.weight[[k, -2, 4, k]], 1),
+    "a list of one": (lambda m, k: m.table.weight[[k]], 1),
+    "a list of ints of NumPy": (lambda m, k: m.table.weight[[np.int8(k), 3]], 1),
+    "lists of two lengths": (lambda m, k: m.table.weight[[k, 3][k % 2 :]].sum(0), 4),
+    "a tuple of one": (lambda m, k: m.table.weight[(k,)], 1),
+    "k, 1:": (lambda m, k: m.table.weight[k, 1:], 2),
+    "k, :": (lambda m, k: m.maps[k, :, 1], 2),
+    "k, ...": (lambda m, k: m.maps[k, ..., 1], 2),
+    "k, None": (lambda m, k: m.maps[k, None], 2),
+    "k, j": (lambda m, k: m.maps[k, k % 3], 2),
+    "k, j, i": (lambda m, k: m.maps[k, k % 3, -1 - k % 2], 3),
+    "k, a list": (lambda m, k: m.maps[k, [k % 3, 0]], 2),
+    "a row of a row": (lambda m, k: m.maps[k][0], 2),
+    "a slice": (lambda m, k: m.maps[k % 2 : 3 + k % 2], 2),
+    "a bool": (lambda m, k: m.maps[k > 0].sum(0), 4),
+    "None": (lambda m, k: m.scores[None] * m.scores[k], 3),
+}
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
+def test_ints_that_index_a_parameter_are_data(name: str) -> None:
+    function, n_types = OF_PARAMETERS[name]
+    batched, ks = abt.batched(lambda k: function(TABLES, k).square(), module=TABLES), [0, 3, 6, -1, 2, -7, 6]
+    want, found = torch.stack([function(TABLES, k).square() for k in ks]), batched(ks)
+    torch.testing.assert_close(found, want)
+    seed = torch.randn_like(want)
+    gradients = [torch.autograd.grad(y, [*TABLES.parameters()], seed, materialize_grads=True) for y in (found, want)]
+    torch.testing.assert_close(*gradients)
+    assert len(list(batched.recorder.types)) == n_types + 1  # of the square
+
+
+@pytest.mark.parametrize("name", ["an int", "a list", "k, j", "numbers"])
+@pytest.mark.parametrize("k", [500, -501])
+def test_ints_beyond_a_parameter_are_refused_as_in_torch(name: str, k: int) -> None:
+    function, _ = OF_PARAMETERS[name]
+    with pytest.raises(IndexError) as refused:
+        function(TABLES, k)
+    with pytest.raises(IndexError, match=re.escape(str(refused.value))):
+        abt.batched(lambda k: function(TABLES, k), module=TABLES)([1, k])
+
+
+@pytest.mark.parametrize("index", [2, np.int64(2), (2, slice(1, 3)), (2, 1)])
+def test_rows_of_a_parameter_are_views(index: Any) -> None:
+    with pytest.raises(GraphError, match=r"mul_ changes a recorded value in place that is a view"):
+        abt.batched(lambda x: TABLES.table.weight[index].mul_(x), module=TABLES)([0.5])
+
+
+def test_rows_of_a_parameter_that_a_list_takes_are_a_copy() -> None:
+    batched = abt.batched(lambda k: TABLES.table.weight[[k, 1]].mul_(2), module=TABLES)
+    torch.testing.assert_close(batched([5, -1]), 2 * TABLES.table.weight[torch.tensor([[5, 1], [-1, 1]])])
