@@ -16,7 +16,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.graph.graph import Graph
-from autobatch.trace.calls import MAX_FORMS, Calls
+from autobatch.trace.calls import Calls
 from autobatch.trace.entries import Entry
 from autobatch.trace.record import Recorder
 from helpers.runs.recorded import types_of_nodes
@@ -246,6 +246,7 @@ def test_calls_of_two_types(name: str) -> None:
     assert first != second
 
 
+MOST_TRIED = 4
 CALLS: dict[str, Callable[[Model, Any], Any]] = {
     name: (lambda m, _, calls=calls: [call(m) for call in calls]) for name, (_, *calls) in {**SAME, **DIFFERENT}.items()
 } | {
@@ -257,7 +258,7 @@ CALLS: dict[str, Callable[[Model, Any], Any]] = {
     "a list of different things": lambda m, x: m.read([m.pair(x), "a", (x, 1), [x, 2.0]]),
     "outputs behind empty tuples": lambda m, x: m.read((m.behind(x), [m.behind(x)], m.behind(x)[1])),
     "numbers in pairs": lambda m, x: ab.sum_n([(x, ab.sum(x)), (x, 2.0), (x, 1)]),
-    "more forms than are tried": lambda m, x: [m.power(m.start, n) for n in range(1, MAX_FORMS + 3)],
+    "more forms than are tried": lambda m, x: [m.power(m.start, n) for n in range(1, MOST_TRIED + 3)],
     "names of builtins": lambda m, x: m.shadowing(x, 2.0, x, [x, m.start], (x,)),
     "a default that is given": lambda m, x: m.shadowing(x, 2.0, out=x, log=[], list=(x,), x=x),
     "a cell in a cell": lambda m, x: m.outer_cell(x),
@@ -287,7 +288,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, method: str) -> list[str]:
 
 @pytest.mark.slow
 @each("name", CALLS)
-def test_a_known_call_is_recorded_as_an_unknown_one(name: str) -> None:
+def test_a_known_call_is_recorded_as_an_unknown_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autobatch.trace.calls.MAX_FORMS", MOST_TRIED)
     model, x = Model().astype("float64"), np.array([0.5, -1.0, 2.0])
     run = lambda _: CALLS[name](model, free(x))  # noqa: E731
     recorder = Recorder(run, model)
@@ -322,6 +324,15 @@ def test_known_calls_of_values_do_not_take_the_slow_path(monkeypatch: pytest.Mon
     assert recorder.record([3, 5]).words.tobytes() == expected.words.tobytes()
     assert slow == []
     assert expected.n_nodes == 2 * 4 + 8 * 7
+
+
+def test_calls_of_a_hundred_forms_do_not_take_the_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, xs = Model(), [np.ones(n) for n in range(1, 101)]
+    recorder = Recorder(lambda n: [ab.tanh(free(x)) for x in xs][n], model)
+    recorder.record([1, 5])
+    slow = watch(monkeypatch, "_slow")
+    recorder.record([1, 5])
+    assert slow == []
 
 
 def test_a_cell_called_from_a_cell_is_part_of_it() -> None:
