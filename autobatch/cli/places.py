@@ -25,7 +25,7 @@ class PathType(click.Path):
         return super().convert(value, param, ctx)
 
 
-class DataType(click.ParamType):
+class DataType(click.types.StringParamType):
     """The name of a generator or a path, which is not empty; see `PathType`."""
 
     name = "data"
