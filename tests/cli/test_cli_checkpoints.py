@@ -231,6 +231,54 @@ def test_arguments_that_disagree_with_the_checkpoint_are_refused(command: Comman
     assert "trees.txt held 108 training instances and now holds 216; give the data as it was." in err
 
 
+FOLDERS = {
+    "seq2seq": {"train.en": "a b\n" * 20, "train.vi": "c d\n" * 20, "dev.en": "a b\n", "dev.vi": "c d\n"},
+    "lattice-lstm": {"train.txt": LATTICES, "tags.txt": "1 one\n2 two\n3 three\n", "dev.txt": LATTICES},
+    "bilstm-tagger": {"train.txt": "\n".join(TAGGED * 9), "dev.txt": "\n".join(TAGGED)},
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("model", "changed"),
+    [(model, name) for model, files in FOLDERS.items() for name in files if not name.startswith("dev")],
+)
+def test_training_goes_on_with_the_data_it_began_with(command: Command, model: str, changed: str, seed: int) -> None:
+    """A change of any byte is noticed, but not in other files; older checkpoints do not know their data."""
+    files = {name: Path("data", name) for name in FOLDERS[model]}
+    Path("data").mkdir()
+    for name, text in FOLDERS[model].items():
+        files[name].write_text(text)
+    options = "--dim", 4, "--backend", "reference", "--checkpoint", "run", "--resume"
+    assert command("train", model, "--data", "data", *options, "--epochs", 1)[0] == 0
+    before = Path("run", LAST).read_bytes()
+    text = FOLDERS[model][changed]
+    place = int(np.random.default_rng(seed).choice([at for at, letter in enumerate(text) if letter.isspace()]))
+    for name in files.keys() & {"dev.en", "dev.vi", "dev.txt"}:
+        files[name].write_text(FOLDERS[model][name] + "\n")
+    files[changed].write_text(f"{text[:place]} {text[place:]}")
+    status, _, err = command("train", model, *options, "--epochs", 2)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "the training data in data has changed since; give the data as it was." in err
+    assert Path("run", LAST).read_bytes() == before
+    arrays, state = load_checkpoint(Path("run", LAST))
+    assert state.pop("digest")
+    save_checkpoint(Path("run", LAST), arrays, state)
+    assert command("train", model, *options, "--epochs", 2)[0] == 0
+    Path("run", LAST).write_bytes(before)
+    files[changed].write_text(text)
+    assert command("train", model, *options, "--epochs", 2)[0] == 0
+
+
+def test_other_trees_of_the_same_number_are_noticed(command: Command) -> None:
+    options = "--dim", 4, "--backend", "reference", "--checkpoint", "run", "--resume"
+    assert command("train", "tree-lstm", "--data", "trees.txt", *options, "--epochs", 1)[0] == 0
+    Path("trees.txt").write_text(Path("trees.txt").read_text().replace("good", "fine"))
+    status, _, err = command("train", "tree-lstm", *options, "--epochs", 2)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "the training data in trees.txt has changed since" in err
+
+
 def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command) -> None:
     for name in ("cut", "foreign", "empty"):
         Path(name).mkdir()

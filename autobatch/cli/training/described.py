@@ -144,6 +144,8 @@ def check_run(state: Mapping[str, Any]) -> None:
     """
     position = state["position"]
     _check("", state, RUN)
+    if "digest" in state:
+        _check("", state, {"digest": TEXT})
     _check("draws.", state["draws"], {"seed": SEED, "step": COUNT})
     _check("position.", position, POSITION)
     _check("position.tally.", position["tally"], {"n_minibatches": COUNT})

@@ -133,6 +133,8 @@ class StoredRun(StoredModel):
 
     n_train: int
     """Training instances."""
+    digest: str
+    """`Dataset.digest`; "" in checkpoints that were written before there was one."""
     position: Position
     best: dict[str, float]
     """Metrics of the best epoch; empty before the first one."""
@@ -160,16 +162,21 @@ class StoredRun(StoredModel):
                 )
         return replace(self.settings, **{name: given[name] for name in FREE if given.get(name, "auto") != "auto"})
 
-    def restore(self, fitting: Fitting, n_train: int) -> None:
-        """Put training where it was; `n_train` instances are there now.
+    def restore(self, fitting: Fitting, dataset: Dataset) -> None:
+        """Put training where it was; `dataset` is there now.
 
         Raises:
             CheckpointError: the data or the optimizer is not what it was.
         """
+        doing, n_train = f"cannot go on from {str(self.path)!r}", len(dataset.train)
         if n_train != self.n_train:
             raise CheckpointError(
-                f"cannot go on from {str(self.path)!r}: {self.settings.data} held {self.n_train} training instances "
-                f"and now holds {n_train}; give the data as it was."
+                f"{doing}: {self.settings.data} held {self.n_train} training instances and now holds {n_train}; give "
+                f"the data as it was."
+            )
+        if self.digest and dataset.digest and self.digest != dataset.digest:
+            raise CheckpointError(
+                f"{doing}: the training data in {self.settings.data} has changed since; give the data as it was."
             )
         with naming(self.path, "go on from"):
             fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
@@ -192,6 +199,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     state = {
         **describe(settings, workload),
         "n_train": len(workload.dataset.train),
+        "digest": workload.dataset.digest,
         "position": {**asdict(fitting.position), "metrics": _finite(fitting.position.metrics)},
         "best": _finite(best),
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
@@ -237,6 +245,7 @@ def read_run(path: Path) -> StoredRun:
             path=path,
             **_made_of(path, state, parameters),
             n_train=state["n_train"],
+            digest=state.get("digest", ""),
             position=Position(**position),
             best=_best_of(state),
             draws=state["draws"],

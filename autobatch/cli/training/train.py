@@ -165,7 +165,7 @@ def _run(
         asked = settings.policy
         settings = replace(settings, policy=fitting.policy if asked == "auto" else asked, backend=fitting.backend)
     else:
-        stored.restore(fitting, len(workload.dataset.train))
+        stored.restore(fitting, workload.dataset)
         at = fitting.position
         click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
         for option in ("max_bytes", "backend"):

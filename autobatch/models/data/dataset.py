@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,10 +35,10 @@ from autobatch.models.data.circuit import Circuit, read_circuits
 from autobatch.models.data.comparison import Comparison, read_comparisons
 from autobatch.models.data.conformation import Conformation, read_conformations
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
-from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.lattice import NAMES, Lattice, read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
 from autobatch.models.data.ordered_tree import DescribedTree, read_described_trees
-from autobatch.models.data.pair import Pair, read_pairs
+from autobatch.models.data.pair import Pair, find_translations, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.repeats import Repeats, read_repeats
 from autobatch.models.data.sentence import Sentence, read_sentences, read_texts
@@ -62,6 +63,8 @@ class Dataset:
     """The sizes that a model of the data needs, by constructor argument: `n_words`, `n_tags`, `n_classes`."""
     dev_places: Sequence[int] | None = None
     """Indices of the `dev` instances among all `items`, ascending; None if they follow those of `train`."""
+    digest: str = ""
+    """What tells the training data from other data: SHA-256 of its files; "" if it was drawn, or is not known."""
 
     @property
     def items(self) -> list[Any]:
@@ -106,6 +109,8 @@ class Format:
     generators: Mapping[str, Generator]
     parts: tuple[str, str] = ("train.txt", "dev.txt")
     """The files of a folder."""
+    beside: Callable[[Path], Sequence[Path]] = lambda path: ()
+    """What is read with a file, if it is there."""
 
     def find(self, data: str, rng: np.random.Generator, answered: bool, trains: bool = True) -> Found:
         """Draw or read training and development instances; a random tenth of a single file is development data.
@@ -143,6 +148,15 @@ class Format:
         held_out = set(places)
         train = [instance for place, instance in enumerate(read) if place not in held_out]
         return Found(train, [read[place] for place in places], places)
+
+    def digest(self, data: str) -> str:
+        """Compute `Dataset.digest` of data that `find` has found."""
+        path = Path(data)
+        if data in self.generators:
+            return ""
+        file = path / self.parts[0] if path.is_dir() else path
+        contents = [one.read_bytes() for one in (file, *self.beside(file)) if one.is_file()]
+        return sha256(b"".join(sha256(content).digest() for content in contents)).hexdigest()
 
 
 class Found(NamedTuple):
@@ -195,7 +209,8 @@ class Loader:
         ids = [known[name].id for name in self.words]
         train, dev = ([self.encode(instance, *ids) for instance in part] for part in (found.train, found.dev))
         sizes = {f"n_{name}": len(known[name]) for name in known}
-        return self.finish(Dataset(data, train, dev, known, sizes, found.dev_places), rng)
+        digest = self.form.digest(data) if self.answered else ""
+        return self.finish(Dataset(data, train, dev, known, sizes, found.dev_places, digest), rng)
 
 
 TREES = Format(
@@ -262,6 +277,7 @@ LATTICES = Format(
         ),
         "random-dag": Generator("random graphs, each node tagged with its longest way from the start", dag.draw_dags),
     },
+    beside=lambda path: [path.with_name(NAMES)],
 )
 PICTURES = Format(
     reads="pictures of tagged pixels, one row a line: blue|sky red|boat, a blank line between two; a file, or a folder "
@@ -277,6 +293,7 @@ PAIRS = Format(
         "translation": Generator("sentences of a small language, and the same in another order", translation.draw_pairs)
     },
     parts=("train.en", "dev.en"),
+    beside=find_translations,
 )
 DESCRIBED_TREES = Format(
     reads="a text, a tab and a tree in each line: turn around<tab>(do (turn left left)); a file, or a folder with "

@@ -47,7 +47,7 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
     if not answered:
         pairs = [make_pair(line.text, "") for line in read_lines(path, "sentences")]
         return _refuse_none(pairs, path)
-    others = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.stem == path.stem and p.name != path.name)
+    others = find_translations(path)
     if len(others) != 1:
         found = f"{len(others)} files" if others else "no file"
         raise DataError(
@@ -76,6 +76,11 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
             stacklevel=2,
         )
     return _refuse_none(pairs, path)
+
+
+def find_translations(path: Path) -> list[Path]:
+    """List the files beside a file that differ in the suffix alone."""
+    return sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.stem == path.stem and p.name != path.name)
 
 
 def _refuse_none(pairs: list[Pair[str]], path: Path) -> list[Pair[str]]:
