@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 NDJSON = "application/x-ndjson"
+PLAIN = ("", "identity")  # encodings of a body that change nothing
 MOST_BYTES = 1 << 20
 MOST_INSTANCES = 1024
 MOST_VISITS = 100  # of a round, on the live page
@@ -140,8 +141,13 @@ class _Handler:
 
         from autobatch.serving.clients import read_body
 
+        encoding = request.headers.get("content-encoding", "").strip()
+        if encoding.lower() not in PLAIN:
+            raise Refusal(
+                415, f"the body is encoded by {encoding!r}; send it as it is.", {"Accept-Encoding": "identity"}
+            )
         body = await read_body(request, self._max_body)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == NDJSON:
             lines = [await _parse_line(line, k) for k, line in enumerate(body.splitlines(), 1) if line.strip()]
             return StreamingResponse(self._lines(await self._instances(lines)), media_type=NDJSON)
@@ -150,7 +156,8 @@ class _Handler:
             raise Refusal(400, 'the body is no JSON object with either "instance" or "instances"; give one of them.')
         if "instance" in content:
             (instance,) = await self._instances([content["instance"]])
-            if isinstance(instance, Instance) and NDJSON in request.headers.get("accept", ""):
+            takes_lines = NDJSON in request.headers.get("accept", "").lower()
+            if isinstance(instance, Instance) and takes_lines and self._server.streams:
                 return StreamingResponse(self._items(instance), media_type=NDJSON)
             return _json(f'{{"result": {await self._answers.one(instance)}}}')
         if not isinstance(content["instances"], list):

@@ -228,6 +228,11 @@ class Server:
         return await asyncio.wrap_future(self.submit(instance, deadline))
 
     @property
+    def streams(self) -> bool:
+        """Whether the function is an async generator, whose items `stream` gives."""
+        return self._streams
+
+    @property
     def is_closed(self) -> bool:
         """Whether the server has stopped accepting requests; always True in a forked process."""
         return self._is_closing or os.getpid() != self._pid

@@ -101,6 +101,42 @@ def test_an_async_generator_is_streamed(model: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    "accept", ["application/json, application/x-ndjson", NDJSON, "Application/X-NDJSON;q=1", "*/*"]
+)
+def test_a_result_is_given_to_clients_that_take_lines(accept: str, client: Client) -> None:
+    for n in (0, 3):
+        given = {"instance": {"x": [0.1, 0.2, -0.3], "n": n}}
+        plain = client.ask("POST", "/predict", given)
+        found = client.ask("POST", "/predict", given, accept=accept)
+        assert (found[0], found[1]["content-type"], found[2]) == (200, "application/json", plain[2])
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/x-ndjson", "Application/X-NDJSON", "APPLICATION/X-NDJSON ; charset=utf-8"]
+)
+def test_media_types_have_no_case(kind: str, model: Served) -> None:
+    client = Client(ab.serve(model.grow, module=model, backend="reference"))
+    try:
+        given = {"x": [0.1, 0.2, -0.3], "n": 2}
+        _, headers, text = client.ask("POST", "/predict", json.dumps(given) + "\n", content_type=kind)
+        assert (headers["content-type"], json.loads(text)["index"]) == (NDJSON, 0)
+        _, headers, text = client.ask("POST", "/predict", {"instance": given}, accept=kind)
+        assert (headers["content-type"], len(text.splitlines())) == (NDJSON, 2)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "deflate, gzip", "identity", "Identity", ""])
+def test_encoded_bodies_are_refused(encoding: str, client: Client) -> None:
+    given = {"instance": {"x": [0, 0, 1], "n": 1}}
+    status, _, text = client.ask("POST", "/predict", given, content_encoding=encoding)
+    if encoding.lower() in ("", "identity"):
+        assert status == 200
+    else:
+        assert (status, f"encoded by {encoding!r}" in json.loads(text)["error"]) == (415, True)
+
+
+@pytest.mark.parametrize(
     ("body", "status", "says"),
     [
         ("{", 400, "the body is no JSON"),

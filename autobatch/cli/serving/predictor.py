@@ -73,12 +73,22 @@ class Predictor:
             raise DataError(
                 f"an instance must be a text, as a file of the data holds it, got {show_json(text)}; give the text."
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"the text must be Unicode, got half a surrogate pair as character {error.start + 1}; send the "
+                f"character whole."
+            ) from None
         with text_as_file(text if text.endswith("\n") else text + "\n") as file:
             try:
                 found = self._load(str(file))
             except DataError as error:
                 hint = " A line of many is the instance alone, without an object around it." if is_wrapped else ""
-                raise DataError(str(error).replace(str(file), "the instance") + hint) from None
+                told = (
+                    str(error).replace(str(file), "the instance").replace("the file holds none", "the text holds none")
+                )
+                raise DataError(told + hint) from None
         if len(found) != 1:
             raise DataError(f"the text holds {len(found)} instances; give each as a text of its own.")
         return found[0]
