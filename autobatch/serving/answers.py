@@ -79,13 +79,22 @@ class Answers:
 
     async def several(self, instances: Sequence[Instance | Refusal]) -> list[str | Refusal]:
         """Return the results of instances as JSON, or their refusals."""
-        began = perf_counter()
-        results = await self._in_threads(self._submit, instances)
-        futures = [result for result in results if isinstance(result, Future)]
+        began, futures, is_over = perf_counter(), list[Future[Any]](), False
+
+        def submit(instance: Instance | Refusal) -> Future[Any] | Refusal:
+            result = self._submit(instance)
+            if isinstance(result, Future):
+                futures.append(result)
+                if is_over:  # a thread goes on when its reader is cancelled
+                    result.cancel()
+            return result
+
         try:
+            results = await self._in_threads(submit, instances)
             await _all_done(futures)
         finally:
-            for future in futures:  # the client has disconnected
+            is_over = True
+            for future in [*futures]:  # the client has disconnected
                 future.cancel()
         asked = [Asked(*both, began) for both in zip(instances, results, strict=True)]
         return await self._in_threads(self._write_one, asked)

@@ -38,7 +38,7 @@ async def read_body(request: Request, max_body: int) -> bytes:
 
 
 class Patience:
-    """Drops clients that accept no part of an answer for too long; disconnected clients raise no error.
+    """Drops clients that accept no part of an answer for too long; what is done for one that has left is cancelled.
 
     Requests that the end of the server cancels before their answer begins are refused.
     """
@@ -51,11 +51,30 @@ class Patience:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_begun = False
+        has_begun = is_answered = False
+        answering, has_left, watch = asyncio.current_task(), asyncio.Event(), list[asyncio.Task[None]]()
+        assert answering is not None
+
+        async def watch_client() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            has_left.set()
+            if not is_answered:
+                answering.cancel()
+
+        async def receive_body() -> Any:
+            if watch:
+                await has_left.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                watch.append(asyncio.create_task(watch_client()))
+            return message
 
         async def send_in_time(message: Any) -> None:
-            nonlocal has_begun
+            nonlocal has_begun, is_answered
             has_begun = True
+            is_answered = message["type"] == "http.response.body" and not message.get("more_body")
             try:
                 async with asyncio.timeout(SEND_WITHIN):
                     await send(message)
@@ -63,13 +82,18 @@ class Patience:
                 raise ClientDisconnect from None
 
         try:
-            await self._app(scope, receive, send_in_time)
+            await self._app(scope, receive_body, send_in_time)
         except ClientDisconnect:
             return
-        except asyncio.CancelledError:  # the server ends
-            if not has_begun:
+        except asyncio.CancelledError:
+            if has_left.is_set():
+                answering.uncancel()
+            elif not has_begun:  # the server ends
                 closed = refused(refusal_of(ServingError("the server was closed before the request was done.")))
                 await closed(scope, receive, send)
+        finally:
+            for task in watch:
+                task.cancel()
 
 
 class Guard:

@@ -6,10 +6,12 @@ import http.client
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 from helpers.programs.http_client import NDJSON, Client, Served, read
+
+WITHIN = 30.0  # seconds
 
 
 @pytest.fixture
@@ -81,6 +85,65 @@ def test_a_client_that_goes_away_gives_up_its_requests(model: Served) -> None:
             time.sleep(0.01)
     finally:
         client.close()
+
+
+@pytest.mark.parametrize("end", ["RST", "FIN"])
+@pytest.mark.parametrize("kind", ["instance", "instances", "lines", "stream"])
+@pytest.mark.parametrize("padding", [0, 300])
+def test_requests_of_a_client_that_has_left_are_cancelled(model: Served, kind: str, end: str, padding: int) -> None:
+    """Those that run and those that wait; also if the body is longer than what a server reads ahead."""
+    streams = kind == "stream"
+    function, n = (model.grow if streams else model.run), 1 if kind in ("instance", "stream") else 400
+    server = ab.serve(function, module=model, backend="reference", max_running=8)
+    client = Client(server)
+    try:
+        one = json.dumps({"x": [0, 0, 1], "n": 10**7}) + " " * padding
+        body = {
+            "instances": f'{{"instances": [{", ".join([one] * n)}]}}',
+            "lines": f"{one}\n" * n,
+        }.get(kind, f'{{"instance": {one}}}').encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head += f"Accept: {NDJSON if streams else '*/*'}\r\nContent-Type: {NDJSON if kind == 'lines' else 'text/json'}"
+        for n_before in (0, n):
+            asking = socket.create_connection(("127.0.0.1", client.port), timeout=WITHIN)
+            asking.sendall(f"{head}\r\n\r\n".encode() + body)
+            wait_for(lambda: server.explain().running + server.explain().waiting == n)
+            if end == "RST":
+                asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            asking.close()
+            wait_for(lambda expected=n_before + n: server.explain().cancelled == expected)
+            assert (server.explain().running, server.explain().waiting) == (0, 0)
+        if not streams:
+            assert client.predict({"instance": {"x": [0, 0, 1], "n": 1}})[0] == 200
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_client_may_leave_at_any_time(model: Served, seed: int) -> None:
+    server, rng = ab.serve(model.run, backend="reference", max_running=8), np.random.default_rng(seed)
+    client = Client(server)
+    try:
+        one = json.dumps({"x": [0, 0, 1], "n": 10**7})
+        body = f"{one}\n".encode() * 200
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nContent-Type: {NDJSON}\r\n\r\n"
+        for _ in range(20):
+            asking = socket.create_connection(("127.0.0.1", client.port), timeout=WITHIN)
+            asking.sendall(head.encode() + body)
+            time.sleep(float(rng.exponential(0.02)))
+            asking.close()
+        assert client.predict({"instance": {"x": [0, 0, 1], "n": 1}})[0] == 200
+        time.sleep(0.2)
+        wait_for(lambda: server.explain().running + server.explain().waiting == 0)
+    finally:
+        client.close()
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    last = time.monotonic() + WITHIN
+    while not holds():
+        assert time.monotonic() < last
+        time.sleep(0.01)
 
 
 def test_an_async_generator_is_streamed(model: Served) -> None:
