@@ -168,9 +168,9 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
     ):
         with pytest.raises(ab.DataError, match=rf"must be a text, .*, got {shown}; give the text\."):
             read(wrong)
-    for wrong in ("", " ", "\n\n", "\ud800", "(1 a\udfff)", "(1 \ud83d)"):
+    for text in ("", " ", "\n\n", "\ud800", "(1 a\udfff)", "(1 \ud83d)"):
         with pytest.raises(ab.DataError, match=r"the text (must be Unicode|holds none)") as told:
-            read(wrong)
+            read(text)
         assert "file" not in str(told.value)
     for key in ("instance", "instances"):
         with pytest.raises(ab.DataError, match=r"cannot read a tree .*A line of many is the instance alone"):

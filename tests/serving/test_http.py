@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_requests_of_a_client_that_has_left_are_cancelled(model: Served, kind: s
             if end == "RST":
                 asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             asking.close()
-            wait_for(lambda expected=n_before + n: server.explain().cancelled == expected)
+            wait_for(partial(has_cancelled, server, n_before + n))
             assert (server.explain().running, server.explain().waiting) == (0, 0)
         if not streams:
             assert client.predict({"instance": {"x": [0, 0, 1], "n": 1}})[0] == 200
@@ -137,6 +138,10 @@ def test_a_client_may_leave_at_any_time(model: Served, seed: int) -> None:
         wait_for(lambda: server.explain().running + server.explain().waiting == 0)
     finally:
         client.close()
+
+
+def has_cancelled(server: ab.serving.Server, n: int) -> bool:
+    return server.explain().cancelled == n
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
