@@ -110,11 +110,8 @@ class LoadedCell(Cell):
             self._make_elements(values)
             values = _Values(arguments, self.static)
         variant = self._find(values)
-        lists = values.lists
-        for group in variant.lengths.walked:
-            lists[group].builder.length(lists[group].group)
-        if variant.lengths.walked and variant.lengths.of([len(x) for x in lists]) not in variant.lengths.found:
-            n = [len(x) for x in lists]
+        n = tuple(values.builder.length(values.group_of[group]) for group in variant.lengths.walked)
+        if n and n not in variant.lengths.found:
             raise GraphError(
                 f"it is called with a list of {max(n)} elements, and the file that it comes from was not written for "
                 f"so many; export the model with longest={max(n)}."

@@ -230,6 +230,79 @@ def test_lists_are_as_long_as_the_file_was_written_for(path: Path) -> None:
         function([30])
 
 
+class Walking(ab.Module):
+    """Walks through rows, alone and beside a list, a walk through another one, or ops of all rows."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.bias, self.turning = ab.Parameter(rng.standard_normal(3)), ab.Parameter(rng.standard_normal((3, 3)))
+        self.astype("float64").eval()
+
+    @ab.cell
+    def turn(self, x: Any) -> Any:
+        return ab.tanh(self.turning @ x)
+
+    @ab.cell(ragged=("x",))
+    def bend(self, x: Any) -> Any:
+        return ab.tanh(x @ self.turning)
+
+    @ab.cell(ragged=("x",))
+    def alone(self, x: Any) -> Any:
+        return ab.sum_n([ab.tanh(row * self.bias) for row in x], shape=(3,))
+
+    @ab.cell(ragged=("x",))
+    def indexed(self, x: Any) -> Any:
+        largest = ab.max_n([row @ self.turning for row in x])
+        return largest + sum(row * x.shape[0] for row in x) + x[0] * x[-1] + ab.sum(x[1:], axis=0)
+
+    @ab.cell(ragged=("x",))
+    def zipped(self, x: Any) -> Any:
+        return ab.sum(ab.stack([a * ab.tanh(b) for a, b in zip(x, x * self.bias, strict=True)]), axis=0)
+
+    @ab.cell(ragged=("x",))
+    def beside_list(self, h: Any, x: Any) -> Any:
+        return self.alone(x) * ab.sum_n(h, shape=(3,))
+
+    @ab.cell(ragged=("x", "y"))
+    def beside_rows(self, y: Any, x: Any) -> Any:
+        return ab.sum(y, axis=0) + ab.mean_n([ab.tanh(row * self.bias) for row in x])
+
+    @ab.cell(ragged=("x",))
+    def both(self, h: Any, x: Any) -> Any:
+        return ab.sum_n([row * self.bias for row in x], shape=(3,)) + ab.max_n([ab.tanh(one) for one in h])
+
+
+WALKS: dict[str, Callable[[Any, Any], Any]] = {
+    "alone": lambda model, x: model.alone(x),
+    "rows that a cell made": lambda model, x: model.alone(model.bend(x)[::-1]),
+    "indexed": lambda model, x: model.indexed(x),
+    "zipped": lambda model, x: model.zipped(x),
+    "beside a list": lambda model, x: model.beside_list([model.turn(row) for row in x[1:]], x),
+    "beside rows": lambda model, x: model.beside_rows(x[1:], model.bend(x)),
+    "beside a walk": lambda model, x: model.both([model.turn(row) for row in x], x),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", WALKS)
+def test_walks_through_rows_load_for_other_numbers_of_rows(name: str, backend: str, tmp_path: Path) -> None:
+    model, rng, walk = Walking(), np.random.default_rng(1), WALKS[name]
+    given = [rng.standard_normal((n, 3)) for n in (1, 6, 2, 4, 9)]
+    ab.export(lambda x: walk(model, x), tmp_path / "model.ab", module=model, examples=given[2:4], longest=9)
+    file = ab.load(tmp_path / "model.ab")
+    expected = [ab.eager(lambda x: walk(model, x), x) for x in given]
+    assert np.allclose([walk(file, x) for x in given], expected, rtol=1e-9)
+    run = ab.batched(lambda x: ab.sum(walk(file, x)), module=file, backend=backend)
+    known = ab.batched(lambda x: ab.sum(walk(model, x)), module=model, backend=backend)
+    assert np.allclose(run(given), np.sum(expected, axis=1), rtol=1e-9)
+    _, grads, inputs = run.value_and_grad(given, inputs=True)
+    _, known_grads, known_inputs = known.value_and_grad(given, inputs=True)
+    assert all(np.allclose(grads[key], g, rtol=1e-9) for key, g in known_grads.items())
+    assert all(np.allclose(g, known_g, rtol=1e-9) for g, known_g in zip(inputs, known_inputs, strict=True))
+    with pytest.raises(ab.GraphError, match=r"with a list of 10 elements, .*longest=10"):
+        run([np.ones((10, 3))])
+
+
 def test_a_batched_function_keeps_its_policy_and_precision(path: Path) -> None:
     workload = load_workload("tree-lstm", None, 8, 0)
     workload.model.eval()
