@@ -15,12 +15,16 @@ from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from types import CoroutineType
 from typing import Any
 
+import numpy as np
+
 from autobatch.arguments import refusal as wrong_argument
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure, map_leaves, parts_of
+from autobatch.ops.eager import freeze
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
 from autobatch.ops.taped import EagerTape, strip
+from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput
 
@@ -102,7 +106,7 @@ def value(values: Any) -> Awaitable[Any]:
     """Wait for the numbers of a computed value: `await ab.value(x)`.
 
     In a mini-batch this instance waits and the others go on; when all wait, one round computes what they ask for. The
-    gradient takes the numbers as constants. Data, and what is computed in eager mode, comes back at once.
+    gradient takes the numbers as constants. Data, parameters, and what is computed in eager mode, come back at once.
 
     Args:
         values: a value; or a tuple, list, dict or dataclass of values, whose numbers come back in the same structure.
@@ -200,7 +204,9 @@ def holds_value(x: Any) -> bool:
 
 
 def _number(x: Any) -> Any:
-    """Return the numbers of awaited data, constants also where gradients of inputs are asked for."""
+    """Return the numbers of awaited data, constants also where gradients are asked for."""
+    if isinstance(x, Parameter):
+        return freeze(np.array(x.store.get(x.array)))
     return x.data[()] if isinstance(x, FloatInput) else strip(x)
 
 

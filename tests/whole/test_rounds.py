@@ -75,6 +75,44 @@ def test_what_waits_for_nothing_that_is_new_takes_no_round() -> None:
     assert last(run).rounds == 1
 
 
+@each("make", BACKENDS)
+def test_parameters_are_awaited_as_their_numbers(make: Any) -> None:
+    model, seen = Model(), list[Any]()
+
+    async def program(item: tuple[Any, int]) -> Any:
+        x, n = item
+        alone, parts = await ab.value(model.turning), await ab.value({"a": (model.turning, n), "x": x})
+        y = model.turn(x)
+        _, beside = await ab.value((y, [model.turning]))
+        seen.extend((alone, parts["a"][0], beside[0]))
+        assert parts["a"][1] == n
+        if float(alone[n, 0]) > 0:
+            y = model.turn(y * alone[0] + beside[0].T @ x)
+        return model.total(y) * alone.sum()
+
+    given = items(0, 1, 2, 1)
+    run = batched(program, module=model, backend=make())
+    for _ in range(2):
+        np.testing.assert_allclose(run(given), [ab.eager(program, item) for item in given], rtol=1e-9)
+        run.value_and_grad(given, inputs=True)
+        for numbers in seen:
+            assert isinstance(numbers, np.ndarray)
+            assert not numbers.flags.writeable
+            np.testing.assert_array_equal(numbers, model.turning.data)
+        before = seen[0].copy()
+        model.turning.data = -model.turning.data
+        np.testing.assert_array_equal(seen[0], before)
+        seen.clear()
+
+    async def held(x: Any) -> Any:
+        return model.total((await ab.value(model.turning)) @ model.turn(x))
+
+    fixed = model.turning.data.copy()
+    grads = batched(held, module=model, backend=make()).value_and_grad(data())[1]
+    constant = batched(lambda x: model.total(fixed @ model.turn(x)), module=model, backend=make())
+    np.testing.assert_allclose(grads["turning"], constant.value_and_grad(data())[1]["turning"], rtol=1e-9)
+
+
 def test_no_draw_is_numbered_by_a_gather_of_nothing() -> None:
     @ab.cell
     def drop(x: Any) -> Any:
