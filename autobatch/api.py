@@ -542,7 +542,8 @@ def batched(
             there are cores to use; "auto" measures one against more on the first mini-batches of each size, and goes
             back to one where others need the cores, see `autobatch.engine.threads`.
         max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an
-            error of each instance that it still waits; None for no limit.
+            error of each instance that it still waits; None for no limit. If all that is waited for is known from
+            earlier rounds, nothing is computed, which counts as no round; more than so many in a row are an error, too.
         on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
             in the place of results, which then come as a list, one for each instance; where gradients are asked for,
             errors are raised.

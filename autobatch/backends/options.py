@@ -36,7 +36,7 @@ class Options(NamedTuple):
         max_bytes: upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
             more; None is no limit. A mini-batch that needs more runs in parts.
         seed: of random numbers.
-        max_rounds: the most rounds of a mini-batch of async programs; None for no limit.
+        max_rounds: the most rounds of a mini-batch of async programs, see `autobatch.batched`; None for no limit.
         on_error: "raise" the first error of an async program, or "return" errors in the place of results.
         dtype: float type of all values.
         store: the memory of the device on which the parameters are, and to which their gradients are added.

@@ -48,6 +48,7 @@ class Rounds:
         self._recorder, self._planning, self._executor, self._options = recorder, planning, executor, options
         self._clock, self._draw, self._timer = clock, (options.seed, step), timer
         self._steps: list[Step] = []
+        self._n_idle = 0  # the rounds since the last step: all that they were to compute was known
         self._waited: list[tuple[int, ...]] = []
         self._n_sources = 0
         self._phases: Phases
@@ -102,23 +103,31 @@ class Rounds:
             self._raise_first()
         if phases.is_over:
             return False
-        n, most = len(self._steps), self._options.max_rounds
-        if n == most:
-            if raises:
-                raise self._too_long(phases.waiting[0])
-            phases.give_up(self._too_long)
+        most = self._options.max_rounds
+        if len(self._steps) == most:
+            self._give_up(raises)
             return False
         with phases.graph.holding(wanted):
             self._round(wanted)
+            if most is not None and self._n_idle > most:
+                self._give_up(raises)
+                return False
             numbers = self._kept.read(wanted, phases.int_slots)
         phases.answer(numbers)
         return True
 
+    def _give_up(self, raises: bool) -> None:
+        """End the programs that still wait; with `raises`, the error of the first is raised."""
+        if raises:
+            raise self._too_long(self._phases.waiting[0])
+        self._phases.give_up(self._too_long)
+
     def _too_long(self, instance: int) -> GraphError:
         """The error of an instance that still waits after the last round."""
-        programs = self._phases.programs
+        programs, most = self._phases.programs, self._options.max_rounds
+        idle = "" if len(self._steps) == most else " in a row that had nothing to compute"
         return GraphError(
-            f"instance {instance} of {len(programs)} still waits after max_rounds={len(self._steps)} rounds, "
+            f"instance {instance} of {len(programs)} still waits after max_rounds={most} rounds{idle}, "
             f"{programs[instance].where()}; allow more, or end the program earlier."
         )
 
@@ -127,7 +136,9 @@ class Rounds:
         phases, kept, types = self._phases, self._kept, self._recorder.types
         chosen = phases.graph.choose(wanted, phases.output_slots.slot, kept.next_run, types)
         if not chosen.nodes.size:
+            self._n_idle += 1
             return
+        self._n_idle = 0
         phases.sources_known(chosen.sources)
         kept.settle()
         graph = phases.graph.emit(chosen, phases.output_slots.source, types)

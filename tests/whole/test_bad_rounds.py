@@ -212,6 +212,47 @@ def test_too_many_rounds_are_the_errors_of_those_that_wait(lengths: tuple[int, .
         run.value_and_grad(items(*lengths))
 
 
+@each("most", [1, 2, 5])
+@each("begins", [1, 3])
+def test_awaits_of_known_values_end_after_as_many_in_a_row(begins: int, most: int) -> None:
+    """An instance waits in `begins` rounds, each of them after as many waits for known values as it says."""
+    model = Model()
+
+    async def program(item: tuple[Any, int]) -> Any:
+        x, n_known = item
+        for _ in range(begins):
+            x = model.turn(x)
+            for _ in range(1 + n_known):
+                await ab.value([x, x])
+        while n_known > 9:
+            await ab.gather(ab.value(x), ab.value(x))
+        return model.total(x)
+
+    def is_too_long(n_known: int) -> bool:
+        return begins > most or n_known > most or (begins == most and n_known > 0)
+
+    run = batched(program, module=model, max_rounds=most, on_error="return")
+    unlimited = batched(program, module=model)
+    for n_known in (0, most - 1, most, most + 1, 10):
+        (item,) = items(n_known)
+        (found,) = run([item])
+        if is_too_long(n_known):
+            assert isinstance(found, ab.GraphError)
+            idle = "" if n_known <= most or most == 1 else " in a row that had nothing to compute"
+            assert f"instance 0 of 1 still waits after max_rounds={most} rounds{idle}, in test_awaits" in str(found)
+            with pytest.raises(ab.GraphError, match="still waits after max_rounds"):
+                batched(program, module=model, max_rounds=most).value_and_grad([item])
+        else:
+            np.testing.assert_allclose(found, ab.eager(program, item), rtol=1e-12)
+        if n_known < 10:
+            np.testing.assert_allclose(unlimited([item]), [ab.eager(program, item)], rtol=1e-12)
+    if begins < most:
+        first, second = run(items(0, 10))
+        np.testing.assert_allclose(first, ab.eager(program, items(0)[0]), rtol=1e-12)
+        assert isinstance(second, ab.GraphError)
+    assert taken(run) == 0
+
+
 def test_what_cannot_be_awaited_is_the_error_of_its_instance() -> None:
     model = Model()
 
