@@ -28,6 +28,7 @@ from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS, is_zero
 from autobatch.ops.ports import VariadicPort
+from autobatch.ops.rows import count_rows
 from autobatch.trace.pairs import PairBuilder, Pairs
 from autobatch.trace.ragged import Ragged
 
@@ -138,10 +139,22 @@ class ListBuilder(PairBuilder):
 
     def length(self, group: int) -> int:
         """The length of a list in the present call; NeedsLength if it is empty: what a body does with no element."""
+        if group in self.parts:
+            rows = [(x if is_number else self.length(x), cut) for x, cut, is_number in self.parts[group]]
+            if not (n := sum(count_rows(*part) for part in rows)):
+                raise NeedsLength(group, "walks through a part of it, which has no elements")
+            return n
         if not self.lengths or not self.lengths[group]:
             raise NeedsLength(group, "walks through it, and it has no elements")
         self.walked.add(group)
         return self.lengths[group]
+
+    def argument_of(self, group: int) -> int:
+        """The list or array that the rows of a group come from; of several the first."""
+        while group in self.parts or group in self.pairs:
+            groups = [x for x, _, is_number in self.parts.get(group, ()) if not is_number]
+            group = groups[0] if groups else self.pairs[group][0]
+        return group
 
     def places(self, n: int) -> list[Position]:
         """Return the positions of the n elements of a list that a body iterates over."""
@@ -242,7 +255,7 @@ class ListBuilder(PairBuilder):
 
     def sum_up_to(self, last: Element) -> Traced:
         """The sum of the elements up to this one: that of all edges if it is the last."""
-        if last.at.number == self.lengths[last.var.domain]:
+        if last.at.number == self.length(last.var.domain):
             return self.append(OPS["sum_n"], [self.value(last.index)], {})
         return Element(self, last.index, last.at._replace(is_sum=True))
 
@@ -260,7 +273,7 @@ class ListBuilder(PairBuilder):
         if element is None:
             return values
         group = element.var.domain
-        places = self.places(self.lengths[group])
+        places = self.places(self.length(group))
         found = [{x.at for x in parts if isinstance(x, Element)} for parts in listed]
         trees = [map_leaves(lambda x: self.wrap(x).index, value) for value in values]
         if found != [{place} for place in places] or any(tree != trees[0] for tree in trees):
@@ -269,7 +282,7 @@ class ListBuilder(PairBuilder):
 
     def _is_whole(self, values: Sequence[Any]) -> bool:
         """Whether these are the same value at all positions of a list, in order."""
-        index, n = values[0].index, self.lengths[values[0].var.domain]
+        index, n = values[0].index, self.length(values[0].var.domain)
         kinds = {*map(type, values)} == {Element}
         return kinds and [x.index for x in values] == [index] * n and [x.at for x in values] == self.places(n)
 

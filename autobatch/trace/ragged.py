@@ -66,11 +66,14 @@ class RowBuilder(Builder):
 
     Attributes:
         group_names: the names of the arguments that the variadic groups are, or that they are derived from.
+        parts: of each group of joined slices, the groups, or numbers of rows, that it is derived from, each with its
+            slice and whether it is a number.
     """
 
     def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
         super().__init__(name, weight_names=weight_names)
         self.group_names: list[str] = []
+        self.parts: dict[int, list[tuple[int, Cut, bool]]] = {}
         self._derived: dict[Hashable, int] = {}
 
     @abstractmethod
@@ -98,7 +101,8 @@ class RowBuilder(Builder):
         key = cuts, fixed, sources, is_one
         if key not in self._derived:
             name = next(describe_group(value) for value, _ in parts if isinstance(value, Ragged))
-            self._derived[key] = self.add_group(name)
+            self._derived[key] = group = self.add_group(name)
+            self.parts[group] = list(zip(sources, cuts, fixed, strict=True))
         static = {"cuts": cuts, "fixed": fixed, "group": self._derived[key], "is_one": is_one}
         rows = [value.row if isinstance(value, Ragged) else value for value, _ in parts]
         return Ragged(self, self.append(take_rows, rows, static).index)

@@ -416,8 +416,9 @@ class Traces:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
                 with without_collection():
                     program, structure = tracer.trace(run, family.keys, tracker.tracking(roots))
-            except NeedsLength:
+            except NeedsLength as needs:
                 family.failed = tuple(tracker.guards.values())
+                needs.group = tracer.builder.argument_of(needs.group)
                 raise
             except Exception as error:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)

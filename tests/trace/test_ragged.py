@@ -221,6 +221,34 @@ def test_a_row_that_does_not_exist_is_refused() -> None:
             found(draw([[3, 2]]))
 
 
+WALKS: dict[str, Body] = {
+    "slice": lambda w, x, q: ab.sum_n([ab.tanh(row * q) for row in x[1:]]),
+    "joined": lambda w, x, q: sum(ab.tanh(row) * q for row in ab.concat([x, x[::-1], x[1:]], axis=0)),
+    "beside the whole": lambda w, x, q: ab.sum_n([row * q for row in x[1:]]) + ab.max_n([ab.tanh(row) for row in x]),
+    "neighbours": lambda w, x, q: ab.mean_n([one * ab.tanh(last) for one, last in zip(x[1:], x[:-1], strict=True)]),
+    "slice of a slice": lambda w, x, q: ab.max_n([row * q for row in x[::-1][:-1]]),
+    "padded": lambda w, x, q: sum(ab.tanh(row) for row in ab.concat([ab.reshape(q, (1, DIM)), x], axis=0)),
+}
+
+
+@each("name", WALKS)
+def test_walks_through_parts_are_one_type(name: str) -> None:
+    """A walk through rows that are sliced or joined in the cell; the parts have rows."""
+    weights, instances = Weights(), draw([[2, 4], [3], [7, 2]])
+    for make in (stacking, taking):
+        found = check(loss_of(weights, [make(WALKS[name])], listed=make is stacking), weights, instances)
+        assert count_types(found, "<lambda>") == 1
+
+
+def test_walks_through_parts_without_rows_have_a_type_of_their_own() -> None:
+    """That is possible of lists; where nodes have other numbers of rows in one type, it is refused."""
+    weights, walk = Weights(), lambda w, x, q: ab.sum_n([ab.tanh(row * q) for row in x[1:]], shape=(DIM,))
+    found = check(loss_of(weights, [stacking(walk)], listed=True), weights, draw([[1, 4], [3, 1]]))
+    assert count_types(found, "<lambda>") == 2
+    with pytest.raises(GraphError, match="walks through a part of it, which has no elements, and 'rows' has another"):
+        ab.batched(loss_of(weights, [taking(walk)], listed=False), module=weights)(draw([[1, 4]]))
+
+
 def test_a_walk_through_rows_of_a_node_is_refused() -> None:
     weights = Weights()
     walk = ab.cell(lambda weights, rows, query: ab.sum(sum(rows[k] for k in range(len(rows)))))
