@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import shutil
 import signal
@@ -101,9 +102,12 @@ def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process; give its exit status and what it printed."""
-    return make_command(capfd)
+def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Run a command in this process; give its exit status and what it printed. Its log ends with the test."""
+    yield make_command(capfd)
+    log = logging.getLogger("autobatch.serve")
+    log.handlers.clear()
+    log.propagate = True
 
 
 @pytest.fixture

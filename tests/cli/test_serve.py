@@ -184,7 +184,6 @@ def test_a_change_in_the_folder_is_taken_up_once(
     taken: list[str],
     run: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files disappear, or are written with parameters of this value; the server looks three times after each change."""
     from autobatch.cli.serving.predictor import Predictor
@@ -197,7 +196,6 @@ def test_a_change_in_the_folder_is_taken_up_once(
     predictor = Predictor.of(trained.read())
     reloading = Reloading(trained, predictor)
     caplog.set_level("INFO", "autobatch.serve")
-    monkeypatch.setattr("autobatch.cli.serving.process.LOG.propagate", True)  # a command of another test may end it
     for name, value in changes:
         path = run / f"{name}.safetensors"
         if value is None:
