@@ -58,7 +58,7 @@ class JsonLines:
             self._file = FileIO(file.fileno(), "w", closefd=False)
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write one result atomically; it is readable at once. NaN and infinity become null, as in what is served.
+        """Write one result atomically; it is readable at once. NaN and infinity become null, as in served answers.
 
         Raises:
             DataError: it cannot be written.

@@ -103,7 +103,7 @@ def is_hashable(x: Any) -> bool:
 
 
 PLAIN_TUPLES: set[type] = {tuple}
-"""Classes of tuples that are no more than tuples: their elements are not the arguments of the class."""
+"""Tuple classes that are built from one iterable, as `tuple` is; other libraries add their own."""
 
 
 def is_structure(x: Any) -> bool:

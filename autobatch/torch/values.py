@@ -231,7 +231,7 @@ class OfParameters(TorchFunctionMode):
                 _refuse_change(named(OPERATORS.get(function.__name__, function.__name__)), args[0])
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():
-                if function is torch.Tensor.__getitem__ and args[0].dtype is CURRENT.dtype:
+                if function is TAKE and args[0].dtype is CURRENT.dtype:
                     return _take(*args)
                 return apply(function, args, kwargs)
             return found

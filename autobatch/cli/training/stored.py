@@ -286,7 +286,7 @@ def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
     """Read what `autobatch export` wrote.
 
     Args:
-        named: models that the command names: a file alone is no reason to import a module.
+        named: models named on the command line; the file may import these, and those of autobatch.
 
     Raises:
         CheckpointError: the file is missing or damaged, or `ab.export` wrote it, of a model that has no name here.
@@ -303,8 +303,8 @@ def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
     name = made_of["settings"].model
     if name not in MODELS and name not in named:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: it is of {name!r}, which is no model of autobatch, and files are not to choose "
-            f"what is imported; if you trust that module, give its name as MODEL, too."
+            f"cannot use {str(path)!r}: its model {name!r} is not part of autobatch, and a file must not choose what "
+            f"is imported; if you trust that module, also give its name as MODEL."
         )
     learned = policy if isinstance(policy, Directed) else None
     return StoredModel(path=path, **made_of, learned=learned, parameters=parameters)

@@ -20,9 +20,9 @@ class Trained(NamedTuple):
     """A trained model, as a command was given it.
 
     Attributes:
-        name: of the model; None if only the file of an exported one says it.
-        path: of a folder of checkpoints, of one of these, or of the file.
-        is_exported: whether it is the file of an exported one.
+        name: of the model; None if only the exported file names it.
+        path: the folder of checkpoints, one of its files, or the exported file.
+        is_exported: whether `path` is an exported file.
     """
 
     name: str | None
