@@ -224,6 +224,21 @@ class CallListener:
     def enable(self) -> None:
         """Listen to the calls of this thread; `sys.setprofile` replaces it."""
 
+class Snapshot:
+    """The objects in containers, and in the attributes of other objects, at one moment.
+
+    Args:
+        containers: lists, dicts and others; of a mapping, the keys and the values count.
+        owners: objects with a `__dict__`.
+    """
+
+    def __new__(cls, containers: Sequence[Any], owners: Sequence[Any] = ()) -> Snapshot: ...
+    def holds(self) -> bool:
+        """Whether all of them have the same objects, in the same order.
+
+        Cost: some nanoseconds per object in exact lists, tuples and dicts.
+        """
+
 class Handle:
     """An output of a recorded node. A log makes its instances, of classes that are sealed."""
 

@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from operator import is_, methodcaller
-from types import MappingProxyType
 from typing import Any
 
+from autobatch._native import Snapshot
 from autobatch.params.module import Module, holders_in
 from autobatch.params.parameter import Parameter
-
-VALUES = methodcaller("values")
-
-
-class Snapshot:
-    """The objects in lists, dicts and other containers, and in the attributes of other objects, at one moment.
-
-    Args:
-        containers: these lists, dicts and others.
-        owners: these other objects.
-    """
-
-    def __init__(self, containers: Sequence[Any], owners: Sequence[Any] = ()) -> None:
-        self._dicts = [x for x in containers if isinstance(x, (dict, MappingProxyType))]
-        self._others = [x for x in containers if not isinstance(x, (dict, MappingProxyType))]
-        self._owners = owners
-        self._lengths, objects = self._look()
-        self._objects = [*objects]
-
-    def _look(self) -> tuple[list[int], chain[Any]]:
-        """The lengths of all containers; and, one after the other, all that is in them."""
-        dicts = [*map(vars, self._owners), *self._dicts]
-        containers = [*self._others, *dicts]
-        return [*map(len, containers)], chain.from_iterable([*containers, *map(VALUES, dicts)])
-
-    def holds(self) -> bool:
-        """Whether all containers have the same objects, under the same names.
-
-        Cost: a pass over all objects within a few calls, however many containers there are.
-        """
-        lengths, objects = self._look()
-        return lengths == self._lengths and all(map(is_, objects, self._objects))
 
 
 class KnownModule:
@@ -54,6 +19,10 @@ class KnownModule:
     def __init__(self, module: Module) -> None:
         self.module, self._is_own = module, type(module).parameters is Module.parameters
         self._known: tuple[Snapshot, list[Module], dict[str, Parameter]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles know the copy of the module."""
+        return type(self), (self.module,)
 
     def parameters(self) -> dict[str, Parameter]:
         """The same as `Module.parameters`; the same dict until something has changed.

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from autobatch.params.known import Snapshot
+from autobatch._native import Snapshot
 
 WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 DICTS = ("_parameters", "_buffers", "_modules")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch._native import Snapshot
 from autobatch.ir.arguments import exact
-from autobatch.params.known import Snapshot
 from autobatch.trace.live import Live, can_be_live
 
 HOLDS = methodcaller("holds")

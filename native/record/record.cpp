@@ -10,6 +10,7 @@
 #include "record/log.h"
 #include "record/rule.h"
 #include "record/shortcut.h"
+#include "record/snapshot.h"
 #include "record/stage.h"
 #include "record/tape.h"
 
@@ -24,9 +25,9 @@ PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType,   &RowsType,  &LogType,       &FormType,        &FunctionType,
-                           &ShortcutType, &StageType, &LayoutType,    &RuleType,        &DerivativesType,
-                           &TapeType,     &CellType,  &BoundCellType, &CallListenerType};
+  PyTypeObject* types[] = {&HandleType,   &RowsType,  &LogType,       &FormType,         &FunctionType,
+                           &ShortcutType, &StageType, &LayoutType,    &RuleType,         &DerivativesType,
+                           &TapeType,     &CellType,  &BoundCellType, &CallListenerType, &SnapshotType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;
