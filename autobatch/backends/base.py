@@ -1,8 +1,11 @@
 """The interface of backends: they prepare plans on a device, run them forward and backward, and count the work.
 
     backend.prepare(plan, cells, options)     an `Executable`, which knows how many bytes a run takes
-    executable.forward(randomness)            a `Run`: the outputs, and the values that backward needs
-    run.backward(seeds, into)                 adds to the gradients of parameters
+    executable.begin(randomness)              a `Run`, which has memory of its own
+    with run:                                 bind the memory, and limit the threads of libraries
+        run.forward()                         compute the outputs, and the values that backward needs
+        run.backward(seeds, into)             add to the gradients of parameters
+    run.close()                               give the memory back
 
 Any number of executables and runs may be alive, of one function or of several. Calls are serialised, see
 `autobatch.system.turns`.
@@ -11,7 +14,7 @@ Any number of executables and runs may be alive, of one function or of several. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from autobatch.backends.options import Options
 from autobatch.devices.store import Store
@@ -70,7 +73,7 @@ class RowReader(Protocol):
 
 
 class Run(Protocol):
-    """A forward run of a plan, which may be differentiated.
+    """A run of a plan, which may be differentiated. It computes within its context, which may be entered several times.
 
     Attributes:
         outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
@@ -82,6 +85,18 @@ class Run(Protocol):
 
     @property
     def outputs(self) -> list[Any]: ...
+
+    def __enter__(self) -> Self:
+        """Bind the memory of the run; until the end of the context, libraries have no more threads than they may."""
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def forward(self, copies: bool = True) -> None:
+        """Compute all values from the current parameters, once.
+
+        Args:
+            copies: whether the outputs are copied to the host; if not, only `on_device` gives them.
+        """
 
     def on_device(self, slot: int) -> Any:
         """The values of a slot as an array of the device, until the run is differentiated or closed."""
@@ -122,8 +137,8 @@ class Executable(Protocol):
 
     n_bytes: int
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> Run:
-        """Compute all values from the current parameters.
+    def begin(self, randomness: Randomness, timer: Timer | None = None) -> Run:
+        """Make a run, which the caller closes.
 
         Args:
             randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on for
@@ -133,7 +148,6 @@ class Executable(Protocol):
                 cpu backend, which otherwise runs all batches in one call, then runs them one by one; the cuda backend
                 runs them in one launch as ever, reads a clock of the device in it, and tells all when it is done. The
                 results are the same, to the bit.
-            copies: whether the outputs are copied to the host; if not, only `Run.on_device` gives them.
         """
 
 

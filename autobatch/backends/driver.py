@@ -4,18 +4,18 @@
     backward    prologue, batch B ... batch 1, epilogue
     weights     type 1 ... type T, each over all its rows
 
-A backend says how memory is taken (`_reserve`), what a stage is bound to (`_bound`), and how the calls of some parts of
-a stage are made (`_call`). Everything else is here: which rows a loss depends on, seeds, gradients on another device
+A backend says how memory is taken (`_reserve`), what steps are bound to (`_bind`), and how the calls of some parts of a
+stage are made (`_call`). Everything else is here: which rows a loss depends on, seeds, gradients on another device
 than the parameters', times, and the order of it all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -63,7 +63,6 @@ class PlanRun(ABC, Generic[M]):
         pool: the pool that memory is taken from.
         store: the memory of the device.
         timer: is called when each batch is done.
-        copies: whether outputs are copied to the host; if not, only `on_device` gives them.
 
     Attributes:
         memory: the memory of the run, until it is closed.
@@ -76,32 +75,44 @@ class PlanRun(ABC, Generic[M]):
     held: ClassVar[frozenset[str]] = frozenset(("memory", "values", "interpreter"))
 
     def __init__(
-        self,
-        executable: PlanExecutable,
-        pool: MemoryPool[M],
-        store: Store,
-        randomness: Randomness,
-        timer: Timer | None,
-        copies: bool,
+        self, executable: PlanExecutable, pool: MemoryPool[M], store: Store, randomness: Randomness, timer: Timer | None
     ) -> None:
         self.executable, self.plan, self.cells = executable, executable.plan, executable.cells
         self.options = executable.options
         self.store, self.randomness, self.timer = store, randomness, timer
-        self._pool, self._ended, self.launches = pool, "", 0
+        self._pool, self._ended, self.launches, self.copied_bytes, self._allocations = pool, "", 0, 0, 0
+        self._has_begun = False
         self.targets: Mapping[int, Gradient] = {}
         self._outputs: list[Any] | None = None
+        self._read: Callable[[], list[Any]] | None = None
         self.memory = pool.take()
+
+    def __enter__(self) -> Self:
+        """Begin to compute: silence NumPy's warnings, as `value_and_grad` refuses a loss that is not finite."""
+        self._limit, self._silence = self._limited(), np.errstate(over="ignore", divide="ignore", invalid="ignore")
+        self._silence.__enter__()
         try:
-            with self._silent():
-                self._reserve()
-                self._allocations = self.memory.take_allocations()
-                self.values = Values(self.plan, self.cells, self.memory.buffer, store)
-                self.copied_bytes = refresh(self.cells.stacks)
-                self._sweep("forward", None)
-                self._read = self.values.outputs() if copies else None
-        except BaseException:
-            self.close()
+            self._limit.__enter__()
+            if not self._has_begun:
+                self._begin()
+                self._has_begun = True
+            self._bind()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._release()
+        self._limit.__exit__(*error)
+        self._silence.__exit__(*error)
+
+    def _begin(self) -> None:
+        """Make room in `memory` for the plan, and bring stacks of parameters up to date."""
+        self._reserve()
+        self._allocations = self.memory.take_allocations()
+        self.values = Values(self.plan, self.cells, self.memory.buffer, self.store)
+        self.copied_bytes = refresh(self.cells.stacks)
 
     # What backends define.
 
@@ -109,14 +120,17 @@ class PlanRun(ABC, Generic[M]):
     def _reserve(self) -> None:
         """Make room in `memory` for the plan."""
 
-    def _bind(self, stage: str) -> None:
-        """Tell the steps of "forward", "backward" or "weights" the memory of this run; `_release` always follows."""
+    def _bind(self) -> None:
+        """Tell the steps the memory of this run; `_release` always follows."""
 
-    def _release(self, stage: str) -> None:
+    def _release(self) -> None:
         """End what `_bind` began."""
 
+    def _take_targets(self) -> None:
+        """Tell the steps of the weight stage the `targets` of this run."""
+
     def _limited(self) -> AbstractContextManager[Any]:
-        """The context in which backward runs: libraries of the host use no more threads than they may."""
+        """The context in which libraries of the host use no more threads than they may."""
         return limit_threads(self.options.threads)
 
     @abstractmethod
@@ -153,18 +167,14 @@ class PlanRun(ABC, Generic[M]):
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:
         """Run "forward" or "backward": all nodes, or those that are active."""
-        try:
-            self._bind(stage)
-            if activity is None and self.timer is None:
-                self._call(stage, 0, len(self.plan.schedule.batch_type) + 2)
-                return
-            batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
-            if activity is not None:
-                self._call_active(stage, batches, activity)
-            else:
-                self._call_timed(stage, batches)
-        finally:
-            self._release(stage)
+        if activity is None and self.timer is None:
+            self._call(stage, 0, len(self.plan.schedule.batch_type) + 2)
+            return
+        batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
+        if activity is not None:
+            self._call_active(stage, batches, activity)
+        else:
+            self._call_timed(stage, batches)
 
     def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
         """Run the batches that have active nodes, and clear the gradients of the others."""
@@ -179,21 +189,25 @@ class PlanRun(ABC, Generic[M]):
             self._lap(stage, batch)
         self._call(stage, len(batches) + 1, len(batches) + 2)
 
+    def forward(self, copies: bool = True) -> None:
+        """Compute all values; see `Run`."""
+        self._sweep("forward", None)
+        if copies:
+            self._read = self.values.outputs()
+
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
         if self._ended:
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
-        with self._silent():
-            activity = self.executable.activity(self._seeded)
-            targets = self.memory.targets(into, self.cells.stacks)
-            with self._limited():
-                if self.options.store is self.store:
-                    self._differentiate(seeds, targets.arrays, activity, reader)
-                else:
-                    with self.memory.on_device(targets.arrays, self.options) as gradients:
-                        self._differentiate(seeds, gradients, activity, reader)
-            self.copied_bytes += targets.finish()
+        activity = self.executable.activity(self._seeded)
+        targets = self.memory.targets(into, self.cells.stacks)
+        if self.options.store is self.store:
+            self._differentiate(seeds, targets.arrays, activity, reader)
+        else:
+            with self.memory.on_device(targets.arrays, self.options) as gradients:
+                self._differentiate(seeds, gradients, activity, reader)
+        self.copied_bytes += targets.finish()
 
     def _differentiate(
         self, seeds: Mapping[int, Any], targets: Mapping[int, Gradient], activity: Activity, reader: RowReader | None
@@ -209,14 +223,11 @@ class PlanRun(ABC, Generic[M]):
 
     def _run_weights(self, activity: Activity) -> None:
         """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
-        try:
-            self._bind(WEIGHTS)
-            if activity.is_whole and self.timer is None:
-                self._call(WEIGHTS, 0, 2 * (len(self.plan.type_ptr) - 1))
-            else:
-                self._run_weights_by_type(activity)
-        finally:
-            self._release(WEIGHTS)
+        self._take_targets()
+        if activity.is_whole and self.timer is None:
+            self._call(WEIGHTS, 0, 2 * (len(self.plan.type_ptr) - 1))
+        else:
+            self._run_weights_by_type(activity)
 
     def _run_weights_by_type(self, activity: Activity) -> None:
         """Add to the gradients of parameters, one type after the other."""
@@ -239,10 +250,6 @@ class PlanRun(ABC, Generic[M]):
         for part in (of_type.type_id, len(self.plan.type_ptr) - 1 + of_type.type_id):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
-
-    def _silent(self) -> AbstractContextManager[None]:
-        """Silence NumPy's floating-point warnings: `value_and_grad` refuses a loss that is not finite."""
-        return np.errstate(over="ignore", divide="ignore", invalid="ignore")
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Tell the timer, if there is one, that a batch is done; see `Timer`."""

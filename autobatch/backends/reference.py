@@ -10,7 +10,6 @@ from autobatch.backends.base import Timer
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.values import Activity
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -50,9 +49,9 @@ class InterpretedPlan(PlanExecutable):
         super().__init__(plan, cells, options)
         self.backend, self.n_bytes = backend, plan.n_bytes(options.dtype)
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> InterpretedRun:
-        """Compute all values; see `Executable`."""
-        return InterpretedRun(self, self.backend.pool, self.backend.store, randomness, timer, copies)
+    def begin(self, randomness: Randomness, timer: Timer | None = None) -> InterpretedRun:
+        """Make a run; see `Executable`."""
+        return InterpretedRun(self, self.backend.pool, self.backend.store, randomness, timer)
 
 
 class InterpretedRun(PlanRun[Memory]):
@@ -64,10 +63,6 @@ class InterpretedRun(PlanRun[Memory]):
         self.memory.reserve(self.plan.size, self.options.dtype, self.options.max_bytes)
         if self.executable.backend.poison:
             self.memory.buffer.fill(np.nan)
-
-    def _sweep(self, stage: str, activity: Activity | None) -> None:
-        with self._limited():
-            super()._sweep(stage, activity)
 
     def _call(self, stage: str, first: int, last: int) -> None:
         batches, run = self.plan.batches, self.interpreter

@@ -26,7 +26,6 @@ from autobatch.compiler.writer import split_name
 from autobatch.ir.program import NODE, Instruction
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 
-FORWARD, BACKWARD = STAGES
 WORD = 8  # bytes of an int64
 N_DESTINATIONS = 3  # the first addresses: of `dest_ptr`, `dest` and `adds`
 C = TypeVar("C", bound=CellStages[Any])
@@ -87,12 +86,13 @@ class CompiledTypes(Generic[C]):
 
     Attributes:
         cells: the cells met in a plan, by the number of their type.
+        names: of the stages; stages: those that have kernels.
         sizes: theirs, from which the core makes tables.
     """
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any], most_rows: Callable[[int], int]) -> None:
         self.dtype, self.stages, self._most_rows = dtype, STAGES if types.training else STAGES[:1], most_rows
-        self._names = (*STAGES, WEIGHTS) if types.training else STAGES[:1]
+        self.names = (*STAGES, WEIGHTS) if types.training else STAGES[:1]
         self.cells: dict[int, C] = {}
         self.arrays, self._records = types.tables, dict[int, np.dtype[Any]]()
         n_types, n_blocks = len(types.cells), types.tables.block_width.size
@@ -114,7 +114,7 @@ class CompiledTypes(Generic[C]):
                 if not self.sizes.most_rows[type_id]:
                     self._add(type_id, compile_cell(type_id))
             parts = make_tables(arrays_of(plan), self.sizes, n_threads)
-        return PlanTables(self._names, self._records, *parts)
+        return PlanTables(self.names, self._records, *parts)
 
     def _add(self, type_id: int, cell: C) -> None:
         """Add a type."""

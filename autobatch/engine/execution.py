@@ -96,10 +96,12 @@ class Executor:
         """
         found = []
         for part, instances in self.parts(step):
-            run = self.start(step, part, instances, draw, timer)
+            run = self._begin(step, part, instances, draw, timer)
             try:
-                if differentiate is not None:
-                    differentiate(part, instances, run)
+                with run:
+                    self.forward(step, run)
+                    if differentiate is not None:
+                        differentiate(part, instances, run)
                 step.counts.append(run.counts())
             finally:
                 run.close()
@@ -131,11 +133,30 @@ class Executor:
             draw: the seed and the number of the step.
             copies: whether the outputs are copied to the host.
         """
+        run = self._begin(step, part, instances, draw, timer)
+        try:
+            with run:
+                self.forward(step, run, copies)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def _begin(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], timer: Timer | None) -> Run:
+        """Make the run of a part."""
         module = self._recorder.module
         random = Randomness(*draw, step.graph.keys[instances], module is None or module.training)
-        run: Run = part.executable.forward(random, timer, copies)
-        step.clock.lap("forward")
+        run: Run = part.executable.begin(random, timer)
         return run
+
+    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+        """Compute the values of a part, within the context of its run.
+
+        Args:
+            copies: whether the outputs are copied to the host.
+        """
+        run.forward(copies)
+        step.clock.lap("forward")
 
     def train(
         self,
@@ -197,7 +218,7 @@ class Executor:
         out: dict[str, Gradient] | None,
         reader: RowReader | None = None,
     ) -> dict[str, Gradient]:
-        """Differentiate the run of a part.
+        """Differentiate the run of a part, within its context.
 
         Args:
             seeds: per slot, the gradient of its rows.

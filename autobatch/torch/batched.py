@@ -30,7 +30,6 @@ from autobatch.inspect.report import Report
 from autobatch.keywords import refuse
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
-from autobatch.plan.budget import Part
 from autobatch.system.turns import run_lock
 from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
@@ -280,15 +279,15 @@ class TorchExecutor(Executor):
         super().__init__(recorder)
         self._tapes: WeakKeyDictionary[Run, Tape] = WeakKeyDictionary()
 
-    def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], *rest: Any, **options: Any) -> Run:
-        """Run a part; see `Executor`."""
+    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+        """Compute the values of a part; see `Executor`."""
         if not step.cells.training:
-            return super().start(step, part, instances, draw, *rest, **options)
+            super().forward(step, run, copies)
+            return
         tape = Tape()
         with tape.open():
-            run = super().start(step, part, instances, draw, *rest, **options)
+            super().forward(step, run, copies)
         self._tapes[run] = tape
-        return run
 
     def backward(
         self,

@@ -148,7 +148,8 @@ class Passing:
             for (part, run), ends in zip(runs, self._ends, strict=True):
                 seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
                 firsts = ends
-                executor.backward(step, run, seeds, found, totals=totals)  # type: ignore[call-arg]
+                with run:
+                    executor.backward(step, run, seeds, found, totals=totals)  # type: ignore[call-arg]
                 read.add(part.plan, run)
                 run.close()
             reaching = self._batched.reaching

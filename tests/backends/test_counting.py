@@ -87,14 +87,17 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
     for part_of in (instances[:4], instances[2:], instances[:4]):
         (part,) = loss.prepare(part_of, training=True).parts
         n = part.graph.n_instances
-        run = part.executable.forward(Randomness(0, 0, np.arange(n)))
+        run = part.executable.begin(Randomness(0, 0, np.arange(n)))
+        with run:
+            run.forward()
         values, grads = loss.value_and_grad(part_of, reduce="sum")
         assert_equal(run.outputs[0].sum(), np.asarray(values), 1e-12)
         expected.append({name: np.array(gradient) for name, gradient in grads.items()})
         runs.append((run, n))
     for (run, n), wanted in zip(runs, expected, strict=True):
         found = {name: np.zeros_like(p.data) for name, p in trainable.items()}
-        run.backward({0: np.ones(n)}, {id(p): found[name] for name, p in trainable.items()})
+        with run:
+            run.backward({0: np.ones(n)}, {id(p): found[name] for name, p in trainable.items()})
         assert_equal(found, wanted, 1e-12)
         run.close()
     with pytest.raises(BackendError, match="it is closed already"):
@@ -106,19 +109,22 @@ def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
     for backend in (Reference(), Cpu()):
         (part,) = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts
-        run = part.executable.forward(Randomness())
+        run = part.executable.begin(Randomness())
         gradients = {id(p): np.zeros_like(p.data) for p in model.parameters().values()}
-        run.backward({0: np.ones(4)}, gradients)
-        with pytest.raises(BackendError, match="it is differentiated already"):
+        with run:
+            run.forward()
             run.backward({0: np.ones(4)}, gradients)
+            with pytest.raises(BackendError, match="it is differentiated already"):
+                run.backward({0: np.ones(4)}, gradients)
         buffer = weakref.ref(run.memory.buffer if run.memory.buffer.base is None else run.memory.buffer.base)
         run.close()
         backend.pool.take().reserve(10 * part.plan.size, np.dtype(np.float64), None)
         gc.collect()
         assert buffer() is None
-        with pytest.raises(ZeroDivisionError):
-            part.executable.forward(Randomness(), Failing())
-        with closing(part.executable.forward(Randomness())) as after:
+        with closing(part.executable.begin(Randomness(), Failing())) as run, run, pytest.raises(ZeroDivisionError):
+            run.forward()
+        with closing(part.executable.begin(Randomness())) as after, after:
+            after.forward()
             assert after.counts().allocations == 0
 
 

@@ -13,7 +13,7 @@ from autobatch.backends import tiles
 from autobatch.backends.cpu.backend import CompiledPlan, Cpu
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.options import Options
-from autobatch.backends.tables import FORWARD, PlanTables
+from autobatch.backends.tables import PlanTables
 from autobatch.backends.tiles import CallList
 from autobatch.compiler.tiles import WEIGHTS, letter_of, name_fields
 from autobatch.ir.program import NODE
@@ -133,7 +133,7 @@ def test_tiles_and_calls_are_those_of_the_plan(
             if stage == WEIGHTS:
                 check_weight_calls(calls, steps, n_cut, n_whole, n_threads)
             else:
-                check_calls(plan, calls, steps, n_cut, n_whole, backward=stage != FORWARD)
+                check_calls(plan, calls, steps, n_cut, n_whole, backward=stage != "forward")
     assert n_tiles
 
 
@@ -173,7 +173,7 @@ def test_batches_that_add_are_serial(seeds: range) -> None:
     """With several threads, a batch is serial if any output of its nodes is added at a destination."""
     for seed in seeds:
         compiled = draw(seed, True, 2)
-        plan, serial = compiled.plan, compiled.tables.calls[FORWARD].is_serial
+        plan, serial = compiled.plan, compiled.tables.calls["forward"].is_serial
         expected = []
         for batch in plan.batches:
             nodes = plan.node_at[plan.type_ptr[batch.type_id] :][batch.start : batch.end]

@@ -123,18 +123,20 @@ def test_a_warm_weight_stage_allocates_no_array() -> None:
     for words in (*batches, *batches):
         _, grads = loss.value_and_grad(words)
     (part,) = loss.prepare(batches[1], training=True).parts
-    run = part.executable.forward(Randomness(key=np.arange(20)))
+    run = part.executable.begin(Randomness(key=np.arange(20)))
     owners = {id(p): grads[name] for name, p in model.parameters().items()}
-    run.backward({0: np.ones(20, np.float32)}, owners)
+    with run:
+        run.forward()
+        run.backward({0: np.ones(20, np.float32)}, owners)
     for gradient in grads.values():
         if isinstance(gradient, ab.Rows):
             gradient.clear()
     run.targets = run.memory.targets(owners, part.executable.cells.stacks).arrays
     tracemalloc.start()
     try:
-        run._bind("weights")
-        run._call("weights", 0, len(part.plan.type_ptr) - 1)
-        run._release("weights")
+        with run:
+            run._take_targets()
+            run._call("weights", 0, len(part.plan.type_ptr) - 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -168,7 +170,8 @@ def test_a_refused_gradient_is_refused_again() -> None:
     apart = {key: array[tuple(slice(None, None, 2) for _ in array.shape)] for key, array in wide.items()}
     right = {id(p): np.zeros(p.shape) for p in model.parameters().values()}
     for into in (right, apart, apart):
-        with closing(part.executable.forward(Randomness(key=np.arange(len(SENTENCES))))) as run:
+        with closing(part.executable.begin(Randomness(key=np.arange(len(SENTENCES))))) as run, run:
+            run.forward()
             seeds = {0: np.ones(len(SENTENCES))}
             if into is right:
                 run.backward(seeds, into)

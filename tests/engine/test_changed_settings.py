@@ -12,7 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.compiled import MOST_BOUND, BoundStages
+from autobatch.backends.cpu.compiled import MOST_BOUND, BoundCells
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
@@ -211,11 +211,11 @@ def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
     model, backend = Net(3), Cpu()
     run = ab.batched(model.kinds, backend=backend)
     rng = np.random.default_rng(0)
-    before = count_live(BoundStages)
+    before = count_live(BoundCells)
     drawn = [tuple(rng.choice(9, size=3, replace=False).tolist()) for _ in range(2 * MOST_BOUND)]
     for kinds in drawn:
         run.value_and_grad([kinds])
-    assert count_live(BoundStages) - before == MOST_BOUND
+    assert count_live(BoundCells) - before == MOST_BOUND
     np.testing.assert_allclose(run(drawn[:5]), [model.kinds(kinds) for kinds in drawn[:5]], rtol=1e-5)
 
 

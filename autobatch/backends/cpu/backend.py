@@ -14,14 +14,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from autobatch.backends.base import Timer
-from autobatch.backends.cpu.compiled import BoundRun, BoundStages, BoundTypes, place_type
+from autobatch.backends.cpu.compiled import BoundCells, BoundRun, BoundTypes, place_type
 from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.stages import CompiledCell
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
-from autobatch.backends.tables import FORWARD
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import Limit
 from autobatch.devices.store import HOST
@@ -102,11 +101,11 @@ class CompiledPlan(PlanExecutable):
         self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
         self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> PlanRun[Any]:
-        """Compute all values, interpreted as long as machine code is being compiled; see `Executable`."""
+    def begin(self, randomness: Randomness, timer: Timer | None = None) -> PlanRun[Any]:
+        """Make a run, which is interpreted as long as machine code is being compiled; see `Executable`."""
         if not (self._is_compiled or self._has_code()):
-            return self._interpreted.forward(randomness, timer, copies)
-        return CompiledRun(self, self.backend.pool, HOST, randomness, timer, copies)
+            return self._interpreted.begin(randomness, timer)
+        return CompiledRun(self, self.backend.pool, HOST, randomness, timer)
 
     def _has_code(self) -> bool:
         """Whether all of the machine code is at hand, now or in a moment."""
@@ -128,9 +127,8 @@ class CompiledRun(PlanRun[CpuMemory]):
 
     executable: CompiledPlan
     held = PlanRun.held | {"_bound"}
-    _stages: BoundStages | None = None  # of the stage that runs
     _bound: BoundRun
-    _limit: Limit | None = None  # while forward runs and may call a library
+    _cells: BoundCells | None = None  # within the context of the run
 
     def _reserve(self) -> None:
         if self.memory.reserved_for != self.executable.needed:
@@ -138,33 +136,32 @@ class CompiledRun(PlanRun[CpuMemory]):
         if self.executable.backend.poison:
             self.memory.poison()
 
-    def _bind(self, stage: str) -> None:
-        """Bind the steps of all types."""
+    def _begin(self) -> None:
+        super()._begin()
         executable = self.executable
-        stages = self._stages = executable.types.bound(stage, executable.tables.type_ids, executable.n_threads)
-        if stage == FORWARD:
-            run = self._bound = BoundRun(
-                self.plan, executable.tables, executable.place, executable.backend.chooser, self.memory,
-                self.randomness, self.targets, self.interpret_gradients,
-            )  # fmt: skip
-            if stages.may_call_library(run):
-                self._limit = self._limited()
-                self._limit.__enter__()
-        self._bound.gradients = self.targets
-        stages.bind(self._bound)
+        self._bound = BoundRun(
+            self.plan, executable.tables, executable.place, executable.backend.chooser, self.memory, self.randomness,
+            self.interpret_gradients,
+        )  # fmt: skip
 
-    def _release(self, stage: str) -> None:
-        limit, self._limit = self._limit, None
-        if limit is not None:
-            limit.end()
-        stages, self._stages = self._stages, None
-        if stages is not None and stages.in_python:
-            stages.release()
+    def _bind(self) -> None:
+        executable = self.executable
+        self._cells = executable.types.bound(executable.tables.type_ids, executable.n_threads)
+        self._cells.bind(self._bound)
+
+    def _release(self) -> None:
+        if self._cells is not None:
+            self._cells.release()
+            self._cells = None
+
+    def _take_targets(self) -> None:
+        assert self._cells is not None, "a run computes within its context"
+        self._cells.take_gradients(self.targets)
 
     def _limited(self) -> Limit:
-        """Limit each library call to one thread while several threads run tiles."""
-        return Limit(1 if self.executable.n_threads > 1 else self.options.threads)
+        """Limit each library call to one thread: either several threads run tiles, or one is asked for."""
+        return Limit(1)
 
     def _call(self, stage: str, first: int, last: int) -> None:
-        assert self._stages is not None, "a stage is bound while it runs"
-        self.launches += self._stages.call(first, last)
+        assert self._cells is not None, "a run computes within its context"
+        self.launches += self._cells.stages[stage].call(first, last)

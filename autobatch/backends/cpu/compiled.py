@@ -26,7 +26,6 @@ from autobatch.backends.stages import slots_of
 from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanTables, place_of
 from autobatch.backends.tiles import CallList, most_rows
 from autobatch.blas.choosing import Chooser
-from autobatch.blas.threads import threads_now
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.devices.store import HOST
@@ -52,7 +51,7 @@ class BoundTypes(CompiledTypes[CompiledCell]):
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any]) -> None:
         super().__init__(types, dtype, most_rows)
         self.not_compiled = set(range(len(types.cells)))
-        self._bound: dict[tuple[Any, ...], BoundStages] = {}
+        self._bound: dict[tuple[Any, ...], BoundCells] = {}
 
     def wait_for_code(self, type_ids: Sequence[int], place: str, seconds: float) -> bool:
         """Wait for the machine code of some types, until this long after it was asked for.
@@ -63,19 +62,19 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         Returns:
             Whether the code of all kernels is at hand.
         """
-        names = [*self.stages, WEIGHTS] if len(self.stages) > 1 else self.stages
         waiting = self.not_compiled.intersection(type_ids)
-        stages = [self.cells[type_id].stage(name) for name in names for type_id in waiting]
+        stages = [self.cells[type_id].stage(name) for name in self.names for type_id in waiting]
         codes = [stage.code(place) for stage in stages if stage.has_kernels]  # all are asked for, then waited for
         return all(code.wait(seconds) for code in codes)
 
-    def bound(self, name: str, type_ids: Sequence[int], n_threads: int) -> BoundStages:
+    def bound(self, type_ids: Sequence[int], n_threads: int) -> BoundCells:
         """The bound stages of some types, for some threads; the most recently used sets of types are cached."""
-        key = name, n_threads, *type_ids
+        key = n_threads, *type_ids
         found = self._bound.pop(key, None)
         if found is None:
-            stages = [self.cells[type_id].stage(name) for type_id in type_ids]
-            found = BoundStages(name, type_ids, stages, n_threads, self.arrays.block_ptr)
+            cells = [self.cells[type_id] for type_id in type_ids]
+            stages = {name: [cell.stage(name) for cell in cells] for name in self.names}
+            found = BoundCells(type_ids, stages, n_threads, self.arrays.block_ptr)
             if len(self._bound) == MOST_BOUND:
                 del self._bound[next(iter(self._bound))]
         self._bound[key] = found
@@ -90,7 +89,7 @@ class BoundRun:
         tables: of the plan, and of no other one.
         place: the name of the type of destinations.
         chooser: chooses the library for each product.
-        gradients, interpret: see `CpuStageRun`; there are gradients in the weight stage alone.
+        interpret: see `CpuStageRun`.
     """
 
     plan: Plan
@@ -99,8 +98,57 @@ class BoundRun:
     chooser: Chooser
     memory: CpuMemory
     randomness: Randomness
-    gradients: Mapping[int, Gradient]
     interpret: Callable[[int, tuple[int, ...]], None]
+
+
+class BoundCells:
+    """All stages of several types, bound to one run at a time.
+
+    Args:
+        type_ids: the numbers of the types.
+        stages: of each of them, by name.
+        n_threads: how many threads share the tiles; each has its own scratch memory.
+        block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
+
+    Attributes:
+        stages: bound, by name.
+    """
+
+    def __init__(
+        self,
+        type_ids: Sequence[int],
+        stages: Mapping[str, Sequence[CompiledStage]],
+        n_threads: int,
+        block_ptr: IntArray,
+    ) -> None:
+        self.stages = {
+            name: BoundStages(name, type_ids, of_types, n_threads, block_ptr) for name, of_types in stages.items()
+        }
+        shared = [stage.shared for of_types in stages.values() for stage in of_types]
+        self._followed = _parts_of(parameter for values in shared for parameter in values.followed)
+        read = _parts_of(parameter for values in shared for parameter in values.parameters)
+        followed = {*map(id, self._followed)}
+        self._in_place = [parameter for parameter in read if id(parameter) not in followed]
+        self._seen: list[int] | None = None  # the versions of parameters with which stages were refreshed
+
+    def bind(self, run: BoundRun) -> None:
+        """Store what has changed since the last run."""
+        seen = [*map(CHECKED_VERSION, self._followed), *map(VERSION, self._in_place)]
+        has_changed = seen != self._seen
+        self._seen = None  # until all of it is stored, as compiling may be interrupted
+        for stages in self.stages.values():
+            stages.bind(run, has_changed)
+        self._seen = seen
+
+    def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
+        """Store the gradients that the weight stage of the run adds to."""
+        self.stages[WEIGHTS].take_gradients(gradients)
+
+    def release(self) -> None:
+        """Drop the arrays of the run."""
+        for stages in self.stages.values():
+            if stages.in_python:
+                stages.release()
 
 
 class BoundStages:
@@ -131,11 +179,6 @@ class BoundStages:
         self._steps: list[BoundStep] = []
         self._tables: PlanTables | None = None
         self._chosen_for: tuple[Any, ...] = ()
-        self._followed = _parts_of(parameter for stage in stages for parameter in stage.shared.followed)
-        read = _parts_of(parameter for stage in stages for parameter in stage.shared.parameters)
-        followed = {*map(id, self._followed)}
-        self._in_place = [parameter for parameter in read if id(parameter) not in followed]
-        self._seen: list[int] = []  # the versions of parameters with which stages were refreshed
         self._versions: list[int] = []
         self._n_moved: list[int] = []
         self._has_kept: list[bool] = []
@@ -146,7 +189,6 @@ class BoundStages:
             for stage, first in zip(stages, self._first.tolist(), strict=True)
             for parameter, slot in stage.gradients.items()
         ]
-        self._calls_library = True
         self.in_python: list[int] = []  # the stages, by position, with steps that Python runs
         self._calls: CallList
         self._sweeps = Sweeps()
@@ -161,20 +203,18 @@ class BoundStages:
         slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
         return slots, places
 
-    def may_call_library(self, run: BoundRun) -> bool:
-        """Whether a run may call a library, as far as is known before it is bound."""
-        return self._calls_library or self._tables is None or self._choice_of(run) != self._chosen_for
+    def bind(self, run: BoundRun, has_changed: bool) -> None:
+        """Store what has changed since the last run.
 
-    def bind(self, run: BoundRun) -> None:
-        """Store what has changed since the last run."""
+        Args:
+            has_changed: whether a parameter may have changed.
+        """
         tables, before = run.tables, self._tables
         self._tables = None  # until all of it is stored, as compiling may be interrupted
-        seen = [*map(CHECKED_VERSION, self._followed), *map(VERSION, self._in_place)]
-        has_changed = before is None or seen != self._seen
+        has_changed = has_changed or before is None
         if has_changed:
             for stage in self._stages:
                 stage.refresh()
-            self._seen = seen
         chosen_for = self._choice_of(run)
         is_chosen = before is not None and chosen_for == self._chosen_for
         if not is_chosen:
@@ -191,8 +231,6 @@ class BoundStages:
             self._take_memory(*run.memory.addresses)
         if before is not tables:
             self._memory[:, self._slots] = tables.addresses[self._places]
-        if run.gradients:
-            self._take_gradients(run.gradients)
         self._tables, self._calls = tables, tables.calls[self._name]
         if self.in_python:
             self._enter(run)
@@ -217,10 +255,10 @@ class BoundStages:
             make_calls(self._of_one_thread, self._steps, calls, start, end)
         return end - start
 
-    def _choice_of(self, run: BoundRun) -> tuple[str, int, str, bytes]:
-        """What steps are chosen by: the type of destinations, threads of libraries, the chooser, and rows of tiles."""
+    def _choice_of(self, run: BoundRun) -> tuple[str, str, bytes]:
+        """What steps are chosen by: the type of destinations, the chooser, and rows of tiles."""
         classes = run.tables.row_classes if self._name == WEIGHTS else run.tables.size_classes
-        return run.place, threads_now(), run.chooser.name, classes
+        return run.place, run.chooser.name, classes
 
     def _choose_steps(self, run: BoundRun) -> None:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
@@ -229,9 +267,6 @@ class BoundStages:
             rows = tables.mean_rows[blocks], run.plan.block_rows[blocks]
             sizes = Sizes(run.place, *rows, len(self._addresses), run.chooser)
             self._steps += [step.bind(sizes) for step in stage.steps]
-        self._calls_library = any(step.calls_library for step in self._steps) or any(
-            stage.shared.multiplies for stage in self._stages
-        )
         self._has_kept = [bool(tables.mean_rows[blocks.start, 1]) for blocks in self._blocks]
 
     def _take_steps(self) -> None:
@@ -263,8 +298,10 @@ class BoundStages:
             row[self._first + KEPT] = [kept if has_kept else own for has_kept in self._has_kept]
         self._memory_at = buffer, scratch, scratch_step, kept
 
-    def _take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
+    def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
         """Store the addresses of the gradients that steps write, unless they are those of the last run."""
+        for number in self.in_python:
+            self._stages[number].run.gradients = gradients
         found = [gradients[key] for key, _ in self._gradient_slots]
         if len(found) == len(self._gradients) and all(map(is_, found, self._gradients)):
             return
@@ -281,7 +318,7 @@ class BoundStages:
             kept = memory.kept[0] if self._has_kept[number] else scratch
             stage.run = CpuStageRun(
                 stage, HOST, run.plan, type_id, block, run.tables.tiles[type_id], run.randomness, run.interpret,
-                memory.buffer, scratch, kept, run.gradients,
+                memory.buffer, scratch, kept,
             )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class CpuStageRun(StageRun):
     buffer: Array
     scratch: Array
     kept: Array
-    gradients: Mapping[int, Gradient]
+    gradients: Mapping[int, Gradient] = field(default_factory=dict)
 
     def _array(self, location: RowLocation) -> Array:
         area = location.area

@@ -22,7 +22,6 @@ from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.provider import Provider
-from autobatch.blas.threads import threads_now
 from autobatch.compiler.llvm.loading import Code
 from autobatch.compiler.llvm.source import Source
 from autobatch.compiler.statement import Interpreted, Product
@@ -78,12 +77,10 @@ class BoundStep(Protocol):
     Attributes:
         function: the address of the native or generated function; 0 if Python runs the step.
         own_address: that of the step's own numbers, which stay where they are.
-        calls_library: whether it may call a library of matrix products, whose threads are to be limited.
     """
 
     function: int
     own_address: int
-    calls_library: bool
 
     def refresh(self) -> None:
         """Take the parameters as the stage has them now, if they changed."""
@@ -110,8 +107,6 @@ class KernelStep:
 
 class BoundKernel:
     """A kernel for a type of destinations; see `BoundStep`."""
-
-    calls_library = False
 
     def __init__(self, source: Source, function: int) -> None:
         self.function, self._own = function, source.own
@@ -141,14 +136,14 @@ class ProductStep:
         self.own[OUT : OUT + 4] = stage.place(self.out)
         shape = stage.lowered.vars[self.term.weight].shape
         self.inner, self.n = shape[::-1] if self.term.transposed else shape
-        self._chosen: dict[tuple[int, int, str], BoundProduct] = {}
+        self._chosen: dict[tuple[int, str], BoundProduct] = {}
         self.bound: dict[tuple[Any, ...], BoundProduct] = {}
 
     def bind(self, sizes: Sizes) -> BoundProduct:
         """Choose the library by the mean number of rows."""
         of_tile, of_whole = sizes.mean_rows[self.domain - NODE].tolist()
         n_rows = (self.once and of_whole) or of_tile
-        chosen_for = n_rows.bit_length(), threads_now(), sizes.chooser.name
+        chosen_for = n_rows.bit_length(), sizes.chooser.name
         if chosen_for not in self._chosen:
             provider, *way = self._choose(max(n_rows, 1), sizes.chooser)
             names = provider.name, *way
@@ -170,7 +165,7 @@ class BoundProduct:
 
     def __init__(self, step: ProductStep, provider: Provider) -> None:
         self.step, self.provider, self.own, self.function = step, provider, step.own.copy(), 0
-        self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
+        self.own_address = address_of(self.own)
         self._weight: Array | None = None
         self._panels: Array = np.empty(0, np.uint32)
         self._packing: tuple[Array, Array] | None = None
@@ -243,7 +238,6 @@ class InterpretedStep:
 
     def __init__(self, stage: StageValues, interpreted: Interpreted) -> None:
         self.stage, self.interpreted, self.function, self.own_address = stage, interpreted, 0, 0
-        self.calls_library = True  # NumPy's
 
     def bind(self, sizes: Sizes) -> InterpretedStep:
         """Return itself: it runs alike in all plans."""

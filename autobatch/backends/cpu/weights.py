@@ -21,7 +21,6 @@ from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.backends.cpu.steps import FIELDS, FUNCTIONS, ITEMSIZE, ROUTINE, ROWS, A, N, Sizes
 from autobatch.backends.stages import as_matrix, dense
 from autobatch.blas.packed import outer_words
-from autobatch.blas.threads import threads_now
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
 from autobatch.compiler.tiles import letter_of
@@ -58,7 +57,7 @@ class OuterStep:
     def bind(self, sizes: Sizes) -> BoundOuter:
         """Choose the library by the number of rows."""
         n_rows = int(sizes.n_rows[self.outer.domain - NODE])
-        key = n_rows.bit_length(), threads_now(), sizes.chooser.name, sizes.n_threads
+        key = n_rows.bit_length(), sizes.chooser.name, sizes.n_threads
         if key not in self._bound:
             self._bound[key] = BoundOuter(self, max(n_rows, 1), sizes)
         return self._bound[key]
@@ -66,8 +65,6 @@ class OuterStep:
 
 class BoundOuter:
     """A product by a library; see `BoundStep`."""
-
-    calls_library = True
 
     def __init__(self, step: OuterStep, n_rows: int, sizes: Sizes) -> None:
         self._step, self.own = step, step.own.copy()
@@ -124,8 +121,6 @@ class RowSumStep:
 class BoundRowSum:
     """A sum of rows in a number of strips; see `BoundStep`."""
 
-    calls_library = False
-
     def __init__(self, step: RowSumStep, n_strips: int) -> None:
         self._step, self.own = step, step.own.copy()
         self.own[N_STRIPS], self.own_address = n_strips, address_of(self.own)
@@ -147,7 +142,7 @@ class BoundRowSum:
 class ScatterStep:
     """Rows of a type for the gradient of a table, which Python adds; see `BoundStep`."""
 
-    calls_library, function, own_address = False, 0, 0
+    function, own_address = 0, 0
 
     def __init__(self, stage: StageValues, scatter: Scatter) -> None:
         self.stage, self.scatter, self._key = stage, scatter, stage.keys[scatter.parameter]
@@ -179,7 +174,7 @@ class ScatterStep:
 class RemainderStep:
     """The gradients that the interpreter computes; see `BoundStep`."""
 
-    calls_library, function, own_address = True, 0, 0
+    function, own_address = 0, 0
 
     def __init__(self, stage: StageValues, remainder: Remainder) -> None:
         self.stage, self.remainder = stage, remainder

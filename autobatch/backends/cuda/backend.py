@@ -8,8 +8,8 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -157,9 +157,9 @@ class DevicePlan(PlanExecutable):
         self.parameters = list(read.values())
         self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> DeviceRun:
-        """Compute all values; see `Executable`."""
-        return DeviceRun(self, self.backend.pool, self.backend.device, randomness, timer, copies)
+    def begin(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
+        """Make a run; see `Executable`."""
+        return DeviceRun(self, self.backend.pool, self.backend.device, randomness, timer)
 
     def _pack(self) -> None:
         plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
@@ -222,28 +222,23 @@ class DeviceRun(PlanRun[DeviceMemory]):
         """What runs instructions that have no step, on the parameters and data that are on the device already."""
         return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
 
-    @contextmanager
-    def _silent(self) -> Iterator[None]:
-        """Raise a BackendError with the bytes of the plan where the device has no room."""
+    def __exit__(self, *error: Any) -> None:
+        """End the context; raise a BackendError with the bytes of the plan where the device has no room."""
+        super().__exit__(*error)
         device = self.executable.backend.device
-        try:
-            with super()._silent():
-                yield
-        except device.out_of_memory as error:
+        if isinstance(error[1], device.out_of_memory):
             limit = self.options.max_bytes
             allowed = "max_bytes is not set" if limit is None else f"max_bytes is {limit}"
             raise BackendError(
                 f"{device.name} has no room for a mini-batch whose plan takes {self.executable.n_bytes} bytes, "
                 f"and {allowed}: give ab.batched a lower max_bytes, which runs it in parts, or smaller "
-                f"mini-batches ({error})."
-            ) from error
+                f"mini-batches ({error[1]})."
+            ) from error[1]
 
-    def _bind(self, stage: str) -> None:
-        if stage == "forward":
-            self._parameters: dict[int, Any] = {}
-            self._launchers = self._upload()
-        elif stage == WEIGHTS:
-            self._upload_targets()
+    def _begin(self) -> None:
+        super()._begin()
+        self._parameters: dict[int, Any] = {}
+        self._launchers = self._upload()
 
     def _limited(self) -> AbstractContextManager[Any]:
         return nullcontext()  # the host multiplies nothing
@@ -326,7 +321,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
         memory.staging.send(executable.n_late, executable.n_ints)
         return launchers
 
-    def _upload_targets(self) -> None:
+    def _take_targets(self) -> None:
         """Copy the addresses of the gradients to the device."""
         executable, staging, device = self.executable, self.memory.staging, self.executable.backend.device
         for type_id in executable.tables.type_ids:

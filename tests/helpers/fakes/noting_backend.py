@@ -47,10 +47,10 @@ class NotedExecutable:
         self.backend, self.plan, self.options, self.inner = backend, plan, options, inner
         self.n_bytes = inner.n_bytes + backend.extra_bytes(plan, options)
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> Run:
+    def begin(self, randomness: Randomness, timer: Timer | None = None) -> Run:
         self.backend.on_run(self)
         self.backend.ran.append(self)
-        return self.inner.forward(randomness, timer, copies)
+        return self.inner.begin(randomness, timer)
 
 
 def count_live(kind: type) -> int:
