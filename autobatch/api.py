@@ -21,7 +21,7 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
-from autobatch.engine.engine import Engine
+from autobatch.engine.engine import Engine, Ready
 from autobatch.engine.execution import join_columns
 from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError, GraphError, PlanError
@@ -83,10 +83,11 @@ class Batched(Engine):
         """
         try:
             read = self._read(instances)
-            with run_lock(), self._planned(*read, training=False) as (step, rounds):
+            with run_lock(), Ready(self, *read, training=False) as (step, rounds):
                 if not step.graph.n_instances:
                     return np.zeros(0, self.executor.dtype)
-                columns = join_columns([run.outputs for run in self._run(step)])
+                runs = self.executor.run(step, (self.options.seed, self.step), None, self._profile)
+                columns = join_columns([run.outputs for run in runs])
                 self._finish(step, rounds)
             give = list_results if rounds is not None and self.options.on_error == "return" else self._stack_results
             return give(step.graph.structures, self._typed(columns))
@@ -322,7 +323,7 @@ class Batched(Engine):
                 "record_all, or see explain."
             )
         with run_lock():
-            return self._prepare(*read, training, has_aux, measured=False)
+            return self.plan(*read, training, has_aux, measured=False)
 
     @checked(instances=None)
     def explain(
@@ -355,7 +356,7 @@ class Batched(Engine):
         lines = Lines()
         with lines.noted(self.recorder.calls):
             minibatch, clock = self._read(instances)
-            with run_lock(), self._planned(minibatch, clock, training, has_aux, measured=False) as (step, rounds):
+            with run_lock(), Ready(self, minibatch, clock, training, has_aux, measured=False) as (step, rounds):
                 self._execute(step, training)
                 choice = self._thread_choice if rounds is None else None
                 decided = "" if choice is None else choice.describe(minibatch, training)
@@ -401,7 +402,7 @@ class Batched(Engine):
         if instances is not None:
             with profile:
                 read = self._read(instances)
-                with run_lock(), self._planned(*read, training, has_aux) as (step, rounds):
+                with run_lock(), Ready(self, *read, training, has_aux) as (step, rounds):
                     self._execute(step, training)
                     self._finish(step, rounds)
         return profile
@@ -487,7 +488,7 @@ class Batched(Engine):
         minibatch, clock = self._read(instances)
         if not minibatch.has_programs:
             return [rewrite(self.recorder.to_graph(minibatch), self.rewrites)[0]]
-        with run_lock(), self._planned(minibatch, clock, training=False) as (step, rounds):
+        with run_lock(), Ready(self, minibatch, clock, training=False) as (step, rounds):
             assert rounds is not None, "there are programs"
             graphs = [part.plan.graph for part in rounds.joined(step).parts if part.plan.graph.n_nodes]
         return [*graphs, self.merged(minibatch.instances)]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -24,9 +23,9 @@ from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.values import Activity, RowRange, Values
-from autobatch.blas.threads import limit_threads
+from autobatch.blas.threads import Limit
 from autobatch.compiler.tiles import WEIGHTS
-from autobatch.devices.store import Store
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
@@ -41,19 +40,20 @@ class PlanExecutable:
 
     Attributes:
         n_bytes: bytes of memory that a run takes.
+        library_threads: the most threads of the host's libraries while it runs; 0 if it calls none.
     """
 
     n_bytes: int
 
     def __init__(self, plan: Plan, cells: PlannedTypes, options: Options) -> None:
-        self.plan, self.cells, self.options = plan, cells, options
-        self._activities: dict[frozenset[int], Activity] = {}
+        self.plan, self.cells, self.options, self.library_threads = plan, cells, options, options.threads
+        self.activities: dict[frozenset[int], Activity] = {}
 
     def activity(self, slots: frozenset[int]) -> Activity:
         """The nodes that a loss in these slots depends on."""
-        if slots not in self._activities:
-            self._activities[slots] = Activity(self.plan, self.cells, slots)
-        return self._activities[slots]
+        if slots not in self.activities:
+            self.activities[slots] = Activity(self.plan, self.cells, slots)
+        return self.activities[slots]
 
 
 class PlanRun(ABC, Generic[M]):
@@ -80,19 +80,21 @@ class PlanRun(ABC, Generic[M]):
         self.executable, self.plan, self.cells = executable, executable.plan, executable.cells
         self.options = executable.options
         self.store, self.randomness, self.timer = store, randomness, timer
-        self._pool, self._ended, self.launches, self.copied_bytes, self._allocations = pool, "", 0, 0, 0
+        self._pool, self._ended, self.launches, self.copied_bytes = pool, "", 0, 0
         self._has_begun = False
         self.targets: Mapping[int, Gradient] = {}
         self._outputs: list[Any] | None = None
         self._read: Callable[[], list[Any]] | None = None
-        self.memory = pool.take()
+        self.memory, n_threads = pool.take(), executable.library_threads
+        self._n_allocated, self._limit = self.memory.allocations, Limit(n_threads) if n_threads else None
 
     def __enter__(self) -> Self:
         """Begin to compute: silence NumPy's warnings, as `value_and_grad` refuses a loss that is not finite."""
-        self._limit, self._silence = self._limited(), np.errstate(over="ignore", divide="ignore", invalid="ignore")
+        self._silence = np.errstate(over="ignore", divide="ignore", invalid="ignore")
         self._silence.__enter__()
         try:
-            self._limit.__enter__()
+            if self._limit is not None:
+                self._limit.__enter__()
             if not self._has_begun:
                 self._begin()
                 self._has_begun = True
@@ -104,13 +106,13 @@ class PlanRun(ABC, Generic[M]):
 
     def __exit__(self, *error: Any) -> None:
         self._release()
-        self._limit.__exit__(*error)
+        if self._limit is not None:
+            self._limit.__exit__(*error)
         self._silence.__exit__(*error)
 
     def _begin(self) -> None:
         """Make room in `memory` for the plan, and bring stacks of parameters up to date."""
         self._reserve()
-        self._allocations = self.memory.take_allocations()
         self.values = Values(self.plan, self.cells, self.memory.buffer, self.store)
         self.copied_bytes = refresh(self.cells.stacks)
 
@@ -128,10 +130,6 @@ class PlanRun(ABC, Generic[M]):
 
     def _take_targets(self) -> None:
         """Tell the steps of the weight stage the `targets` of this run."""
-
-    def _limited(self) -> AbstractContextManager[Any]:
-        """The context in which libraries of the host use no more threads than they may."""
-        return limit_threads(self.options.threads)
 
     @abstractmethod
     def _call(self, stage: str, first: int, last: int) -> None:
@@ -192,15 +190,17 @@ class PlanRun(ABC, Generic[M]):
     def forward(self, copies: bool = True) -> None:
         """Compute all values; see `Run`."""
         self._sweep("forward", None)
-        if copies:
-            self._read = self.values.outputs()
+        if copies and self.store is HOST:
+            self._outputs = self.values.outputs()
+        elif copies:
+            self._read = self.values.begin_outputs()
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
         if self._ended:
             raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
-        activity = self.executable.activity(self._seeded)
+        activity = self.executable.activities.get(self._seeded) or self.executable.activity(self._seeded)
         targets = self.memory.targets(into, self.cells.stacks)
         if self.options.store is self.store:
             self._differentiate(seeds, targets.arrays, activity, reader)
@@ -212,11 +212,13 @@ class PlanRun(ABC, Generic[M]):
     def _differentiate(
         self, seeds: Mapping[int, Any], targets: Mapping[int, Gradient], activity: Activity, reader: RowReader | None
     ) -> None:
+        is_host = self.store is HOST
         for slot in range(len(self.cells.slot_shapes)):
-            place = self.values.slot(slot, self.plan.mirror)
-            place[...] = self.store.put(seeds[slot]) if slot in seeds else 0
+            place, seed = self.values.slot(slot, self.plan.mirror), seeds.get(slot, 0)
+            place[...] = seed if is_host or slot not in seeds else self.store.put(seed)
         self._sweep("backward", None if activity.is_whole else activity)
-        self._lap("backward", None)  # work after the last batch counts as backward, not as weights
+        if self.timer is not None:
+            self._lap("backward", None)  # work after the last batch counts as backward, not as weights
         self.targets = targets
         if reader is None or reader(self.interpreter, activity):
             self._run_weights(activity)
@@ -281,7 +283,8 @@ class PlanRun(ABC, Generic[M]):
         """The work of the run so far."""
         inner = vars(self).get("interpreter")
         launches, copied = (0, 0) if inner is None else (inner.launches, inner.copied_bytes)
-        return Counts(self.launches + launches, self.copied_bytes + copied, self._allocations, self.memory.n_bytes)
+        allocations = self.memory.allocations - self._n_allocated
+        return Counts(self.launches + launches, self.copied_bytes + copied, allocations, self.memory.n_bytes)
 
     def close(self) -> None:
         """Give the memory back to the pool; see `Run`."""

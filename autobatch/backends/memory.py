@@ -24,7 +24,7 @@ class Memory:
         buffer: the values of its plan, possibly with spare elements.
         gradients: of parameters that are on the host, while the values are on a device.
         scratch_bytes: bytes of all other memory.
-        allocations: arrays that were allocated since the last count.
+        allocations: arrays that were allocated so far.
     """
 
     def __init__(self, store: Store) -> None:
@@ -81,11 +81,6 @@ class Memory:
             return array
         self.allocations += 1
         return self.store.empty(size * 5 // 4, dtype)
-
-    def take_allocations(self) -> int:
-        """Return the number of arrays allocated since the last call, and reset it."""
-        found, self.allocations = self.allocations, 0
-        return found
 
 
 M = TypeVar("M", bound=Memory)

@@ -19,7 +19,7 @@ from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.tiles import field_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import width_of
-from autobatch.devices.store import HOST, Store
+from autobatch.devices.store import Store
 from autobatch.graph.marks import Marks
 from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Var, Weight
@@ -178,13 +178,13 @@ class Values:
         first = int(self.plan.slot_base[slot]) + shift
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
-    def outputs(self) -> Callable[[], list[Any]]:
+    def outputs(self) -> list[Any]:
+        """Copy the values of each slot, on the host."""
+        return [*map(np.array, map(self.slot, range(len(self.cells.slot_shapes))))]
+
+    def begin_outputs(self) -> Callable[[], list[Any]]:
         """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""
-        slots = map(self.slot, range(len(self.cells.slot_shapes)))
-        if self.store is HOST:
-            copies = [*map(np.array, slots)]
-            return lambda: copies
-        waits = [*map(self.store.copy_out, slots)]
+        waits = [*map(self.store.copy_out, map(self.slot, range(len(self.cells.slot_shapes))))]
         return lambda: [wait() for wait in waits]
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:

@@ -75,13 +75,9 @@ class Limit:
             return _put_in_force()
 
     def __exit__(self, *error: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """End the block; do nothing if an interrupt came before it began."""
         global _number
         with _lock:
-            if not self._is_open:
+            if not self._is_open:  # an interrupt came before the block began
                 return
             self._is_open = False
             _asked.remove(self._entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from time import perf_counter
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.plan.budget import Figures, Part
 from autobatch.plan.plan import PlannedTypes
 from autobatch.schedule.schedule import min_batches
+
+FIGURES = attrgetter("figures")
 
 
 class Span(NamedTuple):
@@ -217,7 +220,7 @@ class Step:
     @property
     def figures(self) -> list[Figures]:
         """What is known of each part."""
-        return [part.figures for part in self.parts]
+        return [*map(FIGURES, self.parts)]
 
     @property
     def n_nodes(self) -> int:
@@ -234,7 +237,7 @@ class Step:
         if self.on_end is not None:
             self.on_end(self.clock.total("forward", "backward") / 1e3 / max(self.graph.n_nodes, 1))
         known = self.plan_hit, self.plan_hit_rate, self.rounds, self.n_sources
-        return LastCall(self.figures, self.counts, self.clock.ms, *known)
+        return LastCall([*map(FIGURES, self.parts)], self.counts, self.clock.ms, *known)
 
 
 def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sources: int) -> Step:

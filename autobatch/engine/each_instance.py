@@ -18,7 +18,7 @@ from autobatch.backends.base import Run
 from autobatch.backends.by_instance.readers import ReadGradients, ScaleRows
 from autobatch.backends.options import ByInstance, Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.execution import Executor, RunParts
+from autobatch.engine.execution import Differentiation, Executor
 from autobatch.engine.group import Exchange
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import check_finite
@@ -53,17 +53,15 @@ class EachInstance(Protocol):
             PlanError: the results alone take more than `max_bytes`.
         """
 
-    def train(
+    def differentiation(
         self,
         executor: Executor,
         step: Step,
-        run_parts: RunParts,
-        slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
-    ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Run all parts, forward and backward; see `Executor.train`."""
+    ) -> Differentiation:
+        """What backward of the mini-batch is for; arguments as those of `autobatch.engine.execution.OfSum`."""
 
     def finish(
         self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
@@ -97,29 +95,17 @@ class Apart:
             )
         return _by_instance(options, wanted, clips=False, n_bytes=n_bytes)
 
-    def train(
+    def differentiation(
         self,
         executor: Executor,
         step: Step,
-        run_parts: RunParts,
-        slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
-    ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Run all parts; the gradients are arrays (B, *shape)."""
-        wanted = _named(executor.trainable, self.names)
-        made: dict[str, Any] = self.zeros(executor, step.graph.n_instances)
-
-        def differentiate(part: Part, instances: slice, run: Run) -> None:
-            losses = run.outputs[slot]
-            check_finite(losses, instances.start)
-            into = {id(parameter): made[name][instances] for name, parameter in wanted.items()}
-            executor.read_rows(step, run, {slot: np.ones_like(losses)}, ReadGradients(into))
-            if inputs is not None:
-                inputs.add(part.plan, run)
-
-        return run_parts(differentiate), made
+    ) -> Differentiation:
+        """The gradients are arrays (B, *shape); see `EachInstance`."""
+        made = self.zeros(executor, step.graph.n_instances)
+        return OfEach(_named(executor.trainable, self.names), made, step.loss_slot, inputs)
 
     def zeros(self, executor: Executor, n_instances: int) -> Gradients:
         """Zeros (B, *shape) for each gradient that is asked for."""
@@ -154,39 +140,17 @@ class Clipped:
         """See `EachInstance`."""
         return _by_instance(options, _named(trainable, self.names), clips=True, n_bytes=0)
 
-    def train(
+    def differentiation(
         self,
         executor: Executor,
         step: Step,
-        run_parts: RunParts,
-        slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
-    ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Run all parts; the norms are noted in `Gradients.norms`."""
-        trainable = executor.trainable
-        parameters = frozenset(id(parameter) for parameter in _named(trainable, self.names).values())
-        norms = np.zeros(step.graph.n_instances)
-
-        def differentiate(part: Part, instances: slice, run: Run) -> None:
-            nonlocal grads
-            losses = run.outputs[slot]
-            check_finite(losses, instances.start)
-
-            def factors_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
-                _check_norms(own, instances.start)
-                norms[instances] = own
-                return weights[instances] * np.minimum(1.0, self.max_norm / np.maximum(own, self.max_norm))
-
-            reader = ScaleRows(parameters, factors_of)
-            grads = executor.backward(step, run, {slot: np.ones_like(losses)}, grads, reader)
-
-        found = run_parts(differentiate)
-        assert grads is not None, "there are instances, and so parts"
-        if isinstance(grads, Gradients):
-            grads.norms = norms
-        return found, grads
+    ) -> Differentiation:
+        """The norms are noted in `Gradients.norms`; see `EachInstance`."""
+        wanted = frozenset(map(id, _named(executor.trainable, self.names).values()))
+        return OfClipped(wanted, self.max_norm, step.loss_slot, weights, grads)
 
     def finish(
         self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
@@ -209,6 +173,76 @@ class Clipped:
         found = Gradients({name: grads[name] for name in self.names})
         found.norms = getattr(grads, "norms", None)
         return found
+
+
+class OfEach:
+    """The gradients of each loss, side by side; see `Differentiation`.
+
+    Args:
+        parameters: whose gradients are asked for, by name.
+        grads: zeros (B, *shape) for each of them.
+        slot: that of the losses.
+        inputs: as for `OfSum`.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Parameter], grads: Gradients, slot: int, inputs: InputGradients | None
+    ) -> None:
+        self._parameters, self._grads, self._slot, self._inputs = parameters, grads, slot, inputs
+
+    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+        losses = run.outputs[self._slot]
+        check_finite(losses, instances.start)
+        into = {id(parameter): self._grads[name][instances] for name, parameter in self._parameters.items()}
+        executor.read_rows(step, run, {self._slot: np.ones_like(losses)}, ReadGradients(into))
+        if self._inputs is not None:
+            self._inputs.add(part.plan, run)
+
+    def gradients(self) -> dict[str, Gradient]:
+        """See `Differentiation`."""
+        return self._grads
+
+
+class OfClipped:
+    """The gradients of a weighted sum of losses, each of which is clipped; see `Differentiation`.
+
+    Args:
+        parameters: `id`s of those that norms are over.
+        slot, weights, grads: as for `OfSum`.
+    """
+
+    def __init__(
+        self,
+        parameters: frozenset[int],
+        max_norm: float,
+        slot: int,
+        weights: Array,
+        grads: dict[str, Gradient] | None,
+    ) -> None:
+        self._parameters, self._max_norm = parameters, max_norm
+        self._slot, self._weights, self._grads, self._norms = slot, weights, grads, np.zeros(len(weights))
+
+    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+        losses = run.outputs[self._slot]
+        check_finite(losses, instances.start)
+
+        def factors_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
+            _check_norms(own, instances.start)
+            self._norms[instances] = own
+            return self._weights[instances] * np.minimum(1.0, self._max_norm / np.maximum(own, self._max_norm))
+
+        reader = ScaleRows(self._parameters, factors_of)
+        self._grads = executor.backward(step, run, {self._slot: np.ones_like(losses)}, self._grads, reader)
+
+    def gradients(self) -> dict[str, Gradient]:
+        """See `Differentiation`."""
+        grads = self._grads
+        assert grads is not None, "there are instances, and so parts"
+        if isinstance(grads, Gradients):
+            grads.norms = self._norms
+        return grads
 
 
 def each_instance(

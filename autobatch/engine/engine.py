@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -15,8 +14,9 @@ from autobatch.arrays import LongArray
 from autobatch.backends.base import Backend, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.devices.late import Late
+from autobatch.devices.store import HOST
 from autobatch.engine.counts import Clock, LastCall, Step
-from autobatch.engine.execution import Executor, UseRun, join_columns
+from autobatch.engine.execution import Differentiation, Executor, OfSum, join_columns
 from autobatch.engine.group import Exchange
 from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.losses import (
@@ -32,6 +32,7 @@ from autobatch.engine.planning import Planning
 from autobatch.errors import BackendError
 from autobatch.graph.graph import Graph
 from autobatch.ir.precision import check_precision
+from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import Part
@@ -76,36 +77,81 @@ def _option(name: str) -> Any:
 
 def _within_limits(options: Options) -> Options:
     """The options with no more threads than there are cores to use now."""
-    if options.threads == 1:
-        return options
     from autobatch.blas.threads import most_threads
 
     return options._replace(threads=min(options.threads, most_threads()))
 
 
-class _Ready(AbstractContextManager[Planned]):
-    """The context in which a planned step runs; `note` is given an error that ends it."""
+class Ready:
+    """The context in which a mini-batch runs: gives its last step, which is planned, and the rounds that ran before.
 
-    def __init__(self, planned: Planned, note: Callable[[Exception], None]) -> None:
-        self._planned, self._note = planned, note
+    An error of autobatch, here or within the context, gets a note that says how to report it.
+
+    Args:
+        engine: of the function.
+        minibatch, clock: as they were read.
+        training, has_aux, measured, each: see `Engine.plan`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        minibatch: MiniBatch,
+        clock: Clock,
+        training: bool,
+        has_aux: bool | None = False,
+        measured: bool = True,
+        each: EachInstance | None = None,
+    ) -> None:
+        self._engine, self._minibatch, self._clock = engine, minibatch, clock
+        self._training, self._has_aux, self._measured, self._each = training, has_aux, measured, each
+        self._rounds: AbstractContextManager[Step] | None = None
 
     def __enter__(self) -> Planned:
-        return self._planned
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and isinstance(error, Exception):  # the first costs no call where there is none
+        engine, minibatch, clock = self._engine, self._minibatch, self._clock
+        asked = self._training, self._has_aux, self._measured, self._each
+        if engine._profile is not None:
+            engine._profile.begin()
+        try:
+            if not minibatch.has_programs:
+                return engine.plan(minibatch, clock, *asked), None
+            rounds = engine._rounds(clock)
+            if not self._training:
+                self._rounds = rounds.run(minibatch)
+                return self._rounds.__enter__(), rounds
+            whole = MiniBatch(minibatch.instances, rounds.record(minibatch), minibatch.inputs)
+            training, has_aux, _, each = asked
+            return engine.plan(whole, clock, training, has_aux, False, each), rounds  # the clock has run for rounds too
+        except Exception as error:
             self._note(error)
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            if self._rounds is not None:
+                self._rounds.__exit__(kind, error, traceback)
+        finally:
+            if isinstance(error, Exception):
+                self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """Note on an error how to report it, if it is one of autobatch."""
+        from autobatch.engine.defects import note_defect
+
+        is_own = is_trusted(self._engine.policy) and is_trusted(self._engine.planner)
+        note_defect(error, is_own, self._training, bool(self._has_aux))
 
 
-@contextmanager
-def _last_step(rounds: Rounds, minibatch: MiniBatch, note: Callable[[Exception], None]) -> Iterator[Planned]:
-    """Run rounds; within the context, the last step is ready to run."""
-    try:
-        with rounds.run(minibatch) as step:
-            yield step, rounds
-    except Exception as error:
-        note(error)
-        raise
+class _Trial:
+    """Goes backward for what is learned from that; see `Differentiation`."""
+
+    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+        executor.backward(step, run, {step.loss_slot: np.ones(part.graph.n_instances, executor.dtype)}, None)
+
+    def gradients(self) -> dict[str, Gradient]:
+        """See `Differentiation`."""
+        return {}
 
 
 class Engine:
@@ -243,15 +289,16 @@ class Engine:
         executor = self.executor
         executor.refresh()
         self.recorder.refresh(executor.dtype)
-        facts = self.options, self.planning.backend, executor.dtype, executor.store, executor.purpose(training), has_aux
+        purpose = executor.names if training else None
+        facts = self.options, self.planning.backend, executor.dtype, executor.store, purpose, has_aux
         if self._facts != facts:
             given, backend, dtype, store, purpose, _ = facts
             check_precision(given.precision, dtype, backend.name)
             self._now = given._replace(dtype=dtype, store=store, purpose=purpose, has_aux=has_aux)
             self._facts = facts
-        return _within_limits(self._now)
+        return self._now if self._now.threads == 1 else _within_limits(self._now)
 
-    def _prepare(
+    def plan(
         self,
         minibatch: MiniBatch,
         clock: Clock,
@@ -279,42 +326,6 @@ class Engine:
         if measured:
             step.on_end = lambda seconds: size_class.add(n, seconds)
         return step
-
-    def _planned(
-        self,
-        minibatch: MiniBatch,
-        clock: Clock,
-        training: bool,
-        has_aux: bool | None = False,
-        measured: bool = True,
-        each: EachInstance | None = None,
-    ) -> AbstractContextManager[Planned]:
-        """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run.
-
-        An error of autobatch, here or within the context, gets a note that says how to report it.
-        """
-        if self._profile is not None:
-            self._profile.begin()
-        note = partial(self._note_defect, training=training, has_aux=has_aux)
-        try:
-            if not minibatch.has_programs:
-                return _Ready((self._prepare(minibatch, clock, training, has_aux, measured, each), None), note)
-            rounds = self._rounds(clock)
-            if not training:
-                return _last_step(rounds, minibatch, note)
-            graph = rounds.record(minibatch)
-            whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
-            step = self._prepare(whole, clock, training, has_aux, False, each)  # the clock has run for rounds too
-            return _Ready((step, rounds), note)
-        except Exception as error:
-            note(error)
-            raise
-
-    def _note_defect(self, error: Exception, training: bool, has_aux: bool | None) -> None:
-        """Note on an error how to report it, if it is one of autobatch."""
-        from autobatch.engine.defects import note_defect
-
-        note_defect(error, is_trusted(self.policy) and is_trusted(self.planner), training, bool(has_aux))
 
     def _rounds(self, clock: Clock) -> Rounds:
         """What runs the rounds of a mini-batch."""
@@ -347,21 +358,23 @@ class Engine:
             each: what is asked of each instance; None if the gradients are of their sum.
         """
         minibatch, clock = self._read(instances, inputs, keys)
-        with run_lock(), self._planned(minibatch, clock, True, has_aux, each is None, each) as (step, rounds):
+        with run_lock(), Ready(self, minibatch, clock, True, has_aux, each is None, each) as (step, rounds):
             slot = step.loss_slot
             weights = loss_weights(reduce, step.graph.n_instances)
-            is_simple = not has_aux and not inputs and self._profile is None and self._thread_choice is None
-            is_simple = is_simple and each is None
-            is_late = is_simple and self.executor.can_be_late(out) and (exchange is None or out is None)
-            late = LateLosses(self.executor.store, exchange is not None) if is_late else None
-            apart = exchange is not None or (len(step.parts) > 1 and not is_late)
-            taken = None if out is None else take_gradients(out, self.executor.trainable, apart)
-            read = InputGradients(minibatch.inputs, self.executor.dtype) if minibatch.inputs is not None else None
-            own, run_parts = taken if exchange is None else None, partial(self._run, step)
-            if each is None:
-                runs, grads = self.executor.train(step, run_parts, slot, weights, own, read, late)
-            else:
-                runs, grads = each.train(self.executor, step, run_parts, slot, weights, own, read)
+            executor, late = self.executor, None
+            if executor.store is not HOST and not (has_aux or inputs) and each is None:
+                is_timed = self._profile is not None or self._thread_choice is not None
+                if not is_timed and (out is None or (exchange is None and isinstance(out, Gradients))):
+                    late = LateLosses(executor.store, exchange is not None)
+            apart = exchange is not None or (len(step.parts) > 1 and late is None)
+            taken = None if out is None else take_gradients(out, executor.trainable, apart)
+            read = InputGradients(minibatch.inputs, executor.dtype) if minibatch.inputs is not None else None
+            own = taken if exchange is None else None
+            wanted: Differentiation = OfSum(slot, weights, own, read, late)
+            if each is not None:
+                wanted = each.differentiation(executor, step, weights, own, read)
+            runs = executor.run(step, (self.options.seed, self.step), wanted, self._profile)
+            grads = wanted.gradients()
             if exchange is not None and self._unread is not None:
                 self._unread.check()  # while the others wait, so that all raise in the same call
             loss: UnreadLoss | None = None
@@ -369,7 +382,7 @@ class Engine:
                 whole = None if exchange is None else exchange.add_late(late, grads, clock)
                 loss = UnreadLoss(runs, slot, weights, whole)
             else:
-                columns = join_columns([run.outputs for run in runs])
+                columns = runs[0].outputs if len(runs) == 1 else join_columns([run.outputs for run in runs])
                 value = weighted_sum(columns[slot], weights)
                 if each is not None:
                     value, grads = each.finish(columns[slot], value, grads, exchange, clock)
@@ -377,7 +390,7 @@ class Engine:
                     value = exchange.add(value, grads, clock)
             if exchange is not None and taken is not None:
                 grads = add_gradients(taken, grads)
-            grads = put_gradients(out, grads)
+            grads = grads if out is None else put_gradients(out, grads)
             self.step += 1
             self._finish(step, rounds)
             before, self._unread = self._unread, loss
@@ -421,12 +434,7 @@ class Engine:
 
     def _execute(self, step: Step, training: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
-
-        def differentiate(part: Part, instances: slice, run: Run) -> None:
-            seeds = {step.loss_slot: np.ones(part.graph.n_instances, self.executor.dtype)}
-            self.executor.backward(step, run, seeds, None)
-
-        self._run(step, differentiate if training else None)
+        self.executor.run(step, (self.options.seed, self.step), _Trial() if training else None, self._profile)
 
     def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
         """Keep what there is to say about a call."""
@@ -441,6 +449,3 @@ class Engine:
         with run_lock():
             before, self._profile = self._profile, profile
         return before
-
-    def _run(self, step: Step, differentiate: UseRun | None = None) -> list[Run]:
-        return self.executor.run(step, (self.options.seed, self.step), differentiate, self._profile)

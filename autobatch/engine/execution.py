@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import is_
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter, is_
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,66 @@ from autobatch.plan.budget import Part
 from autobatch.trace.record import Recorder
 
 Array = NDArray[Any]
-UseRun: TypeAlias = Callable[[Part, slice, Run], None]
-"""Is called with a part, the positions of its instances, and its run."""
-RunParts: TypeAlias = Callable[[UseRun], list[Run]]
+ARRAY, TRAINABLE = attrgetter("array"), attrgetter("trainable")
+
+
+class Differentiation(Protocol):
+    """What backward of a mini-batch is for: it goes through the runs of the parts, one after the other."""
+
+    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """Differentiate the run of a part, within its context.
+
+        Args:
+            instances: the positions of its instances.
+        """
+
+    def gradients(self) -> dict[str, Gradient]:
+        """The gradients, once all parts have run."""
+
+
+class OfSum:
+    """The gradients of a weighted sum of losses; see `Differentiation`.
+
+    Args:
+        slot: that of the losses.
+        weights: of the losses, per instance.
+        grads: gradients to add to; None for this thread's buffers, set to zero.
+        inputs: the gradients of the inputs, which are added to; None if they are not asked for.
+        late: of a device that is not waited for: whether the losses are finite is noted in `Gradients.finite`.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        weights: Array,
+        grads: dict[str, Gradient] | None,
+        inputs: InputGradients | None,
+        late: LateLosses | None,
+    ) -> None:
+        self._slot, self._weights, self._grads, self._inputs, self._late = slot, weights, grads, inputs, late
+
+    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`.
+
+        Raises:
+            NumericError: a loss is not finite; not if they are late.
+        """
+        weights, slot = self._weights[instances], self._slot
+        if self._late is not None:
+            self._late.add(run.on_device(slot), weights)
+        else:
+            check_finite(run.outputs[slot], instances.start)
+        self._grads = executor.backward(step, run, {slot: weights.astype(executor.dtype)}, self._grads)
+        if self._inputs is not None:
+            self._inputs.add(part.plan, run)
+
+    def gradients(self) -> dict[str, Gradient]:
+        """See `Differentiation`."""
+        grads, late = self._grads, self._late
+        assert grads is not None, "there are instances, and so parts"
+        if late is not None and isinstance(grads, Gradients):
+            grads.finite = late.finite if grads.finite is None else grads.finite & late.finite
+        return grads
 
 
 class _Own(threading.local):
@@ -45,7 +102,7 @@ class Executor:
     Attributes:
         dtype: float type of all values: that of the module's parameters; float32 without a module.
         store: the memory of the device on which the parameters are.
-        trainable: the parameters that have gradients, by name.
+        trainable: the parameters that have gradients, by name; names: these names.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -53,7 +110,8 @@ class Executor:
         self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
         self.trainable: dict[str, Parameter] = {}
-        self._names: frozenset[str] = frozenset()  # of the trainable ones
+        self.names: frozenset[str] = frozenset()
+        self._flags: list[bool] = []
         self._arrays: list[Any] = []
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self.store: Store = HOST
@@ -63,11 +121,12 @@ class Executor:
         known = self._recorder.known
         if known is None:
             return
-        self._parameters = parameters = self._recorder.parameters()
-        self.trainable = {name: p for name, p in parameters.items() if p.trainable}
-        if self.trainable.keys() != self._names:
-            self._names = frozenset(self.trainable)
-        arrays = [p.array for p in parameters.values()]
+        parameters = self._recorder.parameters()
+        arrays, flags = [*map(ARRAY, parameters.values())], [*map(TRAINABLE, parameters.values())]
+        if parameters is not self._parameters or flags != self._flags:
+            self._parameters, self._flags = parameters, flags
+            self.trainable = {name: p for name, p in parameters.items() if p.trainable}
+            self.names = frozenset(self.trainable)
         if arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays)):
             return  # so that they are of the same type, on the same device
         dtypes = {p.dtype for p in parameters.values()}
@@ -76,22 +135,18 @@ class Executor:
         self.store = stores.popitem()[1] if len(stores) == 1 else shared_store(known.module)
         self._arrays = arrays
 
-    def can_be_late(self, out: Mapping[str, Gradient] | None) -> bool:
-        """Whether losses may be read after the gradients: on a device, where `Gradients` say whether all is finite."""
-        return self.store is not HOST and (out is None or isinstance(out, Gradients))
-
-    def purpose(self, training: bool) -> frozenset[str] | None:
-        """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
-        return self._names if training else None
-
     def run(
-        self, step: Step, draw: tuple[int, int], differentiate: UseRun | None = None, timer: Timer | None = None
+        self,
+        step: Step,
+        draw: tuple[int, int],
+        differentiation: Differentiation | None = None,
+        timer: Timer | None = None,
     ) -> list[Run]:
         """Run the parts one after the other; return their runs, which are closed but still give the outputs.
 
         Args:
             draw: the seed and the number of the step; random numbers depend on both.
-            differentiate: is called with each run before that is closed.
+            differentiation: goes backward through each part; None for inference.
             timer: is called when each batch is done.
         """
         found = []
@@ -100,8 +155,8 @@ class Executor:
             try:
                 with run:
                     self.forward(step, run)
-                    if differentiate is not None:
-                        differentiate(part, instances, run)
+                    if differentiation is not None:
+                        differentiation.add(self, step, part, instances, run)
                 step.counts.append(run.counts())
             finally:
                 run.close()
@@ -158,49 +213,6 @@ class Executor:
         run.forward(copies)
         step.clock.lap("forward")
 
-    def train(
-        self,
-        step: Step,
-        run_parts: RunParts,
-        slot: int,
-        weights: Array,
-        grads: dict[str, Gradient] | None,
-        inputs: InputGradients | None,
-        late: LateLosses | None,
-    ) -> tuple[list[Run], dict[str, Gradient]]:
-        """Run all parts, forward and backward.
-
-        Args:
-            run_parts: runs the parts, see `run`.
-            slot: that of the losses.
-            weights: of the losses, per instance.
-            grads: gradients to add to; None for this thread's buffers, set to zero.
-            inputs: the gradients of the inputs, which are added to; None if they are not asked for.
-            late: of a device that is not waited for: whether the losses are finite is noted in `Gradients.finite`.
-
-        Returns:
-            The run of each part, whose outputs can be read; and the gradients.
-
-        Raises:
-            NumericError: a loss is not finite; not if they are late.
-        """
-
-        def differentiate(part: Part, instances: slice, run: Run) -> None:
-            nonlocal grads
-            if late is not None:
-                late.add(run.on_device(slot), weights[instances])
-            else:
-                check_finite(run.outputs[slot], instances.start)
-            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
-            if inputs is not None:
-                inputs.add(part.plan, run)
-
-        found = run_parts(differentiate)
-        assert grads is not None, "there are instances, and so parts"
-        if isinstance(grads, Gradients) and late is not None:
-            grads.finite = late.finite if grads.finite is None else grads.finite & late.finite
-        return found, grads
-
     def zeros(self, rows: Collection[str]) -> Gradients:
         """Zeros for the gradients of a mini-batch without instances, in this thread's buffers.
 
@@ -232,7 +244,7 @@ class Executor:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = parameter.store.put(np.asarray(out[name]))
-        into = {id(p): out[name] for name, p in trainable.items()}
+        into = dict(zip(map(id, trainable.values()), map(out.__getitem__, trainable), strict=True))
         if reader is None:
             run.backward(seeds, into)
         else:

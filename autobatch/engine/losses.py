@@ -55,9 +55,9 @@ def loss_slot(graph: Graph, has_aux: bool) -> int:
         GraphError: the function did not return one scalar value per instance.
         ShapeError: the losses of some instances are ints.
     """
-    if not graph.n_instances:
-        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
     structures = graph.structures
+    if not structures:
+        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
     if all(map(is_, structures, repeat(structures[0]))):
         structures = structures[:1]  # the slots of all are those of one
     first: Slot | None = None

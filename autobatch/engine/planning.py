@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import attrgetter
 from typing import Any
 
 from autobatch.backends.base import Backend
@@ -21,6 +22,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
+TYPES = attrgetter("types")
 MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as when layers are unfrozen one after the other
 MOST_LAYOUTS = 16  # per type, over its traces and purposes
 
@@ -62,25 +64,20 @@ class Planning:
             if self._recorder.types.outdated:
                 self._recorder.types.check(graph.type_id)
             clock.lap("lookup")
-            return self._step(graph, found, options, cells, clock, self._loss_slot(graph, options), plan_hit=True)
+            slot = -1 if options.purpose is None else _loss_slot(graph, options)
+            return self._step(graph, found, options, cells, clock, slot, plan_hit=True)
         if key is not None:
             clock.lap("lookup")
         graph = self._recorder.to_graph(minibatch)
         if minibatch.graph is None:
             clock.lap("merge")
-        slot = self._loss_slot(graph, options)
+        slot = -1 if options.purpose is None else _loss_slot(graph, options)
         if slot >= 0 and cells.singular:
             graph, cells = self._stop(graph, slot, options, cells, clock)
         planned = self._plan(graph, options, cells, clock, slot)
         if key is not None:
             self.cache.keep(self._key(minibatch, options, cells) or key, planned)
         return self._step(graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
-
-    def _loss_slot(self, graph: Graph, options: Options) -> int:
-        """The slot of the losses in training; -1 where there is no single loss."""
-        if options.purpose is None or options.has_aux is None:
-            return -1
-        return loss_slot(graph, options.has_aux)
 
     def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
         """The layouts of all types met so far, from their current traces; cached per purpose."""
@@ -134,7 +131,7 @@ class Planning:
         graphs, types, policy = minibatch.instances, self._recorder.types, options.policy
         if not self.cache.size or not graphs or minibatch.graph is not None:
             return None
-        if {graph.types for graph in graphs} != {types}:
+        if {*map(TYPES, graphs)} != {types}:
             return None
         return (
             digests_of(graphs), cells.traces, len(cells.slot_shapes), policy.revision,
@@ -198,8 +195,13 @@ class Planning:
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,
         plan_hit: bool | None,
     ) -> Step:  # fmt: skip
-        rate = self.cache.hit_rate
-        return Step(graph, planned.whole_bytes, options.max_bytes, planned.parts, cells, clock, plan_hit, rate, slot)
+        rate, parts = self.cache.hit_rate, planned.parts
+        return Step(graph, planned.whole_bytes, options.max_bytes, parts, cells, clock, plan_hit, rate, slot)
+
+
+def _loss_slot(graph: Graph, options: Options) -> int:
+    """The slot of the losses in training; -1 where there is no single loss."""
+    return -1 if options.has_aux is None else loss_slot(graph, options.has_aux)
 
 
 def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int:

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from autobatch.ir.type_arrays import TypeArrays
 
 MAX_WORDS = 2**31 - 1  # positions are int32
 MAX_LINES = 60  # of a printed graph
+DIGEST = attrgetter("_digest")
 PER_NODE = 2e3  # multiply-adds that take as long as a node beside its products
 
 
@@ -112,9 +114,10 @@ class Graph(Encoded):
 
     def of_instances(self, graphs: list[Graph]) -> Graph:
         """The same nodes, as the merged graph of graphs that hold the same: with their structures and keys."""
-        structures, keys = join_instances(graphs)
-        found = Graph(self.words, self.floats, self.types, structures, keys)
-        found._sections, found.in_range, found._digest = self.sections, self.in_range, self._digest
+        found = object.__new__(Graph)
+        found.words, found.floats, found.types, found.state = self.words, self.floats, self.types, 0
+        found.structures, found.keys = join_instances(graphs)
+        found._sections, found.in_range, found._digest = self._sections, self.in_range, self._digest
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,7 +172,7 @@ class Graph(Encoded):
 
 def digests_of(graphs: Sequence[Graph]) -> tuple[bytes, ...]:
     """Return the digest of each graph."""
-    found = tuple([graph._digest for graph in graphs])
+    found = tuple(map(DIGEST, graphs))
     return found if all(found) else tuple([graph.digest for graph in graphs])
 
 

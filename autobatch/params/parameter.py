@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -208,6 +208,17 @@ class Parameter(Operators):
     def __repr__(self) -> str:
         frozen = "" if self.trainable else ", trainable=False"
         return f"Parameter(shape={self.shape}, dtype={self.dtype}{frozen})"
+
+
+def versions_of(followed: Iterable[Parameter], others: Iterable[Parameter]) -> list[int]:
+    """The versions of parameters, of all in one call.
+
+    Args:
+        followed: whose numbers are compared where changes may be missed; see `Parameter.checked_version`.
+        others: whose `version` is enough.
+    """
+    seen = [p._version if type(p) is Parameter and p._lent is None else p.checked_version for p in followed]
+    return seen + [p._version if type(p) is Parameter and p._lent is None else p.version for p in others]
 
 
 def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:

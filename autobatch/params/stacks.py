@@ -12,7 +12,7 @@ stack is added to all of them in place. The gradients of other parts of stacks a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ from autobatch.params.parameter import FloatArray, Parameter, Shape
 from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
 from autobatch.params.sparse_rows import Gradient, Rows
 
+BUFFER = attrgetter("buffer")
 Row: TypeAlias = tuple[Parameter, ...]  # side by side, with equal first axes
 
 
@@ -85,8 +86,10 @@ class SharedBuffer:
         for place in self._owned:
             if self.parts[place].array is not self._views[place] and not self.parts[place].is_gone:
                 return True
+        if not self._copies:
+            return False
         copies = [x for place in self._copies if not (x := self.parts[place]).is_gone]
-        return bool(copies) and any(x.dtype != self._buffer.dtype or x.store is not self._store for x in copies)
+        return any(x.dtype != self._buffer.dtype or x.store is not self._store for x in copies)
 
     def _pack(self) -> None:
         """Move the parameters into a new buffer."""
@@ -268,8 +271,10 @@ def refresh(stacks: Iterable[Stack]) -> int:
 
     Cost: a comparison per part, and a copy of each part that lies in another buffer.
     """
-    buffers = dict.fromkeys([stack.buffer for stack in stacks])
-    return sum([buffer.refresh() for buffer in buffers if buffer is not None])
+    n_bytes = 0
+    for buffer in dict.fromkeys(map(BUFFER, stacks)):
+        n_bytes += 0 if buffer is None else buffer.refresh()
+    return n_bytes
 
 
 class ZeroGradients(NamedTuple):

@@ -47,6 +47,7 @@ class PlanCache:
 
     Attributes:
         lookups, hits: numbers of lookups, and of those that found a plan.
+        hit_rate: the share of lookups that found one; 0 before the first.
 
     Raises:
         PlanError: `size` is not a number of plans.
@@ -57,6 +58,7 @@ class PlanCache:
             raise PlanError(f"plan_cache must be an int of at least 0, got {show(size)}; 0 keeps no plans.")
         self.size = int(size)
         self.lookups = self.hits = 0
+        self.hit_rate = 0.0
         self._plans: OrderedDict[Hashable, Planned] = OrderedDict()
         self._policy: Policy | None = None
 
@@ -66,11 +68,6 @@ class PlanCache:
     def clear(self) -> None:
         """Drop all plans."""
         self._plans.clear()
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of lookups that found a plan; 0 before the first."""
-        return self.hits / self.lookups if self.lookups else 0.0
 
     def find(self, key: Hashable, policy: Policy) -> Planned | None:
         """Give the plan of a mini-batch if it is cached.
@@ -87,6 +84,7 @@ class PlanCache:
         if found is not None:
             self.hits += 1
             self._plans.move_to_end(key)
+        self.hit_rate = self.hits / self.lookups
         return found
 
     def keep(self, key: Hashable, planned: Planned) -> None:

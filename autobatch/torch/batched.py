@@ -21,6 +21,7 @@ from autobatch.arrays import LongArray
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
+from autobatch.engine.engine import Ready
 from autobatch.engine.execution import Executor
 from autobatch.engine.group import ENTERED
 from autobatch.errors import GraphError
@@ -101,7 +102,7 @@ class TorchBatched(Batched):
             inputs = TensorInputs(self.recorder.calls)
             with inputs.recording_tensors():
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
-                with run_lock(), self._planned(minibatch, clock, training=True, has_aux=None) as (step, rounds):
+                with run_lock(), Ready(self, minibatch, clock, training=True, has_aux=None) as (step, rounds):
                     if not step.graph.n_instances:
                         return torch.zeros(0)
                     passing = Passing(self, step, minibatch)
@@ -175,7 +176,7 @@ class TorchBatched(Batched):
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
         with run_lock():
             put_numbers(held)
-            with self._planned(minibatch, Clock(), training=True, has_aux=None) as (step, rounds):
+            with Ready(self, minibatch, Clock(), training=True, has_aux=None) as (step, rounds):
                 passing = Passing(self, step, minibatch, draw, held)
                 self._finish(step, rounds)
         return passing

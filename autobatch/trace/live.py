@@ -63,33 +63,35 @@ class Lives:
 
     Attributes:
         changing: the places of numbers that have changed before.
+        known: the inputs that stand for numbers, by place and shape.
+        dtype: theirs.
     """
 
     def __init__(self) -> None:
         self.changing = set[Hashable]()
-        self._dtype = FLOAT32
-        self._known: dict[Hashable, Live] = {}
+        self.dtype = FLOAT32
+        self.known: dict[Hashable, Live] = {}
 
     def find(self, place: Hashable, value: Any, holder: object) -> Live | None:
         """The input that replaces a number that has changed before, or a large array; None for anything else."""
         if not can_be_live(value) or not (place in self.changing or getattr(value, "nbytes", 0) > LARGE):
             return None
         key = place, np.shape(value)  # traces of former shapes keep their inputs, which are refreshed as well
-        live = self._known.get(key)
+        live = self.known.get(key)
         if live is None or not live.take(value):
-            live = self._known[key] = Live(value, self._dtype, holder)
+            live = self.known[key] = Live(value, self.dtype, holder)
         return live
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Convert the present numbers to this float type, for the next run."""
-        self._dtype = dtype
-        for live in list(self._known.values()):
+        self.dtype = dtype
+        for live in list(self.known.values()):
             live.refresh(dtype)
 
     @property
     def n_taken(self) -> int:
         """How often numbers have changed."""
-        return sum(live.n_taken for live in self._known.values())
+        return sum(live.n_taken for live in self.known.values())
 
 
 class LiveValue(Traced):

@@ -40,7 +40,8 @@ ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """Iterable types that are one instance, or part of one, not a list of instances."""
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
-REF = attrgetter("ref")
+REF, TYPES = attrgetter("ref"), attrgetter("types")
+GRAPHS = {Graph}
 STALE = 1  # decoding failed because a value of another recording was used
 
 
@@ -222,7 +223,9 @@ class Recorder:
         Cost: some microseconds, if nothing changed.
         """
         self.renew()
-        self.calls.traces.lives.refresh(dtype)
+        lives = self.calls.traces.lives
+        if lives.known or dtype is not lives.dtype:
+            lives.refresh(dtype)
 
     def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
@@ -256,6 +259,8 @@ class Recorder:
         refuse_inside()
         listed = list_instances(instances)
         kinds = {*map(type, listed)}
+        if kinds == GRAPHS and {*map(TYPES, listed)} == {self.types} and not inputs:
+            return MiniBatch(listed, None)
         n_kinds = sum([issubclass(kind, Graph) for kind in kinds])  # of graphs
         if n_kinds:
             listed = self.arrived(listed)

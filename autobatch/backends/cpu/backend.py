@@ -22,7 +22,7 @@ from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.blas.choosing import BY_SIZE, Chooser
-from autobatch.blas.threads import Limit
+from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
@@ -94,6 +94,7 @@ class CompiledPlan(PlanExecutable):
     ) -> None:
         super().__init__(plan, cells, options)
         self.backend, self.n_threads = backend, options.threads
+        self.library_threads = 1  # either several threads run tiles, or one is asked for
         self.types, self._is_compiled = backend.compiled_types(cells, options), False
         compile_cell = partial(backend.compiled_cell, cells, options)
         self.tables, self.place = self.types.tables_of(plan, compile_cell, self.n_threads, tables), place_type(plan)
@@ -156,11 +157,7 @@ class CompiledRun(PlanRun[CpuMemory]):
 
     def _take_targets(self) -> None:
         assert self._cells is not None, "a run computes within its context"
-        self._cells.take_gradients(self.targets)
-
-    def _limited(self) -> Limit:
-        """Limit each library call to one thread: either several threads run tiles, or one is asked for."""
-        return Limit(1)
+        self._cells.stages[WEIGHTS].take_gradients(self.targets)
 
     def _call(self, stage: str, first: int, last: int) -> None:
         assert self._cells is not None, "a run computes within its context"

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import call_steps
 from autobatch.arrays import IntArray, address_of
 from autobatch.backends.cpu.memory import CpuMemory
 from autobatch.backends.cpu.stage_values import CpuStageRun
 from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
-from autobatch.backends.cpu.steps import ADDRESSES, BoundStep, Sizes, make_calls
+from autobatch.backends.cpu.steps import ADDRESSES, BoundStep, Sizes
 from autobatch.backends.cpu.team import Sweeps
 from autobatch.backends.stages import slots_of
 from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanTables, place_of
@@ -30,7 +31,7 @@ from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
-from autobatch.params.parameter import Parameter
+from autobatch.params.parameter import Parameter, versions_of
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -38,7 +39,6 @@ from autobatch.plan.plan import Plan, PlannedTypes
 LongArray = NDArray[np.int64]
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
-VERSION, CHECKED_VERSION = attrgetter("version"), attrgetter("checked_version")
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
@@ -133,16 +133,12 @@ class BoundCells:
 
     def bind(self, run: BoundRun) -> None:
         """Store what has changed since the last run."""
-        seen = [*map(CHECKED_VERSION, self._followed), *map(VERSION, self._in_place)]
+        seen = versions_of(self._followed, self._in_place)
         has_changed = seen != self._seen
         self._seen = None  # until all of it is stored, as compiling may be interrupted
         for stages in self.stages.values():
             stages.bind(run, has_changed)
         self._seen = seen
-
-    def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
-        """Store the gradients that the weight stage of the run adds to."""
-        self.stages[WEIGHTS].take_gradients(gradients)
 
     def release(self) -> None:
         """Drop the arrays of the run."""
@@ -184,11 +180,9 @@ class BoundStages:
         self._has_kept: list[bool] = []
         self._memory_at: tuple[int, ...] = ()
         self._gradients: list[Gradient] = []
-        self._gradient_slots = [
-            (stage.keys[parameter], first + slot)
-            for stage, first in zip(stages, self._first.tolist(), strict=True)
-            for parameter, slot in stage.gradients.items()
-        ]
+        of_stages = [*zip(stages, self._first.tolist(), strict=True)]
+        self._gradient_keys = [stage.keys[parameter] for stage in stages for parameter in stage.gradients]
+        self._gradient_slots = [first + slot for stage, first in of_stages for slot in stage.gradients.values()]
         self.in_python: list[int] = []  # the stages, by position, with steps that Python runs
         self._calls: CallList
         self._sweeps = Sweeps()
@@ -215,7 +209,8 @@ class BoundStages:
         if has_changed:
             for stage in self._stages:
                 stage.refresh()
-        chosen_for = self._choice_of(run)
+        classes = tables.row_classes if self._name == WEIGHTS else tables.size_classes
+        chosen_for = run.place, run.chooser.name, classes
         is_chosen = before is not None and chosen_for == self._chosen_for
         if not is_chosen:
             self._choose_steps(run)
@@ -245,20 +240,20 @@ class BoundStages:
         calls, tile_ptr, ptr, _ = self._calls
         tile, end_tile = ptr[first], ptr[last]
         start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
-        if len(self._addresses) == 1 or end_tile - tile <= last - first:
-            make_calls(self._of_one_thread, self._steps, calls, start, end)
-        elif all(self._steps[step].function for step in set(calls[start:end, 0].tolist())):
-            self._sweeps.run(self._addresses, self._calls, first, last)
-        elif last - first > 1:
-            return sum(self.call(part, part + 1) for part in range(first, last))
-        else:
-            make_calls(self._of_one_thread, self._steps, calls, start, end)
+        if len(self._addresses) > 1 and end_tile - tile > last - first:
+            if all(self._steps[step].function for step in set(calls[start:end, 0].tolist())):
+                self._sweeps.run(self._addresses, self._calls, first, last)
+                return end - start
+            if last - first > 1:
+                return sum(self.call(part, part + 1) for part in range(first, last))
+        at = start
+        while at < end:
+            at = call_steps(self._of_one_thread, calls, at, end)  # until a step that Python runs
+            if at < end:
+                step, k = calls[at].tolist()
+                self._steps[step](k)
+                at += 1
         return end - start
-
-    def _choice_of(self, run: BoundRun) -> tuple[str, str, bytes]:
-        """What steps are chosen by: the type of destinations, the chooser, and rows of tiles."""
-        classes = run.tables.row_classes if self._name == WEIGHTS else run.tables.size_classes
-        return run.place, run.chooser.name, classes
 
     def _choose_steps(self, run: BoundRun) -> None:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
@@ -302,11 +297,11 @@ class BoundStages:
         """Store the addresses of the gradients that steps write, unless they are those of the last run."""
         for number in self.in_python:
             self._stages[number].run.gradients = gradients
-        found = [gradients[key] for key, _ in self._gradient_slots]
+        found = [*map(gradients.__getitem__, self._gradient_keys)]
         if len(found) == len(self._gradients) and all(map(is_, found, self._gradients)):
             return
         self._gradients = []  # until all are stored: an array may be refused
-        for gradient, (_, slot) in zip(found, self._gradient_slots, strict=True):
+        for gradient, slot in zip(found, self._gradient_slots, strict=True):
             self._memory[:, slot : slot + 3] = slots_of(gradient, address_of)
         self._gradients = found
 

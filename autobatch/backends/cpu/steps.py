@@ -1,4 +1,4 @@
-"""The steps of a compiled stage, and the loop that calls them.
+"""The steps of a compiled stage.
 
 A step runs for tile k of the batches of a type. A plan binds it (`autobatch.backends.cpu.compiled`): a compiled step
 then has three addresses, of its function, of the memory of its stage (the addresses of the arrays of a run), and of its
@@ -8,13 +8,13 @@ batches of about the same size share bound steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._native import call_steps, pack, step_addresses
+from autobatch._native import pack, step_addresses
 from autobatch.arrays import address_of, aligned
 from autobatch.backends.cpu.stage_values import StageValues
 from autobatch.blas.choosing import Chooser
@@ -41,16 +41,6 @@ B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
 """The own numbers of a product, which `native/run/products.cpp` reads. A and OUT each have four: the slot of the array,
 the field of a tile that holds where rows begin, the bytes from there, and the elements from one row to the next.
 SCRATCH is the place of rounded rows in scratch memory, see `autobatch.backends.cpu.rounding`."""
-
-
-def make_calls(addresses: Array, steps: Sequence[Any], calls: Array, at: int, end: int) -> None:
-    """Make the calls at:end, of native and generated steps, and of others with the number of the tile."""
-    while at < end:
-        at = call_steps(addresses, calls, at, end)
-        if at < end:
-            step, k = calls[at].tolist()
-            steps[step](k)
-            at += 1
 
 
 class Sizes(NamedTuple):

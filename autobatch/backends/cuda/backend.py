@@ -9,7 +9,6 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -133,7 +132,7 @@ class DevicePlan(PlanExecutable):
         self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None
     ) -> None:
         super().__init__(plan, cells, options)
-        self.backend = backend
+        self.backend, self.library_threads = backend, 0  # the host multiplies nothing
         self.types = backend.compiled_types(cells, options)
         self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
         self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
@@ -239,9 +238,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
         super()._begin()
         self._parameters: dict[int, Any] = {}
         self._launchers = self._upload()
-
-    def _limited(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # the host multiplies nothing
 
     def _call(self, stage: str, first: int, last: int) -> None:
         self._launchers[stage].run(first, last)

@@ -43,11 +43,16 @@ def count_lines(function: Callable[..., Any], *args: Any) -> int:
 
 def files_entered(function: Callable[..., Any], *args: Any) -> Counter[str]:
     """Count the calls of Python functions of autobatch, by their files."""
-    entered, root = Counter[str](), str(Path(autobatch.__file__).parent)
+    return Counter(files_in_order(function, *args))
+
+
+def files_in_order(function: Callable[..., Any], *args: Any) -> list[str]:
+    """The file of each Python function of autobatch that a call enters, in order."""
+    entered, root = list[str](), str(Path(autobatch.__file__).parent)
 
     def hear(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(root):
-            entered[frame.f_code.co_filename.removeprefix(root)] += 1
+            entered.append(frame.f_code.co_filename.removeprefix(root))
 
     before = sys.getprofile()
     sys.setprofile(hear)
