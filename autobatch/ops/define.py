@@ -37,7 +37,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array
 A_LIST, OPERANDS, REVERSED, AN_OP, ARGUMENTS = range(5)  # as in `native/record/shortcut.cpp`
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
 WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # results are never as narrow as these arguments
-OPTIONS = ("Axis", "int", "bool")  # annotations of arguments that are options, not operands
+OPTIONS = ("Axis", "int", "int | None", "bool")  # annotations of arguments that are options, not operands
 MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 

@@ -144,7 +144,7 @@ def _n_choices(x: Shape, axis: int | None) -> int:
 _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_choices)
 
 
-@of_values
+@composite
 def argmax(x: Any, axis: int | None = None) -> Any:
     """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
 

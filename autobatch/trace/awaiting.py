@@ -60,12 +60,15 @@ class Asked(Request):
         self.values = values
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        if self.values is GONE:
+        values = self.values
+        if isinstance(values, Value):
+            values.require_recording()
+        elif values is GONE:
             raise GraphError("one call of ab.value was awaited twice; call it again to await the number again.")
-        if not holds_value(self.values):
+        elif holds_value(values):
+            self.values = map_leaves(_number, values)
+        else:
             return map_leaves(_number, self.take())
-        if is_structure(self.values):
-            self.values = map_leaves(_number, self.values)
         return (yield self)
 
     def take(self) -> Any:

@@ -80,7 +80,7 @@ class Value(Logic, Handle):
 
     def require_recording(self) -> Recording:
         """Return the recording that made it; raise a GraphError if that is over."""
-        recording = self.recording
+        recording: Recording = self.refer()  # type: ignore[assignment]
         active = STAGE.current is not None and STAGE.current is recording
         if not active:
             raise GraphError(

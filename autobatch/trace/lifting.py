@@ -39,14 +39,14 @@ class Lifting:
         handles: those of the recording.
         sources: the values of sources of the present instance, by their content; of parameters and inputs by `id`.
         record: records a source, if asked for one of any number of rows; returns its value.
+
+    Attributes:
+        start_instance: forgets the sources of the last instance.
     """
 
     def __init__(self, handles: Handles, sources: dict[Any, Any], record: Callable[[Any, bool], Value]) -> None:
         self._handles, self._sources, self._record = handles, sources, record
-
-    def start_instance(self) -> None:
-        """Forget the sources of the last instance."""
-        self._sources.clear()
+        self.start_instance: Callable[[], None] = sources.clear
 
     def forget(self, parameter: Parameter) -> None:
         """Make another node of a parameter when the instance uses it again."""

@@ -16,6 +16,7 @@ from helpers.counters.counting import count_calls, files_entered, files_in_order
 from helpers.twins.cases import CASES
 
 MOST_FILES, MOST_CALLS, MOST_MOVES = 28, 118, 87
+N_STEPS, MOST_CALLS_OF_A_WAIT = 10, 15
 SMALL_CALLS = {
     ("instances", "inference"): 302, ("recorded", "inference"): 228, ("plan found", "inference"): 172,
     ("instances", "training"): 363, ("recorded", "training"): 291, ("plan found", "training"): 229,
@@ -89,3 +90,36 @@ def test_a_step_costs_the_same_whatever_the_number_of_instances() -> None:
             loss.value_and_grad(graphs)
         totals.append(files_entered(loss.value_and_grad, graphs).total())
     assert totals[1] - totals[0] <= 4 * (32 - 4)
+
+
+class Walk(ab.Module):
+    """A program that waits for a choice in each of some steps."""
+
+    def __init__(self) -> None:
+        self.inner = ab.Linear(4, 4, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def step(self, x: Any) -> Any:
+        """Compute the next state."""
+        return ab.tanh(self.inner(x))
+
+    async def run(self, x: Any) -> int:
+        """Count the steps that chose the last element."""
+        n = 0
+        for _ in range(N_STEPS):
+            x = self.step(x)
+            n += int(await ab.value(ab.argmax(x))) == 3
+        return n
+
+
+def test_a_round_makes_few_calls_for_each_program_that_waits() -> None:
+    run = ab.batched(Walk().run)
+    counts = []
+    for n_instances in (4, 32):
+        instances = [*np.random.default_rng(0).standard_normal((n_instances, 4)).astype(np.float32)]
+        for _ in range(3):
+            run(instances)
+        counts.append(len(files_in_order(run, instances)))
+        assert run.last is not None
+        assert run.last.rounds == N_STEPS
+    assert counts[1] - counts[0] <= MOST_CALLS_OF_A_WAIT * N_STEPS * (32 - 4)
