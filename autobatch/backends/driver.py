@@ -40,13 +40,12 @@ class PlanExecutable:
 
     Attributes:
         n_bytes: bytes of memory that a run takes.
-        library_threads: the most threads of the host's libraries while it runs; 0 if it calls none.
     """
 
     n_bytes: int
 
     def __init__(self, plan: Plan, cells: PlannedTypes, options: Options) -> None:
-        self.plan, self.cells, self.options, self.library_threads = plan, cells, options, options.threads
+        self.plan, self.cells, self.options = plan, cells, options
         self.activities: dict[frozenset[int], Activity] = {}
 
     def activity(self, slots: frozenset[int]) -> Activity:
@@ -85,14 +84,16 @@ class PlanRun(ABC, Generic[M]):
         self.targets: Mapping[int, Gradient] = {}
         self._outputs: list[Any] | None = None
         self._read: Callable[[], list[Any]] | None = None
-        self.memory, n_threads = pool.take(), executable.library_threads
-        self._n_allocated, self._limit = self.memory.allocations, Limit(n_threads) if n_threads else None
+        self._limit: Limit | None = None
+        self.memory = pool.take()
+        self._n_allocated = self.memory.allocations
 
     def __enter__(self) -> Self:
         """Begin to compute: silence NumPy's warnings, as `value_and_grad` refuses a loss that is not finite."""
         self._silence = np.errstate(over="ignore", divide="ignore", invalid="ignore")
         self._silence.__enter__()
         try:
+            self._limit = self._find_limit()
             if self._limit is not None:
                 self._limit.__enter__()
             if not self._has_begun:
@@ -106,8 +107,9 @@ class PlanRun(ABC, Generic[M]):
 
     def __exit__(self, *error: Any) -> None:
         self._release()
-        if self._limit is not None:
-            self._limit.__exit__(*error)
+        limit, self._limit = self._limit, None
+        if limit is not None:
+            limit.__exit__(*error)
         self._silence.__exit__(*error)
 
     def _begin(self) -> None:
@@ -127,6 +129,10 @@ class PlanRun(ABC, Generic[M]):
 
     def _release(self) -> None:
         """End what `_bind` began."""
+
+    def _find_limit(self) -> Limit | None:
+        """The limit on the threads of the host's libraries; None if the run calls none."""
+        return Limit(self.options.threads)
 
     def _take_targets(self) -> None:
         """Tell the steps of the weight stage the `targets` of this run."""

@@ -278,6 +278,7 @@ class SharedValues:
         arrays: by value.
         parameters: those that are read.
         followed: those whose numbers are copied, or computed with once per change; kernels read others in place.
+        multiplies: whether computing them may multiply matrices, by the library of the store.
     """
 
     def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
@@ -290,6 +291,8 @@ class SharedValues:
                 followed.update(_instruction(vars[index].source).args)
                 read.update(followed)
         self._computed = [index for index in stage.lowered.shared if index in read]
+        sources = [_instruction(vars[index].source) for index in self._computed]
+        self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
         self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
         self.parameters = [parameter for _, parameter in self._weights]
         self.followed = [parameter for i, parameter in self._weights if i in followed]

@@ -22,6 +22,7 @@ from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.blas.choosing import BY_SIZE, Chooser
+from autobatch.blas.threads import Limit
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
@@ -94,7 +95,6 @@ class CompiledPlan(PlanExecutable):
     ) -> None:
         super().__init__(plan, cells, options)
         self.backend, self.n_threads = backend, options.threads
-        self.library_threads = 1  # either several threads run tiles, or one is asked for
         self.types, self._is_compiled = backend.compiled_types(cells, options), False
         compile_cell = partial(backend.compiled_cell, cells, options)
         self.tables, self.place = self.types.tables_of(plan, compile_cell, self.n_threads, tables), place_type(plan)
@@ -145,9 +145,14 @@ class CompiledRun(PlanRun[CpuMemory]):
             self.interpret_gradients,
         )  # fmt: skip
 
+    def _find_limit(self) -> Limit | None:
+        """Limit libraries to one thread: either several threads run tiles, or one is asked for."""
+        tables = self.executable.tables
+        self._cells = self.executable.types.bound(tables.type_ids, self.executable.n_threads)
+        return Limit(1) if self._cells.may_call_library(tables) else None
+
     def _bind(self) -> None:
-        executable = self.executable
-        self._cells = executable.types.bound(executable.tables.type_ids, executable.n_threads)
+        assert self._cells is not None, "the limit was found"
         self._cells.bind(self._bound)
 
     def _release(self) -> None:

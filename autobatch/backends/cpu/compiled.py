@@ -130,15 +130,23 @@ class BoundCells:
         followed = {*map(id, self._followed)}
         self._in_place = [parameter for parameter in read if id(parameter) not in followed]
         self._seen: list[int] | None = None  # the versions of parameters with which stages were refreshed
+        self._bound_to: PlanTables | None = None  # the tables of the plan that ran last
+        self._calls_library = True
+
+    def may_call_library(self, tables: PlanTables) -> bool:
+        """Whether a run of a plan may call a library, as far as is known before it is bound."""
+        return self._bound_to is not tables or self._calls_library
 
     def bind(self, run: BoundRun) -> None:
         """Store what has changed since the last run."""
         seen = versions_of(self._followed, self._in_place)
         has_changed = seen != self._seen
-        self._seen = None  # until all of it is stored, as compiling may be interrupted
+        before, self._seen, self._bound_to = self._bound_to, None, None  # compiling may be interrupted
         for stages in self.stages.values():
             stages.bind(run, has_changed)
-        self._seen = seen
+        if before is not run.tables:
+            self._calls_library = any(stages.calls_library for stages in self.stages.values())
+        self._seen, self._bound_to = seen, run.tables
 
     def release(self) -> None:
         """Drop the arrays of the run."""
@@ -183,6 +191,7 @@ class BoundStages:
         of_stages = [*zip(stages, self._first.tolist(), strict=True)]
         self._gradient_keys = [stage.keys[parameter] for stage in stages for parameter in stage.gradients]
         self._gradient_slots = [first + slot for stage, first in of_stages for slot in stage.gradients.values()]
+        self.calls_library = True
         self.in_python: list[int] = []  # the stages, by position, with steps that Python runs
         self._calls: CallList
         self._sweeps = Sweeps()
@@ -262,6 +271,9 @@ class BoundStages:
             rows = tables.mean_rows[blocks], run.plan.block_rows[blocks]
             sizes = Sizes(run.place, *rows, len(self._addresses), run.chooser)
             self._steps += [step.bind(sizes) for step in stage.steps]
+        self.calls_library = any(step.calls_library for step in self._steps) or any(
+            stage.shared.multiplies for stage in self._stages
+        )
         self._has_kept = [bool(tables.mean_rows[blocks.start, 1]) for blocks in self._blocks]
 
     def _take_steps(self) -> None:

@@ -47,6 +47,7 @@ class BoundRounded(BoundProduct):
     def __init__(self, step: RoundedStep, provider: Provider, is_bf16: bool) -> None:
         super().__init__(step, provider)
         self.is_bf16 = is_bf16 and self._is_compiled
+        self.calls_library = self.calls_library and not self.is_bf16
 
     def _refresh(self) -> None:
         """Round the matrix as it is now."""

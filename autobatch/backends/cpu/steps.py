@@ -67,10 +67,12 @@ class BoundStep(Protocol):
     Attributes:
         function: the address of the native or generated function; 0 if Python runs the step.
         own_address: that of the step's own numbers, which stay where they are.
+        calls_library: whether it may call a library of matrix products, whose threads are to be limited.
     """
 
     function: int
     own_address: int
+    calls_library: bool
 
     def refresh(self) -> None:
         """Take the parameters as the stage has them now, if they changed."""
@@ -97,6 +99,8 @@ class KernelStep:
 
 class BoundKernel:
     """A kernel for a type of destinations; see `BoundStep`."""
+
+    calls_library = False
 
     def __init__(self, source: Source, function: int) -> None:
         self.function, self._own = function, source.own
@@ -155,7 +159,7 @@ class BoundProduct:
 
     def __init__(self, step: ProductStep, provider: Provider) -> None:
         self.step, self.provider, self.own, self.function = step, provider, step.own.copy(), 0
-        self.own_address = address_of(self.own)
+        self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
         self._weight: Array | None = None
         self._panels: Array = np.empty(0, np.uint32)
         self._packing: tuple[Array, Array] | None = None
@@ -228,6 +232,7 @@ class InterpretedStep:
 
     def __init__(self, stage: StageValues, interpreted: Interpreted) -> None:
         self.stage, self.interpreted, self.function, self.own_address = stage, interpreted, 0, 0
+        self.calls_library = True  # NumPy's
 
     def bind(self, sizes: Sizes) -> InterpretedStep:
         """Return itself: it runs alike in all plans."""

@@ -66,6 +66,8 @@ class OuterStep:
 class BoundOuter:
     """A product by a library; see `BoundStep`."""
 
+    calls_library = True
+
     def __init__(self, step: OuterStep, n_rows: int, sizes: Sizes) -> None:
         self._step, self.own = step, step.own.copy()
         stage, (m, n) = step.stage, step.own[[M, N]].tolist()
@@ -121,6 +123,8 @@ class RowSumStep:
 class BoundRowSum:
     """A sum of rows in a number of strips; see `BoundStep`."""
 
+    calls_library = False
+
     def __init__(self, step: RowSumStep, n_strips: int) -> None:
         self._step, self.own = step, step.own.copy()
         self.own[N_STRIPS], self.own_address = n_strips, address_of(self.own)
@@ -142,7 +146,7 @@ class BoundRowSum:
 class ScatterStep:
     """Rows of a type for the gradient of a table, which Python adds; see `BoundStep`."""
 
-    function, own_address = 0, 0
+    calls_library, function, own_address = False, 0, 0
 
     def __init__(self, stage: StageValues, scatter: Scatter) -> None:
         self.stage, self.scatter, self._key = stage, scatter, stage.keys[scatter.parameter]
@@ -174,7 +178,7 @@ class ScatterStep:
 class RemainderStep:
     """The gradients that the interpreter computes; see `BoundStep`."""
 
-    function, own_address = 0, 0
+    calls_library, function, own_address = True, 0, 0
 
     def __init__(self, stage: StageValues, remainder: Remainder) -> None:
         self.stage, self.remainder = stage, remainder

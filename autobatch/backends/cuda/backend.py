@@ -132,7 +132,7 @@ class DevicePlan(PlanExecutable):
         self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None
     ) -> None:
         super().__init__(plan, cells, options)
-        self.backend, self.library_threads = backend, 0  # the host multiplies nothing
+        self.backend = backend
         self.types = backend.compiled_types(cells, options)
         self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
         self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
@@ -220,6 +220,9 @@ class DeviceRun(PlanRun[DeviceMemory]):
     def interpreter(self) -> Interpreter:
         """What runs instructions that have no step, on the parameters and data that are on the device already."""
         return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
+
+    def _find_limit(self) -> None:
+        """Limit no library: the host multiplies nothing."""
 
     def __exit__(self, *error: Any) -> None:
         """End the context; raise a BackendError with the bytes of the plan where the device has no room."""
