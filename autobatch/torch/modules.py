@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from operator import is_
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make
 from autobatch.torch.patches import Found, Patch, Patches, patches_in
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
+
+DATA_PTR, DTYPE, SHAPE, TENSOR = methodcaller("data_ptr"), attrgetter("dtype"), attrgetter("shape"), itemgetter(1)
 
 
 class TorchModule(Module):
@@ -50,6 +52,7 @@ class TorchModule(Module):
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
         self._n_left = 0
+        self._seen: tuple[Any, ...] = ()  # of the tensors, at the last look
         self._patched = Found()
         self._has_own = False
 
@@ -152,8 +155,11 @@ class TorchModule(Module):
 
         If a tensor was replaced, the parameter stays the same and stands for the new tensor.
         """
-        walk = self._known.look()
-        dtypes = [tensor.dtype for _, tensor in walk.named]
+        walk, found, tensors = self._known.look(), self._found, self._tensors
+        seen = _look_at(tensors)
+        dtypes = [*map(DTYPE, map(TENSOR, walk.named))]
+        if walk is self._walk and dtypes == self._dtypes and seen == self._seen:
+            return found  # type: ignore[return-value]
         if walk is not self._walk or dtypes != self._dtypes or self._n_left != TensorParameter.n_left:
             self._take(walk, dtypes)
         for parameter, tensor in zip(self._found.values(), self._tensors, strict=True):
@@ -161,6 +167,7 @@ class TorchModule(Module):
                 self._found = {**self._found}
         if self._n_left != TensorParameter.n_left:  # one has another shape
             return self.parameters()
+        self._seen = _look_at(self._tensors)
         return self._found  # type: ignore[return-value]
 
     @contextmanager
@@ -217,6 +224,11 @@ class TorchModule(Module):
                 parameter.bind(tensor)
                 is_bound = True
         return is_bound
+
+
+def _look_at(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """What parameters depend on, beside the dtypes of the tensors that they stand for."""
+    return TensorParameter.n_moved, TensorParameter.n_left, [*map(DATA_PTR, tensors)], [*map(SHAPE, tensors)]
 
 
 def are_same(found: dict[str, Any], others: dict[str, Any]) -> bool:

@@ -33,6 +33,7 @@ class TensorParameter(Parameter):
     Attributes:
         n_assigned: how often the tensor was given other numbers by its `data`.
         n_left: how often any parameter has left its module for good.
+        n_moved: how often any parameter came to stand for another tensor, or for other memory.
 
     Raises:
         GraphError: the tensor has another dtype, or is elsewhere.
@@ -40,8 +41,10 @@ class TensorParameter(Parameter):
 
     n_assigned = 0
     n_left = 0
+    n_moved = 0
 
     _tensor: Callable[[], torch.Tensor | None]
+    _flat: FloatArray | None  # the same numbers, unless they are part of a stack
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.name, self._noted, self._fingerprint = name, -1, 0
@@ -73,7 +76,7 @@ class TensorParameter(Parameter):
         if noted != self._noted:
             self._noted = noted
             self.note_change()
-        return super().version
+        return self._version if self._lent is None else super().version
 
     @property
     def checked_version(self) -> int:
@@ -81,7 +84,8 @@ class TensorParameter(Parameter):
 
         These are fused optimizers, `tensor.data.copy_(x)`, arrays of NumPy that share the memory, and other processes.
         """
-        found = fingerprint(np.ascontiguousarray(self.array).reshape(-1))
+        flat = self._flat
+        found = fingerprint(np.ascontiguousarray(self.array).reshape(-1) if flat is None else flat)
         if found != self._fingerprint:
             self._fingerprint = found
             self.note_change()
@@ -121,7 +125,7 @@ class TensorParameter(Parameter):
         """Release the tensor and its memory, because its place in the module is gone."""
         PARAMETERS.pop(self._key, None)
         self._tensor, self.is_gone = _nothing, True
-        self.array, self._lent = np.broadcast_to(np.zeros((), self.dtype), self.shape), None
+        self.array, self._lent, self._flat = np.broadcast_to(np.zeros((), self.dtype), self.shape), None, None
         TensorParameter.n_left += 1
 
     def _follow(self, tensor: torch.Tensor) -> None:
@@ -129,6 +133,7 @@ class TensorParameter(Parameter):
         self._key = key = id(tensor)
         self._tensor = weakref.ref(tensor, lambda _: PARAMETERS.pop(key, None))
         self._noted = -1
+        TensorParameter.n_moved += 1
 
     def _renew(self, tensor: torch.Tensor, array: FloatArray | None = None) -> None:
         """Read the numbers of a tensor from now on."""
@@ -144,6 +149,8 @@ class TensorParameter(Parameter):
     def _take(self, array: FloatArray) -> None:
         """Take the array in which the numbers of the tensor lie."""
         self.array, self._address, self._dtype = array, address_of(array), TENSOR_TYPES[array.dtype]
+        self._flat = array.reshape(-1) if array.flags.c_contiguous else None
+        TensorParameter.n_moved += 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         raise GraphError("parameters of torch are copied with their module: copy.deepcopy(module).")
