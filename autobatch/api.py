@@ -21,7 +21,7 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
-from autobatch.engine.engine import Engine, Ready
+from autobatch.engine.engine import Engine, GradientOptions, Ready
 from autobatch.engine.execution import join_columns
 from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError, GraphError, PlanError
@@ -258,9 +258,10 @@ class Batched(Engine):
                 refuse_arguments(Batched.value_and_grad, (self, instances), given)
                 each = each_instance(reduce, only, clip, max_norm, out, inputs)
                 reduce = reduce if clip is not None else "sum"
+            options = GradientOptions(reduce, has_aux, out, inputs, each)
             if group is not None:
-                return group.value_and_grad(self, instances, reduce, has_aux, out, inputs, each)
-            return self.differentiate(instances, reduce, has_aux, out, inputs, each=each)
+                return group.value_and_grad(self, instances, options)
+            return self.differentiate(instances, options)
         except Exception as error:
             hide_frames(error)
             raise

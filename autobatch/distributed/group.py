@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -24,14 +24,11 @@ from autobatch.distributed.exchange import Exchange, Kept
 from autobatch.distributed.facts import facts_of
 from autobatch.distributed.shares import Share
 from autobatch.distributed.wire import Alone, TorchWire, Wire
+from autobatch.engine.engine import GradientOptions
 from autobatch.engine.group import entering
 from autobatch.keywords import checked
-from autobatch.params.sparse_rows import Gradient
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
-
-if TYPE_CHECKING:
-    from autobatch.engine.each_instance import EachInstance
 
 TIMEOUT = 1800.0
 
@@ -110,23 +107,13 @@ class Joined:
         """
         return int(self._wire.gather(np.array([number], np.int64)).max())
 
-    def value_and_grad(
-        self,
-        loss: Batched,
-        instances: Iterable[Any],
-        reduce: str | Sequence[float] | Any = "mean",
-        has_aux: bool = False,
-        out: dict[str, Gradient] | None = None,
-        inputs: bool = False,
-        each: EachInstance | None = None,
-    ) -> Any:
+    def value_and_grad(self, loss: Batched, instances: Iterable[Any], options: GradientOptions) -> Any:
         """Compute the loss and the gradients of a mini-batch; within the context, `loss.value_and_grad` calls this.
 
         Args:
             instances: those of this process: a share of `autobatch.distributed.shares`; or a list, for which the
                 mini-batch is the lists of all processes, one after the other. It may be empty.
-            reduce: as for one process; weights are those of the instances of this process.
-            each: what is asked of each instance; None if the gradients are of their sum.
+            options: as for one process; weights are those of the instances of this process.
 
         Returns:
             As for one process; what is returned per instance, such as `aux`, is that of this process's instances.
@@ -135,12 +122,13 @@ class Joined:
             DistributedError: a process has ended, or does something else than the others.
             AutobatchError: what was raised in another process is raised here too.
         """
+        reduce, each = options.reduce, options.each
         executor = loss.executor
         with run_lock():
             executor.refresh()
         facts = {
             "the trainable parameters": " ".join(executor.trainable), "the step": str(loss.step),
-            "the seed": str(loss.seed), "has_aux": str(has_aux),
+            "the seed": str(loss.seed), "has_aux": str(options.has_aux),
             "reduce": reduce if isinstance(reduce, str) else "weights",
             "the gradients of each instance": "" if each is None else each.text,
         }  # fmt: skip
@@ -161,9 +149,9 @@ class Joined:
                 weights = np.full(len(instances), 1.0 / max(instances.size, 1))
             if instances or not instances.size:
                 keys = instances.positions
-                found = loss.differentiate(instances, weights, has_aux, out, inputs, exchange, keys, each)
+                found = loss.differentiate(instances, options._replace(reduce=weights), exchange, keys)
             else:
-                found = loss.differentiate_nothing(has_aux, out, inputs, exchange, each)
+                found = loss.differentiate_nothing(options, exchange)
         self._began.add(loss)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,21 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Planned: TypeAlias = "tuple[Step, Rounds | None]"
 """The last step of a mini-batch, and the rounds before it, of async programs."""
+
+
+class GradientOptions(NamedTuple):
+    """The options of a call of `value_and_grad`.
+
+    Attributes:
+        reduce, has_aux, out, inputs: as there, but that `reduce` is no longer "none".
+        each: what is asked of each instance; None if the gradients are of the sum of the losses.
+    """
+
+    reduce: str | Sequence[float] | Array
+    has_aux: bool
+    out: dict[str, Gradient] | None
+    inputs: bool
+    each: EachInstance | None
 
 
 class Profiler(Timer, Protocol):
@@ -342,21 +357,17 @@ class Engine:
     def differentiate(
         self,
         instances: Iterable[Any],
-        reduce: str | Sequence[float] | Array,
-        has_aux: bool,
-        out: dict[str, Gradient] | None,
-        inputs: bool,
+        options: GradientOptions,
         exchange: Exchange | None = None,
         keys: LongArray | None = None,
-        each: EachInstance | None = None,
     ) -> Any:
         """Compute the loss and the gradients of what this process has of a mini-batch; see `value_and_grad`.
 
         Args:
             exchange: adds up those of all processes; None for one process.
             keys: see `Recorder.read`.
-            each: what is asked of each instance; None if the gradients are of their sum.
         """
+        reduce, has_aux, out, inputs, each = options
         minibatch, clock = self._read(instances, inputs, keys)
         with run_lock(), Ready(self, minibatch, clock, True, has_aux, each is None, each) as (step, rounds):
             slot = step.loss_slot
@@ -403,15 +414,9 @@ class Engine:
             return (found, grads) if read is None else (found, grads, read.structures())
         return (value, grads) if read is None else (value, grads, read.structures())
 
-    def differentiate_nothing(
-        self,
-        has_aux: bool,
-        out: dict[str, Gradient] | None,
-        inputs: bool,
-        exchange: Exchange,
-        each: EachInstance | None = None,
-    ) -> Any:
+    def differentiate_nothing(self, options: GradientOptions, exchange: Exchange) -> Any:
         """The loss and the gradients of a mini-batch of which this process has no instance; see `differentiate`."""
+        _, has_aux, out, inputs, each = options
         clock = Clock()
         with run_lock():
             self.options_now(True, has_aux)

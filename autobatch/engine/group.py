@@ -50,8 +50,8 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def value_and_grad(self, loss: Any, instances: Iterable[Any], *options: Any) -> Any:
-        """Call `value_and_grad` of a `Batched` with a share of a mini-batch; `options` are its other arguments."""
+    def value_and_grad(self, loss: Any, instances: Iterable[Any], options: Any) -> Any:
+        """Call `value_and_grad` of a `Batched` with a share of a mini-batch, and its `GradientOptions`."""
 
 
 class Entered(threading.local):
