@@ -31,8 +31,14 @@ class Range(NamedTuple):
 def written(lowered: Lowered, statement: Statement) -> Range | None:
     """The columns of residuals that a statement writes; None if it writes elsewhere."""
     if isinstance(statement, Loop):
-        strides = None if statement.combine else statement.nest[1][0]  # a reduction writes its target before the loop
-        return None if statement.target.value == STORED else _range(lowered, statement.target, strides)
+        target = statement.target
+        if target.value == STORED:
+            return None
+        if not statement.combine:
+            return _range(lowered, target, statement.nest[1][0])
+        # A reduction writes its target before the loop, which may have no step.
+        shape = tuple(1 if step == 0 else size for size, step in zip(target.shape, target.strides, strict=True))
+        return _range(lowered, target._replace(shape=shape), None)
     return _range(lowered, _whole(lowered, statement.target), None)
 
 

@@ -141,6 +141,38 @@ def is_view(var: Var) -> bool:
     return isinstance(var.source, Instruction) and var.source.op.view
 
 
+class OverNothing(ab.Module):
+    """A cell whose gradients include sums over axes of length 0, which are zeros that are written."""
+
+    def __init__(self, n: int) -> None:
+        rng = np.random.default_rng(0)
+        self.shift, self.matrix = ab.Parameter(rng.standard_normal(())), ab.Parameter(rng.standard_normal((n, 1)))
+        self.start = ab.Parameter(rng.standard_normal(()))
+
+    @ab.cell
+    def both(self, xs: list[Any]) -> Any:
+        """Compute probabilities, and a value with as many elements as the matrix has rows."""
+        x = ab.sum_n(xs, shape=())[None]
+        others = self.matrix @ x + self.matrix @ x + self.shift
+        return ab.log_softmax(x, axis=0), others
+
+    def loss(self, n: int) -> Any:
+        """Compute a loss of both."""
+        logits, others = self.both([self.start] * n)
+        return ab.sum(others) - ab.sum(logits * logits)
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 2])
+def test_a_sum_over_no_elements_writes_its_zero_after_the_last_reader(n_rows: int) -> None:
+    model, instances = OverNothing(n_rows).astype("float64"), [0, 1, 3]
+    for backend in BACKENDS:
+        expected, found = (
+            ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances)
+            for planner in (APART, OVER)
+        )
+        assert_equal(found, expected)
+
+
 @pytest.mark.slow
 def test_nothing_is_read_after_it_was_written_over() -> None:
     n_taken = 0
