@@ -324,7 +324,7 @@ class Batched(Engine):
                 "record_all, or see explain."
             )
         with run_lock():
-            return self.plan(*read, training, has_aux, measured=False)
+            return self._prepare(*read, training, has_aux, measured=False)
 
     @checked(instances=None)
     def explain(

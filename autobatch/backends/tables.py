@@ -86,7 +86,7 @@ class CompiledTypes(Generic[C]):
 
     Attributes:
         cells: the cells met in a plan, by the number of their type.
-        names: of the stages; stages: those that have kernels.
+        names: the names of all stages; stages: the names of those that have kernels.
         sizes: theirs, from which the core makes tables.
     """
 

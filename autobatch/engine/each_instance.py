@@ -61,7 +61,7 @@ class EachInstance(Protocol):
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> Differentiation:
-        """What backward of the mini-batch is for; arguments as those of `autobatch.engine.execution.OfSum`."""
+        """Make the differentiation of the mini-batch; the arguments are those of `autobatch.engine.execution.OfSum`."""
 
     def finish(
         self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
@@ -103,7 +103,7 @@ class Apart:
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> Differentiation:
-        """The gradients are arrays (B, *shape); see `EachInstance`."""
+        """Make one whose gradients are arrays (B, *shape); see `EachInstance`."""
         made = self.zeros(executor, step.graph.n_instances)
         return OfEach(_named(executor.trainable, self.names), made, step.loss_slot, inputs)
 
@@ -148,7 +148,7 @@ class Clipped:
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> Differentiation:
-        """The norms are noted in `Gradients.norms`; see `EachInstance`."""
+        """Make one that puts the norms into `Gradients.norms`; see `EachInstance`."""
         wanted = frozenset(map(id, _named(executor.trainable, self.names).values()))
         return OfClipped(wanted, self.max_norm, step.loss_slot, weights, grads)
 

@@ -60,8 +60,8 @@ class GradientOptions(NamedTuple):
     """The options of a call of `value_and_grad`.
 
     Attributes:
-        reduce, has_aux, out, inputs: as there, but that `reduce` is no longer "none".
-        each: what is asked of each instance; None if the gradients are of the sum of the losses.
+        reduce, has_aux, out, inputs: the arguments of the call; "sum" stands for "none" in `reduce`.
+        each: the request for gradients or norms of each instance; None if only the sum of the losses is differentiated.
     """
 
     reduce: str | Sequence[float] | Array
@@ -105,7 +105,7 @@ class Ready:
     Args:
         engine: of the function.
         minibatch, clock: as they were read.
-        training, has_aux, measured, each: see `Engine.plan`.
+        training, has_aux, measured, each: see `Engine._prepare`.
     """
 
     def __init__(
@@ -124,19 +124,19 @@ class Ready:
 
     def __enter__(self) -> Planned:
         engine, minibatch, clock = self._engine, self._minibatch, self._clock
-        asked = self._training, self._has_aux, self._measured, self._each
         if engine._profile is not None:
             engine._profile.begin()
         try:
             if not minibatch.has_programs:
-                return engine.plan(minibatch, clock, *asked), None
+                asked = self._has_aux, self._measured, self._each
+                return engine._prepare(minibatch, clock, self._training, *asked), None
             rounds = engine._rounds(clock)
             if not self._training:
                 self._rounds = rounds.run(minibatch)
                 return self._rounds.__enter__(), rounds
             whole = MiniBatch(minibatch.instances, rounds.record(minibatch), minibatch.inputs)
-            training, has_aux, _, each = asked
-            return engine.plan(whole, clock, training, has_aux, False, each), rounds  # the clock has run for rounds too
+            asked = self._has_aux, False, self._each  # not measured, as the clock has run for rounds too
+            return engine._prepare(whole, clock, self._training, *asked), rounds
         except Exception as error:
             self._note(error)
             raise
@@ -158,7 +158,7 @@ class Ready:
 
 
 class _Trial:
-    """Goes backward for what is learned from that; see `Differentiation`."""
+    """Runs backward for `explain` and `profile`, which drop the gradients; see `Differentiation`."""
 
     def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
         """See `Differentiation`."""
@@ -313,7 +313,7 @@ class Engine:
             self._facts = facts
         return self._now if self._now.threads == 1 else _within_limits(self._now)
 
-    def plan(
+    def _prepare(
         self,
         minibatch: MiniBatch,
         clock: Clock,
@@ -381,8 +381,10 @@ class Engine:
             taken = None if out is None else take_gradients(out, executor.trainable, apart)
             read = InputGradients(minibatch.inputs, executor.dtype) if minibatch.inputs is not None else None
             own = taken if exchange is None else None
-            wanted: Differentiation = OfSum(slot, weights, own, read, late)
-            if each is not None:
+            wanted: Differentiation
+            if each is None:
+                wanted = OfSum(slot, weights, own, read, late)
+            else:
                 wanted = each.differentiation(executor, step, weights, own, read)
             runs = executor.run(step, (self.options.seed, self.step), wanted, self._profile)
             grads = wanted.gradients()
@@ -427,7 +429,8 @@ class Engine:
                 value, grads = exchange.add_nothing(executor.dtype, [*trainable], executor.zeros, clock)
             else:
                 value, grads = each.of_nothing(executor, exchange, clock)
-            grads = put_gradients(out, grads if taken is None else add_gradients(taken, grads))
+            if out is not None and taken is not None:
+                grads = put_gradients(out, add_gradients(taken, grads))
             self.step += 1
             self.last = LastCall((), [], clock.ms, None, self.planning.cache.hit_rate)
         found = ((value, none) if has_aux else value), grads
@@ -438,7 +441,7 @@ class Engine:
         return self.recorder.slots.typed(columns)
 
     def _execute(self, step: Step, training: bool) -> None:
-        """Run all parts, and backward in training, for what is learned from that."""
+        """Run all parts, in training backward too, and drop the results."""
         self.executor.run(step, (self.options.seed, self.step), _Trial() if training else None, self._profile)
 
     def _finish(self, step: Step, rounds: Rounds | None = None) -> None:

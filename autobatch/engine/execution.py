@@ -28,7 +28,7 @@ ARRAY, TRAINABLE = attrgetter("array"), attrgetter("trainable")
 
 
 class Differentiation(Protocol):
-    """What backward of a mini-batch is for: it goes through the runs of the parts, one after the other."""
+    """Differentiates the runs of a mini-batch's parts, one after the other, and collects the gradients."""
 
     def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
         """Differentiate the run of a part, within its context.

@@ -138,10 +138,10 @@ def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
     return fits and row.flags.c_contiguous and is_aligned
 
 
-def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-    """Write `gradients` to `out` and return it: arrays in place, others by replacing them. None returns `gradients`."""
-    if out is None or out is gradients:
-        return gradients
+def put_gradients(out: dict[str, Gradient], gradients: dict[str, Gradient]) -> dict[str, Gradient]:
+    """Write `gradients` to `out` and return it: arrays in place, others by replacing them."""
+    if out is gradients:
+        return out
     for name, gradient in gradients.items():
         place = out[name]
         if not isinstance(place, Rows) and not isinstance(gradient, Rows):

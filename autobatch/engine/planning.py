@@ -200,7 +200,7 @@ class Planning:
 
 
 def _loss_slot(graph: Graph, options: Options) -> int:
-    """The slot of the losses in training; -1 where there is no single loss."""
+    """Return the slot of the losses in training; -1 for PyTorch, whose functions return any tensors."""
     return -1 if options.has_aux is None else loss_slot(graph, options.has_aux)
 
 

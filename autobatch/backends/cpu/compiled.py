@@ -138,7 +138,7 @@ class BoundCells:
         return self._bound_to is not tables or self._calls_library
 
     def bind(self, run: BoundRun) -> None:
-        """Store what has changed since the last run."""
+        """Store the addresses and parameters that have changed since the last run."""
         seen = versions_of(self._followed, self._in_place)
         has_changed = seen != self._seen
         before, self._seen, self._bound_to = self._bound_to, None, None  # compiling may be interrupted
@@ -207,7 +207,7 @@ class BoundStages:
         return slots, places
 
     def bind(self, run: BoundRun, has_changed: bool) -> None:
-        """Store what has changed since the last run.
+        """Store the addresses and parameters that have changed since the last run.
 
         Args:
             has_changed: whether a parameter may have changed.

@@ -303,8 +303,8 @@ def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
     name = made_of["settings"].model
     if name not in MODELS and name not in named:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: its model {name!r} is not part of autobatch, and a file must not choose what "
-            f"is imported; if you trust that module, also give its name as MODEL."
+            f"cannot use {str(path)!r}: its model {name!r} is not part of autobatch, and a file must not choose "
+            f"which module is imported; if you trust that module, also give its name as MODEL."
         )
     learned = policy if isinstance(policy, Directed) else None
     return StoredModel(path=path, **made_of, learned=learned, parameters=parameters)
