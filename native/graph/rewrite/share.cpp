@@ -14,6 +14,24 @@ uint32_t mixed(uint32_t h, uint32_t word) {
   return h ^ (h >> SHIFT);
 }
 
+// The hash of floats, by their bits; four chains, because each multiplication waits for the last of its chain.
+uint32_t hash_floats(Span<const double> floats) {
+  constexpr uint64_t LONG_FACTOR = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
+  constexpr ptrdiff_t CHAINS = 4;
+  uint64_t chains[CHAINS] = {1, 2, 3, 4}, bits[CHAINS], whole = 0;
+  for (ptrdiff_t f = 0; f < floats.size; f += CHAINS) {
+    ptrdiff_t left = floats.size - f;
+    if (left < CHAINS) memset(bits, 0, sizeof bits);
+    memcpy(bits, floats.data + f, (size_t)(left < CHAINS ? left : CHAINS) * sizeof(double));
+    for (ptrdiff_t k = 0; k < CHAINS; k++) {
+      uint64_t product = (chains[k] ^ bits[k]) * LONG_FACTOR;
+      chains[k] = product << 32 | product >> 32;  // differences move to the high bits, where the next would lose them
+    }
+  }
+  for (uint64_t chain : chains) whole = (whole ^ chain) * LONG_FACTOR ^ chain >> 32;
+  return (uint32_t)(whole >> 32);
+}
+
 // What look-ups gain and may lose, by type, in multiply-adds.
 struct Accounts {
   Vec<bool> is_open;          // whether nodes of a type are looked up
@@ -34,9 +52,11 @@ bool open_accounts(const Graph& graph, const Types& types, Accounts& accounts) {
   return true;
 }
 
-// Records of nodes, and a hash table of where each starts.
+// Records of nodes, and a hash table of where each starts. Float attributes are compared where they are.
 class Records {
  public:
+  Records(Span<const double> floats, Span<const int32_t> float_starts) : floats_(floats), float_starts_(float_starts) {}
+
   bool reserve(ptrdiff_t n_nodes, ptrdiff_t n_words) {
     ptrdiff_t size = 2;
     while (size < 2 * n_nodes) size *= 2;
@@ -57,24 +77,41 @@ class Records {
     mix((uint32_t)word);
   }
   void mix(uint32_t word) { hash_ = mixed(hash_, word); }
-  ptrdiff_t size() const { return at_ - start_; }
+  // The length of the record in words, with the floats of its node.
+  ptrdiff_t size() const { return at_ - start_ + FLOAT_WORDS * floats_of(words_[start_]).size; }
 
   // Returns the node of an equal record; if there is none, keeps this record and returns its node.
   int32_t find_or_keep() {
     int32_t* record = words_.data() + start_;
+    Span<const double> floats = floats_of(record[0]);
+    if (floats.size) mix(hash_floats(floats));
     record[1] = (int32_t)(hash_ >> 1);
     ptrdiff_t place = hash_ & mask_;
-    for (; table_[place] != FREE; place = (place + 1) & mask_) {
-      const int32_t* other = words_.data() + table_[place];
-      if (memcmp(record + 1, other + 1, (size_t)(size() - 1) * sizeof(int32_t)) == 0) return other[0];
-    }
+    for (; table_[place] != FREE; place = (place + 1) & mask_)
+      if (equals(record, words_.data() + table_[place], floats)) return words_[table_[place]];
     table_[place] = (int32_t)start_;
     start_ = at_;
     return record[0];
   }
 
  private:
+  static constexpr ptrdiff_t FLOAT_WORDS = sizeof(double) / sizeof(int32_t);
+
+  Span<const double> floats_of(int32_t node) const {
+    return floats_.part(float_starts_[node], float_starts_[node + 1]);
+  }
+  // Compares this record, with these floats, to another; those of one type and number of edges are of one length.
+  bool equals(const int32_t* record, const int32_t* other, Span<const double> floats) const {
+    ptrdiff_t size = at_ - start_;
+    for (ptrdiff_t k = 1; k < size; k++)
+      if (record[k] != other[k]) return false;
+    if (floats.size == 0) return true;
+    return memcmp(floats.data, floats_of(other[0]).data, (size_t)floats.size * sizeof(double)) == 0;
+  }
+
   Vec<int32_t> words_, table_;
+  Span<const double> floats_;
+  Span<const int32_t> float_starts_;
   ptrdiff_t start_ = 0, at_ = 0, mask_ = 0;
   uint32_t hash_ = 0;
 };
@@ -83,9 +120,8 @@ class Records {
 bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accounts, Found& found) {
   const Graph& graph = draft.graph;
   ptrdiff_t n_nodes = graph.n_nodes(), n_types = types.n_types();
-  const int32_t* bits = reinterpret_cast<const int32_t*>(draft.floats.data);  // two words per float
-  int64_t n_words = HEAD * n_nodes + 3 * graph.edge_src.size + graph.attr.size + 2 * draft.floats.size;
-  Records records;
+  int64_t n_words = HEAD * n_nodes + 3 * graph.edge_src.size + graph.attr.size;
+  Records records(draft.floats, draft.float_starts);
   Vec<bool> looked_up;
   draft.is_too_large = n_words > INT32_MAX;
   if (draft.is_too_large || !records.reserve(n_nodes, (ptrdiff_t)n_words) || !looked_up.assign(n_nodes, false) ||
@@ -111,8 +147,6 @@ bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accoun
       records.mix(((uint32_t)graph.edge_in[e] << 8) + (uint32_t)graph.edge_out[e]);
     }
     for (int32_t a = draft.int_starts[node]; a < draft.int_starts[node + 1]; a++) records.append_mixed(graph.attr[a]);
-    for (ptrdiff_t f = 2 * (ptrdiff_t)draft.float_starts[node]; f < 2 * (ptrdiff_t)draft.float_starts[node + 1]; f++)
-      records.append_mixed(bits[f]);
     int64_t cost = LOOK_UP + WORD * records.size();
     int32_t equal = records.find_or_keep();
     found.tried[type_id]++;
