@@ -669,9 +669,8 @@ class Simulation:
 
 # native/plan/: see `autobatch.plan.plan`.
 
-def plan_graph(
-    words: IntArray,
-    floats: FloatArray,
+def plan_graphs(
+    graphs: Graphs,
     types: TypeArrays,
     passes: int,
     rule: CoreRule,
@@ -681,6 +680,7 @@ def plan_graph(
     flows: FlowArrays | None,
     slot: int,
 ) -> tuple[
+    tuple[IntArray, FloatArray, tuple[Any, ...], LongArray, bool, bool] | None,
     IntArray,
     FloatArray,
     tuple[int, ...],
@@ -688,18 +688,18 @@ def plan_graph(
     tuple[Any, ...],
     tuple[Any, ...] | None,
     bool,
-    tuple[float, float, float],
+    tuple[float, float, float, float],
 ]:
-    """Plan a graph: `rewrite_words`, `plan_by_rule`, `place_values` and `make_tables` in turn.
+    """Plan graphs: `merge_graphs`, `rewrite_words`, `plan_by_rule`, `place_values` and `make_tables` in turn.
 
     Returns:
-        The results of the four, of which the last is None without sizes, or if a type of the plan has none; whether the
-        loss in `slot`, if that is not -1, depends on all nodes; and the seconds that rewriting, scheduling, and all the
-        rest took.
+        The results of the five, of which the first is None for a single graph, and the last is None without sizes, or
+        if a type of the plan has none; whether the loss in `slot`, if that is not -1, depends on all nodes; and the
+        seconds that merging, rewriting, scheduling, and all the rest took.
 
     Raises:
         ValueError: also if an edge points backwards.
-        OverflowError: the rewritten graph has more words than int32 counts.
+        OverflowError: the merged or the rewritten graph has more words than int32 counts.
     """
 
 def place_values(

@@ -169,7 +169,7 @@ class Backend(Protocol):
         """Prepare a plan of these types. Other executables are not affected; machine code is made later.
 
         Args:
-            tables: those that the core made along with the plan, see `autobatch.memplan.batch.placement.plan_graph`.
+            tables: those that the core made along with the plan, see `autobatch.memplan.batch.placement.plan_graphs`.
 
         Raises:
             BackendError: the backend does not read parameters on the device on which they are.

@@ -186,7 +186,7 @@ def make_case(function: Batched, instances: Any, training: bool, has_aux: bool) 
     recorded = all(isinstance(x, Graph) for x in listed)
     graph = merge_graphs(listed if recorded else function.record_all(listed), recorder.types)
     if training:
-        loss_slot(graph, has_aux)
+        loss_slot(graph.structures, has_aux)
     module = recorder.module
     setting = Setting(
         describe_policy(function.policy, "cannot write a case"), function.backend.name, tuple(options.rewrites),

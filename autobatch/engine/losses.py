@@ -15,7 +15,6 @@ from autobatch.arguments import refusal
 from autobatch.backends.base import Run
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
-from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
@@ -47,15 +46,14 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
     return weights
 
 
-def loss_slot(graph: Graph, has_aux: bool) -> int:
-    """Return the slot of the loss.
+def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
+    """Return the slot of the loss, where the function returned these structures.
 
     Raises:
         DataError: there are no instances.
         GraphError: the function did not return one scalar value per instance.
         ShapeError: the losses of some instances are ints.
     """
-    structures = graph.structures
     if not structures:
         raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
     if all(map(is_, structures, repeat(structures[0]))):

@@ -10,9 +10,11 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.losses import loss_slot
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph, digests_of
-from autobatch.graph.rewrite.passes import Rewrites, rewrite
+from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
+from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs
 from autobatch.plan.budget import Figures, Part, fit_parts
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
@@ -64,20 +66,18 @@ class Planning:
             if self._recorder.types.outdated:
                 self._recorder.types.check(graph.type_id)
             clock.lap("lookup")
-            slot = -1 if options.purpose is None else _loss_slot(graph, options)
+            slot = _loss_slot([graph], options)
             return self._step(graph, found, options, cells, clock, slot, plan_hit=True)
         if key is not None:
             clock.lap("lookup")
-        graph = self._recorder.to_graph(minibatch)
-        if minibatch.graph is None:
-            clock.lap("merge")
-        slot = -1 if options.purpose is None else _loss_slot(graph, options)
+        graphs = self._recorder.graphs_of(minibatch)
+        slot = _loss_slot(graphs, options)
         if slot >= 0 and cells.singular:
-            graph, cells = self._stop(graph, slot, options, cells, clock)
-        planned = self._plan(graph, options, cells, clock, slot)
+            graphs, cells = self._stop(graphs, slot, options, cells, clock)
+        planned = self._plan(graphs, options, cells, clock, slot)
         if key is not None:
             self.cache.keep(self._key(minibatch, options, cells) or key, planned)
-        return self._step(graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
+        return self._step(planned.graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
 
     def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
         """The layouts of all types met so far, from their current traces; cached per purpose."""
@@ -117,14 +117,16 @@ class Planning:
             del self._planned[key]
 
     def _stop(
-        self, graph: Graph, slot: int, options: Options, cells: PlannedTypes, clock: Clock
-    ) -> tuple[Graph, PlannedTypes]:
-        """Stop gradients at outputs that the loss does not depend on, where they may not be finite."""
+        self, graphs: list[Graph], slot: int, options: Options, cells: PlannedTypes, clock: Clock
+    ) -> tuple[list[Graph], PlannedTypes]:
+        """Merge, and stop gradients at outputs that the loss does not depend on, where they may not be finite."""
+        graph = merge_graphs(graphs, self._recorder.types)
+        clock.lap("merge")
         stopped = self._stopping.stop(graph, cells.singular, cells.flows, len(self._recorder.slots.shapes), slot)
         if stopped is not graph:
             cells = self.cells(options.purpose)
             clock.lap("layout")
-        return stopped, cells
+        return [stopped], cells
 
     def _key(self, minibatch: MiniBatch, options: Options, cells: PlannedTypes) -> Hashable | None:
         """The cache key of a mini-batch: all that its plan depends on; None if the cache is not used for it."""
@@ -139,11 +141,11 @@ class Planning:
             options.precision, options.threads, options.has_aux, options.store, options.by_instance,
         )  # fmt: skip
 
-    def _plan(self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
-        """Rewrite, schedule and place, in parts if the whole does not fit."""
+    def _plan(self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
+        """Merge, rewrite, schedule and place, in parts if the whole does not fit."""
 
-        def plan_part(graph: Graph) -> Part:
-            plan, rewrites, tables = self._place(graph, options, cells, clock, slot)
+        def plan_part(graphs: list[Graph]) -> Part:
+            graph, plan, rewrites, tables, _ = self._place(graphs, options, cells, clock, slot)
             executable = self.backend.prepare(plan, cells, options, tables)
             n_bytes = executable.n_bytes
             if options.by_instance is not None:
@@ -151,34 +153,32 @@ class Planning:
             figures = Figures(plan.graph, plan.schedule.n_batches, n_bytes, options.policy.unseen_share)
             return Part(graph, rewrites, plan, executable, figures)
 
-        def plan_again(graph: Graph) -> Part:
-            clock.lap("merge")
-            return plan_part(graph)
-
-        whole = plan_part(graph)
-        parts = fit_parts(whole, plan_again, options.max_bytes)
-        return Planned(graph, tuple(parts), whole.n_bytes)
+        whole = plan_part(graphs)
+        parts = fit_parts(whole, plan_part, options.max_bytes)
+        return Planned(whole.graph, tuple(parts), whole.n_bytes)
 
     def _place(
-        self, graph: Graph, options: Options, cells: PlannedTypes, clock: Clock, slot: int
-    ) -> tuple[Plan, Rewrites, tuple[Any, ...] | None]:
-        """Rewrite, schedule and place; in one call of the core unless Python takes part or checks the results.
+        self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int
+    ) -> PlannedGraph:
+        """Merge, rewrite, schedule and place; in one call of the core unless Python takes part or checks the results.
 
         Returns:
-            The plan, the rewrites, and the tables for the backend if the core has made them.
+            The plan, with tables for the backend if the core has made them.
         """
-        rule, is_checked = options.policy.core_rule, checking()
+        rule, types, is_checked = options.policy.core_rule, self._recorder.types, checking()
         if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
-            from autobatch.memplan.batch.placement import plan_graph
-
             sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
-            plan, rewrites, tables, (rewriting, scheduling, _) = plan_graph(
-                graph, options.rewrites, rule, cells, sizes, n_threads, slot
-            )
+            planned = plan_graphs(graphs, types, options.rewrites, rule, cells, sizes, n_threads, slot)
+            merging, rewriting, scheduling, _ = planned.seconds
+            if len(graphs) > 1:
+                clock.lap("merge", merging)
             clock.lap("rewrite", rewriting)
             clock.lap("schedule", scheduling)
             clock.lap("place")
-            return plan, rewrites, tables
+            return planned
+        graph = merge_graphs(graphs, types)
+        if len(graphs) != 1:
+            clock.lap("merge")
         rewritten, rewrites = rewrite(graph, options.rewrites)
         clock.lap("rewrite")
         schedule = make_schedule(rewritten, options.policy)
@@ -189,7 +189,7 @@ class Planning:
         elif is_checked:
             check_plan(plan, cells)
         clock.lap("place")
-        return plan, rewrites, None
+        return PlannedGraph(graph, plan, rewrites)
 
     def _step(
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,
@@ -199,9 +199,13 @@ class Planning:
         return Step(graph, planned.whole_bytes, options.max_bytes, parts, cells, clock, plan_hit, rate, slot)
 
 
-def _loss_slot(graph: Graph, options: Options) -> int:
-    """Return the slot of the losses in training; -1 for PyTorch, whose functions return any tensors."""
-    return -1 if options.has_aux is None else loss_slot(graph, options.has_aux)
+def _loss_slot(graphs: list[Graph], options: Options) -> int:
+    """Return the slot of the losses; -1 in inference, and for functions of PyTorch, which return any tensors."""
+    if options.purpose is None or options.has_aux is None:
+        return -1
+    one = len(graphs) == 1
+    structures = graphs[0].structures if one else [structure for graph in graphs for structure in graph.structures]
+    return loss_slot(structures, options.has_aux)
 
 
 def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -87,31 +87,29 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     """
     try:
         listed = list(graphs)
-        merged, in_range = (listed[0], listed[0].in_range) if len(listed) == 1 else _merge(listed, types)
-        if merged.types is not types and types is not None:
-            _common_types(listed, types)
+        merged = merged_graph(listed, None if len(listed) == 1 else merge_arrays(listed), types)
     except OverflowError:
         raise _too_large(listed) from None
     except RAW:
         refuse_arguments(merge_graphs, (graphs, types), {})
         raise
-    if not in_range:
-        check_ranges(merged)
-        for graph in listed:
-            graph.in_range = True
-    merged.in_range = True
     if checking():
         check_graph(merged)
     return merged
 
 
-def _merge(graphs: list[Graph], types: Types | None) -> tuple[Graph, bool]:
-    """Merge none or several graphs; say whether all are known to be in range."""
-    words, floats, structures, keys, are_alike, in_range = merge_arrays(graphs)
-    table = graphs[0].types if graphs and types is None else types
-    if table is None or not are_alike or any(graph.types is not table for graph in graphs[:1]):
-        table = _common_types(graphs, types)
-    return Graph(words, floats, table, structures, keys), in_range
+def merged_graph(graphs: list[Graph], merged: tuple[Any, ...] | None, types: Types | None) -> Graph:
+    """Make a graph of what the core has merged, None for a single graph; see `merge_graphs`."""
+    words, floats, structures, keys, are_alike, in_range = merged or (None,) * 4 + (True, graphs[0].in_range)
+    if types is None or not are_alike or any(graph.types is not types for graph in graphs[:1]):
+        types = _common_types(graphs, types)
+    graph = graphs[0] if words is None else Graph(words, floats, types, structures, keys)
+    if not in_range:
+        check_ranges(graph)
+        for one in graphs:
+            one.in_range = True
+    graph.in_range = True
+    return graph
 
 
 def _too_large(graphs: Sequence[Graph]) -> GraphError:

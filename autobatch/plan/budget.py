@@ -18,7 +18,7 @@ import numpy as np
 
 from autobatch.arguments import show
 from autobatch.errors import PlanError
-from autobatch.graph.build import merge_graphs, split_graph
+from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.plan.plan import Plan
@@ -65,12 +65,12 @@ class Part(NamedTuple):
         return self.figures.n_bytes
 
 
-def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | None) -> list[Part]:
+def fit_parts(whole: Part, make_part: Callable[[list[Graph]], Part], max_bytes: int | None) -> list[Part]:
     """Split a mini-batch into parts, in order, that take at most `max_bytes` each; `[whole]` if it fits.
 
     Args:
         whole: the mini-batch, planned.
-        make_part: plans some of its instances.
+        make_part: merges and plans some of its instances.
         max_bytes: None for no limit.
 
     Raises:
@@ -90,14 +90,14 @@ def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | 
     return parts
 
 
-def _cut_to_fit(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int) -> Iterator[Part]:
+def _cut_to_fit(whole: Part, make_part: Callable[[list[Graph]], Part], max_bytes: int) -> Iterator[Part]:
     """Split until each part fits or has a single instance."""
     if whole.n_bytes <= max_bytes or whole.graph.n_instances == 1:
         yield whole
         return
     n_runs = max(2, math.ceil(HEADROOM * whole.n_bytes / max_bytes))
     for run in cut(split_graph(whole.graph), n_runs):
-        yield from _cut_to_fit(make_part(merge_graphs(run)), make_part, max_bytes)
+        yield from _cut_to_fit(make_part(run), make_part, max_bytes)
 
 
 def _refusal(part: Part, position: int, n_too_large: int, max_bytes: int) -> PlanError:

@@ -144,6 +144,7 @@ class Recorder:
             graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures))
         self.check_unchanged(n_taken)
         check_ranges(graph)
+        graph.in_range = True
         if keys is not None:
             graph.keys = keys
         return graph
@@ -297,15 +298,25 @@ class Recorder:
                 f"than when they were recorded; record the instances anew."
             )
 
-    def to_graph(self, minibatch: MiniBatch) -> Graph:
-        """The merged graph of a mini-batch; GraphError if cells that it calls have another signature now."""
-        graph = minibatch.graph
-        if graph is None:
-            self.check_states(minibatch.instances)
-            graph = merge_graphs(minibatch.instances, self.types)
+    def graphs_of(self, minibatch: MiniBatch) -> list[Graph]:
+        """The graphs of a mini-batch, most often not merged yet.
+
+        Raises:
+            GraphError: the module has other submodules now than when they were recorded, or a cell another signature.
+        """
+        if minibatch.graph is not None:
+            graphs = [minibatch.graph]
+        else:
+            graphs = minibatch.instances
+            self.check_states(graphs)
         if self.types.outdated:
-            self.types.check(graph.type_id)
-        return graph
+            graphs = [merge_graphs(graphs, self.types)]
+            self.types.check(graphs[0].type_id)
+        return graphs
+
+    def to_graph(self, minibatch: MiniBatch) -> Graph:
+        """The merged graph of a mini-batch; see `graphs_of`."""
+        return merge_graphs(self.graphs_of(minibatch), self.types)
 
     def arrived(self, instances: list[Any]) -> list[Any]:
         """The instances, with graphs from other processes as graphs of this."""

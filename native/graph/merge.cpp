@@ -1,7 +1,6 @@
-// Merging the graphs of instances into the graph of a mini-batch.
+#include "graph/merge.h"
 
 #include "graph/graph.h"
-#include "graph/words.h"
 
 namespace autobatch {
 namespace {
@@ -56,114 +55,108 @@ Ref to_tuple(PyObject* list) {
   return Ref();
 }
 
-// The structures and keys of instances.
-struct Instances {
-  Ref structures, keys;
+// Joins the structures and the keys of the instances of graphs.
+bool join(PyObject* graphs, GraphReader& reader, Ref& structures, Ref& keys) {
+  Py_ssize_t n_structures = 0, at = 0;
+  ptrdiff_t n_keys = 0;
+  Span<const int64_t> own;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {
+    if (!reader.enter(PyTuple_GET_ITEM(graphs, i))) return false;
+    PyObject *tuple = reader.get(STRUCTURES), *array = tuple ? reader.get(KEYS) : nullptr;
+    if (!array || !read<int64_t>(array, "keys", own)) return false;
+    if (!PyTuple_Check(tuple)) return refuse_type("structures", "a tuple", tuple);
+    n_structures += PyTuple_GET_SIZE(tuple);
+    n_keys += own.size;
+  }
+  Span<int64_t> all;
+  structures = Ref(PyTuple_New(n_structures));
+  keys = make_array<int64_t>(n_keys, all);
+  if (!structures || !keys) return false;
+  int64_t* next = all.data;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {  // runs no Python code, so all is as it was counted
+    reader.enter(PyTuple_GET_ITEM(graphs, i));
+    PyObject* tuple = reader.get(STRUCTURES);
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(tuple); k++)
+      PyTuple_SET_ITEM(structures.get(), at++, Py_NewRef(PyTuple_GET_ITEM(tuple, k)));
+    read<int64_t>(reader.get(KEYS), "keys", own);
+    for (int64_t key : own) *next++ = key;
+  }
+  return true;
+}
 
-  bool join(PyObject* graphs, GraphReader& reader) {
-    Py_ssize_t n_structures = 0, at = 0;
-    ptrdiff_t n_keys = 0;
-    Span<const int64_t> own;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {
-      if (!reader.enter(PyTuple_GET_ITEM(graphs, i))) return false;
-      PyObject *tuple = reader.get(STRUCTURES), *array = tuple ? reader.get(KEYS) : nullptr;
-      if (!array || !read<int64_t>(array, "keys", own)) return false;
-      if (!PyTuple_Check(tuple)) return refuse_type("structures", "a tuple", tuple);
-      n_structures += PyTuple_GET_SIZE(tuple);
-      n_keys += own.size;
+}  // namespace
+
+Merging::~Merging() {
+  for (const Part& part : Span<Part>(parts)) {
+    Py_DECREF(part.words_array);
+    Py_DECREF(part.floats_array);
+  }
+}
+
+bool Merging::read(PyObject* list) {
+  graphs_ = to_tuple(list);
+  if (!graphs_) return false;
+  GraphReader reader;
+  Py_ssize_t n = PyTuple_GET_SIZE(graphs_.get());
+  if (!parts.reserve(n)) return PyErr_NoMemory(), false;
+  PyObject* table = nullptr;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    if (!reader.enter(PyTuple_GET_ITEM(graphs_.get(), i))) return false;
+    PyObject *words = reader.get(WORDS), *floats = words ? reader.get(FLOATS) : nullptr,
+             *types = floats ? reader.get(TYPES) : nullptr, *range = types ? reader.get(IN_RANGE) : nullptr;
+    Span<const int32_t> ints;
+    Part part;
+    if (!range || !autobatch::read<int32_t>(words, "words", ints) ||
+        !autobatch::read<double>(floats, "floats", part.floats) || !view_graph(ints, part.graph, part.sizes))
+      return false;
+    if (part.floats.size != part.sizes.floats) {
+      PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd", (long long)part.sizes.floats,
+                   part.floats.size);
+      return false;
     }
-    Span<int64_t> all;
-    structures = Ref(PyTuple_New(n_structures));
-    keys = make_array<int64_t>(n_keys, all);
-    if (!structures || !keys) return false;
-    int64_t* next = all.data;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {  // runs no Python code, so all is as it was counted
-      reader.enter(PyTuple_GET_ITEM(graphs, i));
-      PyObject* tuple = reader.get(STRUCTURES);
-      for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(tuple); k++)
-        PyTuple_SET_ITEM(structures.get(), at++, Py_NewRef(PyTuple_GET_ITEM(tuple, k)));
-      read<int64_t>(reader.get(KEYS), "keys", own);
-      for (int64_t key : own) *next++ = key;
-    }
-    return true;
+    part.words_array = Py_NewRef(words);
+    part.floats_array = Py_NewRef(floats);
+    parts.append(part);
+    total_.instances += part.sizes.instances;
+    total_.nodes += part.sizes.nodes;
+    total_.edges += part.sizes.edges;
+    total_.attr += part.sizes.attr;
+    total_.outputs += part.sizes.outputs;
+    total_.floats += part.sizes.floats;
+    table = i ? table : types;
+    are_alike &= types == table;
+    are_in_range &= range == Py_True;
   }
-};
+  return true;
+}
 
-// The arrays of graphs, kept alive while the interpreter lock is released.
-class GivenGraphs {
- public:
-  struct Part {
-    Graph graph;
-    Sizes sizes;
-    Span<const double> floats;
-  };
+bool Merging::make_arrays() {
+  GraphReader reader;
+  if (!join(graphs_.get(), reader, structures_, keys_)) return false;
+  words_ = make_words(total_, written_);
+  floats_ = words_ ? make_array<double>((ptrdiff_t)total_.floats, written_floats_) : Ref();
+  if (!floats_) return false;
+  const int32_t* words = written_.instance_ptr.data - HEADER;
+  whole = {parts_of(words, total_), total_, written_floats_, words_.get(), floats_.get()};
+  return true;
+}
 
-  ~GivenGraphs() {
-    for (PyObject* array : Span<PyObject*>(arrays_)) Py_DECREF(array);
-  }
-  bool read(PyObject* graphs, GraphReader& reader) {
-    Py_ssize_t n = PyTuple_GET_SIZE(graphs);
-    if (!arrays_.reserve(2 * n) || !parts.reserve(n)) return PyErr_NoMemory(), false;
-    PyObject* first = nullptr;
-    for (Py_ssize_t i = 0; i < n; i++) {
-      if (!reader.enter(PyTuple_GET_ITEM(graphs, i))) return false;
-      PyObject *words = reader.get(WORDS), *floats = words ? reader.get(FLOATS) : nullptr,
-               *types = floats ? reader.get(TYPES) : nullptr, *range = types ? reader.get(IN_RANGE) : nullptr;
-      Span<const int32_t> ints;
-      Part part;
-      if (!range || !autobatch::read<int32_t>(words, "words", ints) ||
-          !autobatch::read<double>(floats, "floats", part.floats) || !view_graph(ints, part.graph, part.sizes))
-        return false;
-      if (part.floats.size != part.sizes.floats) {
-        PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd",
-                     (long long)part.sizes.floats, part.floats.size);
-        return false;
-      }
-      arrays_.append(Py_NewRef(words));
-      arrays_.append(Py_NewRef(floats));
-      parts.append(part);
-      add(part.sizes);
-      first = i ? first : types;
-      are_alike &= types == first;
-      are_in_range &= range == Py_True;
-    }
-    return true;
-  }
-
-  Vec<Part> parts;
-  Sizes total;
-  bool are_alike = true, are_in_range = true;  // whether all have one table of types; are known to be in range
-
- private:
-  void add(const Sizes& sizes) {
-    total.instances += sizes.instances;
-    total.nodes += sizes.nodes;
-    total.edges += sizes.edges;
-    total.attr += sizes.attr;
-    total.outputs += sizes.outputs;
-    total.floats += sizes.floats;
-  }
-
-  Vec<PyObject*> arrays_;
-};
-
-// Writes graphs one after another and renumbers their nodes, edges and outputs.
-void write_whole(Span<const GivenGraphs::Part> parts, NewGraph& whole, Span<double> floats) {
+void Merging::write() {
   int32_t b = 0, n = 0, e = 0, a = 0, o = 0;
-  double* next = floats.data;
-  for (const GivenGraphs::Part& one : parts) {
+  double* next = written_floats_.data;
+  for (const Part& one : Span<Part>(parts)) {
     const Graph& part = one.graph;
-    copy_shifted(whole.instance_ptr, b, part.instance_ptr, n);
-    copy_shifted(whole.output_ptr, b, part.output_ptr, o);
-    copy_shifted(whole.type_id, n, part.type_id, 0);
-    copy_shifted(whole.edge_ptr, n, part.edge_ptr, e);
-    copy_shifted(whole.edge_src, e, part.edge_src, n);
-    copy_shifted(whole.edge_out, e, part.edge_out, 0);
-    copy_shifted(whole.edge_in, e, part.edge_in, 0);
-    copy_shifted(whole.attr, a, part.attr, 0);
-    copy_shifted(whole.out_node, o, part.out_node, n);
-    copy_shifted(whole.out_port, o, part.out_port, 0);
-    copy_shifted(whole.out_slot, o, part.out_slot, 0);
+    copy_shifted(written_.instance_ptr, b, part.instance_ptr, n);
+    copy_shifted(written_.output_ptr, b, part.output_ptr, o);
+    copy_shifted(written_.type_id, n, part.type_id, 0);
+    copy_shifted(written_.edge_ptr, n, part.edge_ptr, e);
+    copy_shifted(written_.edge_src, e, part.edge_src, n);
+    copy_shifted(written_.edge_out, e, part.edge_out, 0);
+    copy_shifted(written_.edge_in, e, part.edge_in, 0);
+    copy_shifted(written_.attr, a, part.attr, 0);
+    copy_shifted(written_.out_node, o, part.out_node, n);
+    copy_shifted(written_.out_port, o, part.out_port, 0);
+    copy_shifted(written_.out_slot, o, part.out_slot, 0);
     for (double number : one.floats) *next++ = number;
     b += (int32_t)one.sizes.instances;
     n += (int32_t)one.sizes.nodes;
@@ -173,38 +166,29 @@ void write_whole(Span<const GivenGraphs::Part> parts, NewGraph& whole, Span<doub
   }
 }
 
-}  // namespace
+Ref Merging::to_python() const {
+  return Ref(Py_BuildValue("OOOOOO", whole.words_array, whole.floats_array, structures_.get(), keys_.get(),
+                           are_alike ? Py_True : Py_False, are_in_range ? Py_True : Py_False));
+}
 
 // merge_graphs(graphs): the words, floats, structures and keys of all as one; whether they have one table of types; and
 // whether all are known to be in range.
 PyObject* merge_graphs(PyObject*, PyObject* list) {
-  Ref graphs = to_tuple(list);
-  GraphReader reader;
-  GivenGraphs given;
-  Instances instances;
-  if (!graphs || !given.read(graphs.get(), reader) || !instances.join(graphs.get(), reader)) return nullptr;
-  NewGraph whole;
-  Span<double> floats;
-  Ref words = make_words(given.total, whole);
-  if (!words) return nullptr;
-  Ref numbers = make_array<double>((ptrdiff_t)given.total.floats, floats);
-  if (!numbers) return nullptr;
+  Merging merging;
+  if (!merging.read(list) || !merging.make_arrays()) return nullptr;
   {
     Unlocked unlocked;
-    write_whole(given.parts, whole, floats);
+    merging.write();
   }
-  return Py_BuildValue("NNNNOO", words.release(), numbers.release(), instances.structures.release(),
-                       instances.keys.release(), given.are_alike ? Py_True : Py_False,
-                       given.are_in_range ? Py_True : Py_False);
+  return merging.to_python().release();
 }
 
 // join_instances(graphs): the structures and keys of all.
 PyObject* join_instances(PyObject*, PyObject* list) {
-  Ref graphs = to_tuple(list);
+  Ref graphs = to_tuple(list), structures, keys;
   GraphReader reader;
-  Instances instances;
-  if (!graphs || !instances.join(graphs.get(), reader)) return nullptr;
-  return Py_BuildValue("NN", instances.structures.release(), instances.keys.release());
+  if (!graphs || !join(graphs.get(), reader, structures, keys)) return nullptr;
+  return Py_BuildValue("NN", structures.release(), keys.release());
 }
 
 }  // namespace autobatch

@@ -66,11 +66,15 @@ bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources s
   return true;
 }
 
+Problem check_type_ids(const TypedGraph& read) {
+  return within(read.graph.type_id, 0, read.types.n_types()) ? nullptr : "a type does not exist";
+}
+
 bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& found, Sources sources) {
   Span<const int32_t> ints;
   if (!read<int32_t>(words, "words", ints) || !read_types(types, found.types)) return false;
   if (!view_graph(ints, found.graph, found.sizes, sources)) return false;
-  return within(found.graph.type_id, 0, found.types.n_types()) || refuse("a type does not exist");
+  return set_problem(check_type_ids(found));
 }
 
 Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,

@@ -76,6 +76,9 @@ struct TypedGraph {
   Types types;
   Vec<int32_t> int_starts, float_starts;  // [N+1] where the attributes of each node begin
 };
+// Checks that the types of all nodes exist. Needs no interpreter lock.
+Problem check_type_ids(const TypedGraph& read);
+
 // Reads a graph and checks its type ids.
 bool read_graph_and_types(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 

@@ -69,11 +69,12 @@ struct Loss {
   }
 };
 
-// plan_graph(words, floats, types, passes, rule, layout, sizes, n_threads, flows, slot): words, floats and changes of
-// the rewritten graph; its schedule; the parts of a plan; those of its tables, or None if a type of the plan has no
-// sizes yet; whether the loss in the slot depends on all nodes; and the seconds that rewriting, scheduling and placing
-// took.
-PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+// plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): those of `merge_graphs`, or None for
+// a single graph; words, floats and changes of the rewritten graph; its schedule; the parts of a plan; those of its
+// tables, or None if a type of the plan has no sizes yet; whether the loss in the slot depends on all nodes; and the
+// seconds that merging, rewriting, scheduling and placing took.
+PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Merging merging;
   Rewriting rewriting;
   TypedGraph graph;
   DirectedRule rule;
@@ -82,47 +83,52 @@ PyObject* plan_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   CellSizes sizes;
   Loss loss;
   int32_t passes, n_threads;
-  if (!takes("plan_graph", n, 10) || !read_int(arguments[3], "passes", passes) ||
-      !read_directed_rule(arguments[4], rule) || !rewriting.read(arguments[0], arguments[1], arguments[2]) ||
-      !placement.read_layout(arguments[5], rewriting.given.types) ||
-      !placement.fits(rewriting.given, rewriting.draft.floats) || !read_threads(arguments[7], n_threads) ||
-      (arguments[6] != Py_None && !read_cell_sizes(arguments[6], placement.n_types(), placement.n_blocks(), sizes)) ||
-      !loss.read(arguments[8], arguments[9], placement.n_types(), placement.n_slots()))
+  double times[5] = {seconds_now()};  // when each stage begins, and when all are done
+  if (!takes("plan_graphs", n, 9) || !read_int(arguments[2], "passes", passes) ||
+      !read_directed_rule(arguments[3], rule) || !merging.read(arguments[0]))
+    return nullptr;
+  bool merges = merging.parts.size() != 1;
+  if ((merges && !merging.make_arrays()) || !rewriting.take(merges ? merging.whole : merging.parts[0], arguments[1]) ||
+      !placement.read_layout(arguments[4], rewriting.given.types) ||
+      !placement.fits(rewriting.given, rewriting.draft.floats) || !read_threads(arguments[6], n_threads) ||
+      (arguments[5] != Py_None && !read_cell_sizes(arguments[5], placement.n_types(), placement.n_blocks(), sizes)) ||
+      !loss.read(arguments[7], arguments[8], placement.n_types(), placement.n_slots()))
     return nullptr;
   Problem problem;
   PlanArrays plan;
   PlanTables tables;
   bool has_tables = false, is_whole = false;
-  double times[4];  // when each stage begins, and when all are done
   {
     Unlocked unlocked;
-    times[0] = seconds_now();
+    if (merges) merging.write();
+    times[1] = seconds_now();
     problem = rewriting.run(passes);
     if (!problem) problem = rewriting.finish(graph);
-    times[1] = seconds_now();
+    times[2] = seconds_now();
     const Graph& parts = graph.graph;
     Dag dag{parts.type_id, parts.edge_ptr, parts.edge_src, (int32_t)graph.types.n_types()};
     if (!problem && !plan_best(dag, rule, batches)) problem = NO_MEMORY;
-    times[2] = seconds_now();
-    if (!problem)
-      problem = placement.place(graph, rewriting.draft.floats, {batches.batch_type, batches.batch_ptr, batches.order});
+    times[3] = seconds_now();
+    BatchSpans scheduled{batches.batch_type, batches.batch_ptr, batches.order};
+    if (!problem) problem = placement.place(graph, rewriting.draft.floats, scheduled);
     if (!problem) {
-      placement.list_arrays({batches.batch_type, batches.batch_ptr, batches.order}, plan);
+      placement.list_arrays(scheduled, plan);
       has_tables = sizes.scratch.rows && fit(sizes, plan);
       if (has_tables) problem = tables.make(plan, sizes, n_threads);
     }
     if (!problem) problem = loss.find_whole(graph.graph, placement.n_slots(), is_whole);
-    times[3] = seconds_now();
+    times[4] = seconds_now();
   }
   if (problem) return rewriting.refuse(problem);
   Ref floats = rewriting.floats(), words = rewriting.words(), changes = rewriting.changes(),
-      schedule(to_python(batches)), parts = placement.to_python(plan);
-  if (!words || !floats || !changes || !schedule || !parts) return nullptr;
+      schedule(to_python(batches)), parts = placement.to_python(plan),
+      merged = merges ? merging.to_python() : Ref::borrowed(Py_None);
+  if (!words || !floats || !changes || !schedule || !parts || !merged) return nullptr;
   Ref listed = has_tables ? tables.to_python(plan) : Ref::borrowed(Py_None);
   if (!listed) return nullptr;
-  return Py_BuildValue("NNNNNNO(ddd)", words.release(), floats.release(), changes.release(), schedule.release(),
-                       parts.release(), listed.release(), is_whole ? Py_True : Py_False, times[1] - times[0],
-                       times[2] - times[1], times[3] - times[2]);
+  return Py_BuildValue("NNNNNNNO(dddd)", merged.release(), words.release(), floats.release(), changes.release(),
+                       schedule.release(), parts.release(), listed.release(), is_whole ? Py_True : Py_False,
+                       times[1] - times[0], times[2] - times[1], times[3] - times[2], times[4] - times[3]);
 }
 
 // give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.
@@ -189,7 +195,7 @@ PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNNNL", to.release(), table.release(), parts.release(), ptr.release(), (long long)sums.size);
 }
 
-PyMethodDef functions[] = {fast("plan_graph", plan_graph),   fast("place_values", place_values),
+PyMethodDef functions[] = {fast("plan_graphs", plan_graphs), fast("place_values", place_values),
                            fast("give_out", give_out_areas), fast("make_tables", make_tables),
                            fast("find_sums", find_sums_of),  {nullptr, nullptr, 0, nullptr}};
 

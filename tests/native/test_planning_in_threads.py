@@ -36,8 +36,8 @@ def plans_of(seed: int) -> str:
     found.append((_native.local_search(dag, np.tile(sequence, 2), 1 + seed, 5, 0.0),))
     for args in examples(seed % 4)["place_values"]:
         found.append(_native.place_values(*args))
-    for args in examples(seed % 4)["plan_graph"]:
-        words, floats, _, batches, parts, *_ = _native.plan_graph(*args)
+    for args in examples(seed % 4)["plan_graphs"]:
+        _, words, floats, _, batches, parts, *_ = _native.plan_graphs(*args)
         found.append((words, floats, *batches, *parts))
     return digest(*[part for parts in found for part in parts], *table)
 

@@ -15,10 +15,12 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.options import Options
 from autobatch.backends.tables import N_DESTINATIONS, PlanTables
 from autobatch.backends.tiles import arrays_of
-from autobatch.errors import GraphError
+from autobatch.errors import DataError, GraphError
+from autobatch.graph.build import split_graph
+from autobatch.graph.graph import Graph
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, rewrite
-from autobatch.memplan.batch.placement import plan_graph
+from autobatch.memplan.batch.placement import plan_graphs
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.policies import get
@@ -66,10 +68,16 @@ def test_it_does_what_the_stages_do(seeds: range) -> None:
         rewritten, rewrites = rewrite(graph, chosen)
         expected = MemoryPlanner().place(rewritten, make_schedule(rewritten, policy), cells)
         assert policy.core_rule is not None
-        found = plan_graph(graph, chosen, policy.core_rule, cells)
+        graphs = [graph] if rng.random() < 0.5 else split_graph(graph)
+        found = plan_graphs(graphs, graph.types, chosen, policy.core_rule, cells)
         assert_equal(found.plan, expected)
         assert found.rewrites == rewrites
-        assert (found.plan.graph is graph) is (rewritten is graph)
+        assert (found.plan.graph is found.graph) is (rewritten is graph)
+        assert (found.graph is graphs[0]) is (len(graphs) == 1)
+        np.testing.assert_array_equal(found.graph.words, graph.words)
+        np.testing.assert_array_equal(found.graph.floats, graph.floats)
+        np.testing.assert_array_equal(found.graph.keys, graph.keys)
+        assert found.graph.structures == graph.structures
         assert min(found.seconds) >= 0.0
         n_rewritten += rewritten is not graph
     assert n_rewritten > len(seeds) // 4
@@ -84,10 +92,10 @@ def test_it_makes_the_tables_of_the_backend() -> None:
         backend, options = Cpu(), Options(get("score+both"), threads=1 + seed % 3)
         rule, sizes = options.policy.core_rule, backend.table_sizes(cells, options)
         assert rule is not None
-        plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, *sizes)
+        _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, *sizes)
         assert tables is None or not plan.graph.n_nodes
         expected = backend.prepare(plan, cells, options).tables
-        plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, *sizes)
+        _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, *sizes)
         assert tables is not None
         found = backend.prepare(plan, cells, options, tables).tables
         for field in fields(PlanTables):
@@ -124,13 +132,13 @@ def test_the_core_makes_no_tables_of_a_type_whose_lowering_was_interrupted() -> 
     assert rule is not None
     types = backend.compiled_types(cells, options)
     types.cells = Interrupting()
-    plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, types.sizes)
+    _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, types.sizes)
     with pytest.raises(KeyboardInterrupt):
         backend.prepare(plan, cells, options, tables)
-    plan, _, tables, _ = plan_graph(graph, "auto", rule, cells, types.sizes)
+    _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, types.sizes)
     assert tables is None
     assert {*backend.prepare(plan, cells, options, tables).tables.type_ids} == types.cells.keys()
-    assert plan_graph(graph, "auto", rule, cells, types.sizes).tables is not None
+    assert plan_graphs([graph], graph.types, "auto", rule, cells, types.sizes).tables is not None
 
 
 def found_at(name: str) -> int:
@@ -156,7 +164,7 @@ def test_it_finds_whether_a_loss_depends_on_all_nodes() -> None:
         rule = get("score").core_rule
         assert rule is not None
         for slot in range(len(cells.slot_shapes)):
-            plan = plan_graph(graph, "auto", rule, cells, slot=slot).plan
+            plan = plan_graphs([graph], graph.types, "auto", rule, cells, slot=slot).plan
             marks = Marks()
             marks.mark(plan.graph, cells.flows, len(cells.slot_shapes), [slot])
             assert plan.whole_slot == (slot if marks.is_whole else -1)
@@ -171,7 +179,25 @@ def test_it_names_an_edge_that_points_backwards() -> None:
     rule = get("score").core_rule
     assert rule is not None
     with pytest.raises(GraphError, match="points backwards"):
-        plan_graph(graph, "auto", rule, cells)
+        plan_graphs([graph], graph.types, "auto", rule, cells)
+    with pytest.raises(GraphError, match="points backwards"):
+        plan_graphs([graph, graph], graph.types, "auto", rule, cells)
+
+
+def test_it_refuses_what_cannot_be_merged() -> None:
+    (graph, cells), (other, _) = (record(np.random.default_rng(seed), training=True) for seed in (0, 1))
+    rule = get("score").core_rule
+    assert rule is not None
+    for graphs in ([graph, other], [other, graph], [other]):
+        with pytest.raises(GraphError, match="record all instances with the same batched function"):
+            plan_graphs(graphs, graph.types, "auto", rule, cells)
+
+    for n_graphs in (1, 2):
+        wrong = Graph(graph.words.copy(), graph.floats, graph.types, graph.structures, graph.keys)
+        assert wrong.attr.size
+        wrong.attr[:] = 10**6
+        with pytest.raises(DataError):
+            plan_graphs([graph, wrong][-n_graphs:], graph.types, "auto", rule, cells)
 
 
 class FirstReady(FrontierPolicy):
@@ -210,7 +236,7 @@ def test_batched_functions_use_it_where_python_has_no_part(options: dict[str, An
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
     loss = ab.batched(model.loss, backend="reference", **options)
-    with patch("autobatch.memplan.batch.placement.plan_graph", wraps=plan_graph) as counted:
+    with patch("autobatch.engine.planning.plan_graphs", wraps=plan_graphs) as counted:
         loss.value_and_grad(instances)
     assert counted.call_count == n_calls
     assert loss.last is not None
@@ -222,6 +248,6 @@ def test_checked_runs_go_stage_by_stage(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(4)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.loss, policy="score", backend="reference")
-    with patch("autobatch.memplan.batch.placement.plan_graph", wraps=plan_graph) as counted:
+    with patch("autobatch.engine.planning.plan_graphs", wraps=plan_graphs) as counted:
         loss.value_and_grad(draw_instances(rng, model, n=3))
     assert counted.call_count == 0

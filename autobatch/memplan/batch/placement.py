@@ -11,8 +11,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from autobatch._native import place_values
-from autobatch._native import plan_graph as plan_in_core
-from autobatch.graph.graph import Graph
+from autobatch._native import plan_graphs as plan_in_core
+from autobatch.graph.build import merge_graphs, merged_graph
+from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import check_order
 from autobatch.graph.rewrite.passes import Rewrites, bits_of, rewritten
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
@@ -30,22 +31,26 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
 
 
 class PlannedGraph(NamedTuple):
-    """A plan that the core made by itself.
+    """The plan of graphs, and what it was made of.
 
     Attributes:
-        rewrites: the changes made to the graph before it was scheduled.
-        tables: the parts of a `PlanTables`; None if no sizes were given, or if a type of the plan has none yet.
-        seconds: that rewriting, scheduling, and placing with the tables took.
+        graph: merged, before it was rewritten.
+        rewrites: the changes made to it before it was scheduled.
+        tables: the parts of a `PlanTables`; None if no sizes were given, if a type of the plan has none yet, or if
+            Python took part.
+        seconds: that merging, rewriting, scheduling, and placing with the tables took, if one call did it all.
     """
 
+    graph: Graph
     plan: Plan
     rewrites: Rewrites
-    tables: tuple[Any, ...] | None
-    seconds: tuple[float, float, float]
+    tables: tuple[Any, ...] | None = None
+    seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
-def plan_graph(
-    graph: Graph,
+def plan_graphs(
+    graphs: list[Graph],
+    types: Types,
     passes: Collection[str],
     rule: CoreRule,
     cells: PlannedTypes,
@@ -53,33 +58,35 @@ def plan_graph(
     n_threads: int = 1,
     slot: int = -1,
 ) -> PlannedGraph:
-    """Rewrite, schedule and place a graph and make its tables in one call, during which other threads run Python.
+    """Merge, rewrite, schedule and place graphs and make their tables in one call; other threads run Python meanwhile.
 
     Args:
-        graph: as recorded or merged.
+        graphs: as recorded or merged.
+        types: the table of their types.
         passes: see `autobatch.graph.rewrite.passes.rewrite`.
         rule: of the policy.
-        cells: all types of the graph, planned.
+        cells: all types of the graphs, planned.
         sizes: of the compiled cells, for tables; None for none.
         n_threads: that tiles are for.
         slot: that of the loss; -1 for none.
 
     Raises:
-        GraphError: an edge points backwards.
+        GraphError, DataError: as for `merge_graphs`; also GraphError if an edge points backwards.
     """
     try:
-        words, floats, changes, batches, parts, tables, is_whole, seconds = plan_in_core(
-            graph.words, graph.floats, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads,
+        merged, words, floats, changes, batches, parts, tables, is_whole, seconds = plan_in_core(
+            graphs, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads,
             None if slot < 0 else cells.flows, slot,
         )  # fmt: skip
-    except ValueError:  # as in `naming_cycles`, but without its generator, for which every call would pay
-        check_order(graph)
+    except (ValueError, OverflowError):
+        check_order(merge_graphs(graphs, types))
         raise
+    graph = merged_graph(graphs, merged, types)
     result, done = rewritten(graph, words, floats, changes)
     plan = _plan_of(result, Schedule(*batches), parts, cells)
     if is_whole:
         plan.whole_slot = slot
-    return PlannedGraph(plan, done, tables, seconds)
+    return PlannedGraph(graph, plan, done, tables, seconds)
 
 
 def _plan_of(graph: Graph, schedule: Schedule, parts: tuple[Any, ...], cells: PlannedTypes) -> Plan:

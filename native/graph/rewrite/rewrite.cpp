@@ -14,6 +14,7 @@ Problem look_up(Rewriting& rewriting, bool by_rule, Found& found) {
   Draft& draft = rewriting.draft;
   const Types& types = rewriting.given.types;
   ptrdiff_t n_types = types.n_types();
+  if (Problem problem = check_type_ids(rewriting.given)) return problem;
   if (Problem problem = rewriting.begin_draft()) return problem;
   bool is_done =
       by_rule && count_products(draft.graph, types) < FEW
@@ -25,16 +26,24 @@ Problem look_up(Rewriting& rewriting, bool by_rule, Found& found) {
 }  // namespace
 
 bool Rewriting::read(PyObject* words, PyObject* floats, PyObject* types) {
-  if (!read_graph_and_types(words, types, given) || !autobatch::read<double>(floats, "floats", draft.floats))
+  Span<const int32_t> ints;
+  Merging::Part part{{}, {}, {}, words, floats};
+  if (!autobatch::read<int32_t>(words, "words", ints) || !autobatch::read<double>(floats, "floats", part.floats) ||
+      !view_graph(ints, part.graph, part.sizes))
     return false;
-  if (draft.floats.size != given.sizes.floats) {
-    PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd", (long long)given.sizes.floats,
-                 draft.floats.size);
-    return false;
-  }
-  given_words_ = Ref::borrowed(words);
-  given_floats_ = Ref::borrowed(floats);
-  return check_work(given.types, given.graph.n_nodes());
+  if (part.floats.size == part.sizes.floats) return take(part, types);
+  PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd", (long long)part.sizes.floats,
+               part.floats.size);
+  return false;
+}
+
+bool Rewriting::take(const Merging::Part& part, PyObject* types) {
+  given.graph = part.graph;
+  given.sizes = part.sizes;
+  draft.floats = part.floats;
+  given_words_ = Ref::borrowed(part.words_array);
+  given_floats_ = Ref::borrowed(part.floats_array);
+  return read_types(types, given.types) && check_work(given.types, given.graph.n_nodes());
 }
 
 Problem Rewriting::begin_draft() {
@@ -50,6 +59,7 @@ Problem Rewriting::begin_draft() {
 
 Problem Rewriting::run(int32_t passes) {
   const Types& types = given.types;
+  if (Problem problem = check_type_ids(given)) return problem;
   Survey found;
   if (!survey(given.graph, types, found)) return NO_MEMORY;
   bool forwards = found.may_forward && passes & FORWARD_PASS, may_drop = found.may_drop, may_take = found.may_take;

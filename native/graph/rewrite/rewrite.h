@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "graph/merge.h"
 #include "graph/rewrite/draft.h"
 #include "graph/rewrite/fold.h"
 #include "graph/rewrite/shrink.h"
@@ -11,9 +12,11 @@ namespace autobatch {
 // The graph of a mini-batch, before and after the passes.
 class Rewriting {
  public:
-  // Reads a graph, and checks no more than the survey needs.
+  // Reads a graph, and checks no more than that node numbers exist.
   bool read(PyObject* words, PyObject* floats, PyObject* types);
-  // Begins the draft, after all other checks. Needs no interpreter lock, as the next two.
+  // Takes a graph that was read or merged.
+  bool take(const Merging::Part& part, PyObject* types);
+  // Begins the draft, after all checks but that of the type ids. Needs no interpreter lock, as the next two.
   Problem begin_draft();
   // Runs those of some passes, bits of `Pass`, that may apply; begins the draft if any may.
   Problem run(int32_t passes);

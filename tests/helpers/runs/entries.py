@@ -40,7 +40,7 @@ from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
-from autobatch.memplan.batch.placement import plan_graph
+from autobatch.memplan.batch.placement import plan_graphs
 from autobatch.policies import get
 from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Machine
@@ -217,11 +217,12 @@ def place(rng: Rng) -> None:
     """Place the values of small mini-batches."""
     model = draw_model(rng, smooth=True)
     for is_training in (False, True):
-        plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training)
-        backend, options = Cpu(), Options(get("agenda"), threads=2)
+        plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training, rewrites=())
+        backend, options, rule = Cpu(), Options(get("agenda"), threads=2), CoreRule(4, 3, True, LEARNED)
         backend.prepare(plan, types, options)
-        plan_graph(plan.graph, PASSES, CoreRule(4, 3, True, LEARNED), types)
-        plan_graph(plan.graph, (), CoreRule(4, 3, True, LEARNED), types, *backend.table_sizes(types, options), 0)
+        sizes = backend.table_sizes(types, options)
+        plan_graphs([plan.graph], plan.graph.types, PASSES, rule, types)
+        plan_graphs(split_graph(plan.graph), plan.graph.types, (), rule, types, *sizes, 0)
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)

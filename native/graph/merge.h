@@ -1,0 +1,45 @@
+// Merging the graphs of instances into the graph of a mini-batch.
+
+#pragma once
+
+#include "graph/words.h"
+
+namespace autobatch {
+
+// The graphs of a list, and the merged graph.
+class Merging {
+ public:
+  // A graph of the list.
+  struct Part {
+    Graph graph;
+    Sizes sizes;
+    Span<const double> floats;
+    PyObject *words_array, *floats_array;  // held by the merging
+  };
+
+  Merging() = default;
+  Merging(const Merging&) = delete;
+  Merging& operator=(const Merging&) = delete;
+  ~Merging();
+
+  // Reads a list of graphs. They stay alive while the interpreter lock is released.
+  bool read(PyObject* list);
+  // Makes the arrays of the merged graph. An OverflowError if positions do not fit 32 bits.
+  bool make_arrays();
+  // Writes the graphs one after another, with their nodes, edges and outputs numbered anew. Needs no interpreter lock.
+  void write();
+  // Returns the words, floats, structures and keys of the merged graph, and the two flags below.
+  Ref to_python() const;
+
+  Vec<Part> parts;
+  bool are_alike = true, are_in_range = true;  // whether all have one table of types; are known to be in range
+  Part whole;                                  // the merged graph, once its arrays are made
+
+ private:
+  Ref graphs_, words_, floats_, structures_, keys_;
+  NewGraph written_;
+  Span<double> written_floats_;
+  Sizes total_;
+};
+
+}  // namespace autobatch
