@@ -21,7 +21,7 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
-from autobatch.engine.engine import Engine, GradientOptions, Ready
+from autobatch.engine.engine import Engine, GradientOptions
 from autobatch.engine.execution import join_columns
 from autobatch.engine.group import ENTERED
 from autobatch.errors import DataError, GraphError, PlanError
@@ -82,14 +82,16 @@ class Batched(Engine):
             Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
         """
         try:
-            read = self._read(instances)
-            with run_lock(), Ready(self, *read, training=False) as (step, rounds):
-                if not step.graph.n_instances:
+            call = self._call(instances, training=False)
+            with run_lock(), call as step:
+                if not step.graph.keys.size:
                     return np.zeros(0, self.executor.dtype)
                 runs = self.executor.run(step, (self.options.seed, self.step), None, self._profile)
                 columns = join_columns([run.outputs for run in runs])
-                self._finish(step, rounds)
-            give = list_results if rounds is not None and self.options.on_error == "return" else self._stack_results
+                self._finish(call)
+            give = (
+                list_results if call.rounds is not None and self.options.on_error == "return" else self._stack_results
+            )
             return give(step.graph.structures, self._typed(columns))
         except Exception as error:
             hide_frames(error)
@@ -317,14 +319,14 @@ class Batched(Engine):
         >>> part.plan.schedule.n_batches, part.plan.size
         (1, 16)
         """
-        read = self._read(instances)
-        if read[0].has_programs:
+        call = self._call(instances, training, has_aux, measured=False)
+        if call.minibatch.has_programs:
             raise GraphError(
                 "prepare was given instances of an async function, which are planned while they run; give graphs from "
                 "record_all, or see explain."
             )
         with run_lock():
-            return self._prepare(*read, training, has_aux, measured=False)
+            return self._prepare(call)
 
     @checked(instances=None)
     def explain(
@@ -356,19 +358,19 @@ class Batched(Engine):
 
         lines = Lines()
         with lines.noted(self.recorder.calls):
-            minibatch, clock = self._read(instances)
-            with run_lock(), Ready(self, minibatch, clock, training, has_aux, measured=False) as (step, rounds):
+            call = self._call(instances, training, has_aux, measured=False)
+            with run_lock(), call as step:
                 self._execute(step, training)
-                choice = self._thread_choice if rounds is None else None
-                decided = "" if choice is None else choice.describe(minibatch, training)
-                step = step if rounds is None else rounds.joined(step)
+                choice = self._thread_choice if call.rounds is None else None
+                decided = "" if choice is None else choice.describe(call.minibatch, training)
+                step = call.joined()
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
         sharing = tuple(found for part in step.parts for found in explain_sharing(part.graph, self.rewrites))
         return make_report(
             step, self.policy, self.recorder.types, judgements, shown, self.precision, decided, sharing,
-            lines.report(len(minibatch.instances)),
+            lines.report(len(call.minibatch.instances)),
         )  # fmt: skip
 
     @checked(instances=None)
@@ -402,10 +404,10 @@ class Batched(Engine):
         profile = Profile(self.recorder.types, n_calls, self._watch)
         if instances is not None:
             with profile:
-                read = self._read(instances)
-                with run_lock(), Ready(self, *read, training, has_aux) as (step, rounds):
+                call = self._call(instances, training, has_aux)
+                with run_lock(), call as step:
                     self._execute(step, training)
-                    self._finish(step, rounds)
+                    self._finish(call)
         return profile
 
     @checked(instances=None)
@@ -486,13 +488,12 @@ class Batched(Engine):
 
     def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
         """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
-        minibatch, clock = self._read(instances)
-        if not minibatch.has_programs:
-            return [rewrite(self.recorder.to_graph(minibatch), self.rewrites)[0]]
-        with run_lock(), Ready(self, minibatch, clock, training=False) as (step, rounds):
-            assert rounds is not None, "there are programs"
-            graphs = [part.plan.graph for part in rounds.joined(step).parts if part.plan.graph.n_nodes]
-        return [*graphs, self.merged(minibatch.instances)]
+        call = self._call(instances, training=False)
+        if not call.minibatch.has_programs:
+            return [rewrite(self.recorder.to_graph(call.minibatch), self.rewrites)[0]]
+        with run_lock(), call:
+            graphs = [part.plan.graph for part in call.joined().parts if part.plan.graph.n_nodes]
+        return [*graphs, self.merged(call.minibatch.instances)]
 
 
 @checked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 
 Array = NDArray[Any]
-Planned: TypeAlias = "tuple[Step, Rounds | None]"
-"""The last step of a mini-batch, and the rounds before it, of async programs."""
 
 
 class GradientOptions(NamedTuple):
@@ -97,16 +95,26 @@ def _within_limits(options: Options) -> Options:
     return options._replace(threads=min(options.threads, most_threads()))
 
 
-class Ready:
-    """The context in which a mini-batch runs: gives its last step, which is planned, and the rounds that ran before.
+class Call:
+    """A call for a mini-batch, and the context in which the mini-batch runs: gives its last step, planned.
 
-    An error of autobatch, here or within the context, gets a note that says how to report it.
+    An error of autobatch within the context gets a note that says how to report it.
 
     Args:
         engine: of the function.
-        minibatch, clock: as they were read.
-        training, has_aux, measured, each: see `Engine._prepare`.
+        minibatch: as it was read; of async programs that are trained, what they recorded once the context is entered.
+        clock: was started before that.
+        training: whether the mini-batch is differentiated.
+        has_aux: whether the function returns `(loss, aux)`; None for PyTorch, whose functions return any tensors.
+        measured: whether it may run with a number of threads that is being measured; its time then counts, unless
+            something is being compiled.
+        each: more that is asked of each instance.
+
+    Attributes:
+        step: the last step, and rounds: the rounds before it, of async programs; within the context.
     """
+
+    step: Step
 
     def __init__(
         self,
@@ -118,43 +126,48 @@ class Ready:
         measured: bool = True,
         each: EachInstance | None = None,
     ) -> None:
-        self._engine, self._minibatch, self._clock = engine, minibatch, clock
-        self._training, self._has_aux, self._measured, self._each = training, has_aux, measured, each
-        self._rounds: AbstractContextManager[Step] | None = None
+        self._engine, self.minibatch, self.clock = engine, minibatch, clock
+        self.training, self.has_aux, self.measured, self.each = training, has_aux, measured, each
+        self.rounds: Rounds | None = None
+        self._running: AbstractContextManager[Step] | None = None
 
-    def __enter__(self) -> Planned:
-        engine, minibatch, clock = self._engine, self._minibatch, self._clock
+    def __enter__(self) -> Step:
+        engine = self._engine
         if engine._profile is not None:
             engine._profile.begin()
         try:
-            if not minibatch.has_programs:
-                asked = self._has_aux, self._measured, self._each
-                return engine._prepare(minibatch, clock, self._training, *asked), None
-            rounds = engine._rounds(clock)
-            if not self._training:
-                self._rounds = rounds.run(minibatch)
-                return self._rounds.__enter__(), rounds
-            whole = MiniBatch(minibatch.instances, rounds.record(minibatch), minibatch.inputs)
-            asked = self._has_aux, False, self._each  # not measured, as the clock has run for rounds too
-            return engine._prepare(whole, clock, self._training, *asked), rounds
+            if self.minibatch.has_programs:
+                self.rounds = engine._rounds(self.clock)
+                if self.training:
+                    whole = self.rounds.record(self.minibatch)
+                    self.minibatch = MiniBatch(self.minibatch.instances, whole, self.minibatch.inputs)
+                    self.measured = False  # the clock has run for rounds too
+                else:
+                    self._running = self.rounds.run(self.minibatch)
+            self.step = engine._prepare(self) if self._running is None else self._running.__enter__()
         except Exception as error:
             self._note(error)
             raise
+        return self.step
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         try:
-            if self._rounds is not None:
-                self._rounds.__exit__(kind, error, traceback)
+            if self._running is not None:
+                self._running.__exit__(kind, error, traceback)
         finally:
             if isinstance(error, Exception):
                 self._note(error)
+
+    def joined(self) -> Step:
+        """All rounds and the last step as one step."""
+        return self.step if self.rounds is None else self.rounds.joined(self.step)
 
     def _note(self, error: Exception) -> None:
         """Note on an error how to report it, if it is one of autobatch."""
         from autobatch.engine.defects import note_defect
 
         is_own = is_trusted(self._engine.policy) and is_trusted(self._engine.planner)
-        note_defect(error, is_own, self._training, bool(self._has_aux))
+        note_defect(error, is_own, self.training, bool(self.has_aux))
 
 
 class _Trial:
@@ -292,12 +305,23 @@ class Engine:
         with run_lock():
             return self._thread_choice is None or self._thread_choice.is_settled
 
-    def _read(
-        self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None
-    ) -> tuple[MiniBatch, Clock]:
-        """Record a mini-batch, unless it was recorded before; beside what other threads run."""
+    def _call(
+        self,
+        instances: Iterable[Any],
+        training: bool,
+        has_aux: bool = False,
+        measured: bool = True,
+        each: EachInstance | None = None,
+        inputs: bool = False,
+        keys: LongArray | None = None,
+    ) -> Call:
+        """Begin a call: record its mini-batch, unless it was recorded before, beside what other threads run.
+
+        Args:
+            inputs, keys: see `Recorder.read`; the others are those of `Call`.
+        """
         clock = Clock(profiled=self._profile is not None)
-        return self.recorder.read(instances, inputs, keys), clock
+        return Call(self, self.recorder.read(instances, inputs, keys), clock, training, has_aux, measured, each)
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
         """The options with the facts of a call: the parameters' type and device, and what they are run for."""
@@ -313,31 +337,20 @@ class Engine:
             self._facts = facts
         return self._now if self._now.threads == 1 else _within_limits(self._now)
 
-    def _prepare(
-        self,
-        minibatch: MiniBatch,
-        clock: Clock,
-        training: bool,
-        has_aux: bool | None = False,
-        measured: bool = True,
-        each: EachInstance | None = None,
-    ) -> Step:
-        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
-
-        With `measured`, the mini-batch may run with a number of threads that is being measured; its time then counts,
-        unless something is being compiled. With `each`, more is asked of each instance.
-        """
+    def _prepare(self, call: Call) -> Step:
+        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan."""
+        minibatch, each = call.minibatch, call.each
         if minibatch.graph is not None:
-            clock.lap("record")  # and waiting for other threads
-        options = self.options_now(training, has_aux)
+            call.clock.lap("record")  # and waiting for other threads
+        options = self.options_now(call.training, call.has_aux)
         if each is not None:
             options = each.planned(options, self.executor.trainable, len(minibatch.instances))
         if self._thread_choice is None:
-            return self.planning.prepare(minibatch, options, clock)
-        size_class = self._thread_choice.of(minibatch, training)
-        measured = measured and not n_waiting()
+            return self.planning.prepare(minibatch, options, call.clock)
+        size_class = self._thread_choice.of(minibatch, call.training)
+        measured = call.measured and not n_waiting()
         n = size_class.next() if measured else size_class.threads
-        step = self.planning.prepare(minibatch, _within_limits(options._replace(threads=n)), clock)
+        step = self.planning.prepare(minibatch, _within_limits(options._replace(threads=n)), call.clock)
         if measured:
             step.on_end = lambda seconds: size_class.add(n, seconds)
         return step
@@ -368,10 +381,10 @@ class Engine:
             keys: see `Recorder.read`.
         """
         reduce, has_aux, out, inputs, each = options
-        minibatch, clock = self._read(instances, inputs, keys)
-        with run_lock(), Ready(self, minibatch, clock, True, has_aux, each is None, each) as (step, rounds):
+        call = self._call(instances, True, has_aux, each is None, each, inputs, keys)
+        with run_lock(), call as step:
             slot = step.loss_slot
-            weights = loss_weights(reduce, step.graph.n_instances)
+            weights = loss_weights(reduce, step.graph.keys.size)
             executor, late = self.executor, None
             if executor.store is not HOST and not (has_aux or inputs) and each is None:
                 is_timed = self._profile is not None or self._thread_choice is not None
@@ -379,7 +392,8 @@ class Engine:
                     late = LateLosses(executor.store, exchange is not None)
             apart = exchange is not None or (len(step.parts) > 1 and late is None)
             taken = None if out is None else take_gradients(out, executor.trainable, apart)
-            read = InputGradients(minibatch.inputs, executor.dtype) if minibatch.inputs is not None else None
+            given = call.minibatch.inputs
+            read = None if given is None else InputGradients(given, executor.dtype)
             own = taken if exchange is None else None
             wanted: Differentiation
             if each is None:
@@ -392,20 +406,20 @@ class Engine:
                 self._unread.check()  # while the others wait, so that all raise in the same call
             loss: UnreadLoss | None = None
             if late is not None:
-                whole = None if exchange is None else exchange.add_late(late, grads, clock)
+                whole = None if exchange is None else exchange.add_late(late, grads, call.clock)
                 loss = UnreadLoss(runs, slot, weights, whole)
             else:
                 columns = runs[0].outputs if len(runs) == 1 else join_columns([run.outputs for run in runs])
                 value = weighted_sum(columns[slot], weights)
                 if each is not None:
-                    value, grads = each.finish(columns[slot], value, grads, exchange, clock)
+                    value, grads = each.finish(columns[slot], value, grads, exchange, call.clock)
                 elif exchange is not None:
-                    value = exchange.add(value, grads, clock)
+                    value = exchange.add(value, grads, call.clock)
             if exchange is not None and taken is not None:
                 grads = add_gradients(taken, grads)
             grads = grads if out is None else put_gradients(out, grads)
             self.step += 1
-            self._finish(step, rounds)
+            self._finish(call)
             before, self._unread = self._unread, loss
         if before is not None:
             before.check()
@@ -444,10 +458,9 @@ class Engine:
         """Run all parts, in training backward too, and drop the results."""
         self.executor.run(step, (self.options.seed, self.step), _Trial() if training else None, self._profile)
 
-    def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
+    def _finish(self, call: Call) -> None:
         """Keep what there is to say about a call."""
-        if rounds is not None:
-            step = rounds.joined(step)
+        step = call.step if call.rounds is None else call.joined()
         self.last = step.finish()
         if self._profile is not None:
             self._profile.add(step, self.executor.dtype.itemsize, self.precision)

@@ -168,7 +168,7 @@ class Executor:
         self._recorder.check_parameters(self._parameters)
         found, first = [], 0
         for part in step.parts:
-            end = first + part.graph.n_instances
+            end = first + part.graph.keys.size
             found.append((part, slice(first, end)))
             first = end
         return found

@@ -230,14 +230,14 @@ class UnreadLoss:
 
 def weighted_sum(losses: Array, weights: Array) -> np.generic:
     """The weighted sum of losses, in their dtype."""
-    found: np.generic = (weights * losses).sum().astype(losses.dtype)
+    found: np.generic = np.add.reduce(weights * losses).astype(losses.dtype)
     return found
 
 
 def check_finite(losses: Array, first: int = 0) -> None:
     """Raise if a loss is NaN or infinite; `first` is the number of the first instance."""
     finite = np.isfinite(losses)
-    if not finite.all():
+    if not np.logical_and.reduce(finite):
         wrong = np.flatnonzero(~finite)
         raise NumericError(
             f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "

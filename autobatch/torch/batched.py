@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.arguments import show
-from autobatch.arrays import LongArray
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.engine import Ready
+from autobatch.engine.engine import Call
 from autobatch.engine.execution import Executor
 from autobatch.engine.group import ENTERED
 from autobatch.errors import GraphError
@@ -51,7 +50,7 @@ from autobatch.torch.tangents import (
     check_values,
     slots_of_tangents,
 )
-from autobatch.trace.record import MiniBatch, Recorder, list_instances
+from autobatch.trace.record import Recorder, list_instances
 from autobatch.tracebacks import hide_frames
 
 
@@ -102,12 +101,13 @@ class TorchBatched(Batched):
             inputs = TensorInputs(self.recorder.calls)
             with inputs.recording_tensors():
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
-                with run_lock(), Ready(self, minibatch, clock, training=True, has_aux=None) as (step, rounds):
-                    if not step.graph.n_instances:
+                call = Call(self, minibatch, clock, training=True, has_aux=None)
+                with run_lock(), call as step:
+                    if not step.graph.keys.size:
                         return torch.zeros(0)
                     passing = Passing(self, step, minibatch)
                     self.step += 1
-                    self._finish(step, rounds)
+                    self._finish(call)
             columns: list[Any] = list(Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
             return stack_tensors(step.graph.structures, self._typed(columns))
         except Exception as error:
@@ -176,9 +176,10 @@ class TorchBatched(Batched):
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
         with run_lock():
             put_numbers(held)
-            with Ready(self, minibatch, Clock(), training=True, has_aux=None) as (step, rounds):
+            call = Call(self, minibatch, Clock(), training=True, has_aux=None)
+            with call as step:
                 passing = Passing(self, step, minibatch, draw, held)
-                self._finish(step, rounds)
+                self._finish(call)
         return passing
 
     def _derived(self) -> TorchBatched:
@@ -222,10 +223,8 @@ class TorchBatched(Batched):
         with TensorInputs(self.recorder.calls).recording_tensors():
             return super()._scheduled(instances)
 
-    def _read(
-        self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None
-    ) -> tuple[MiniBatch, Clock]:
-        return super()._read(self._met(instances), inputs, keys)
+    def _call(self, instances: Iterable[Any], *options: Any, **named: Any) -> Call:
+        return super()._call(self._met(instances), *options, **named)
 
     def _met(self, instances: Iterable[Any]) -> list[Any]:
         """The instances, in whose dtype a module without parameters computes."""
