@@ -68,6 +68,12 @@ class Entry:
         self.takes = PLAIN if kinds <= PLAINLY else COLLECTED if kinds in COLLECTING else OTHERWISE
         self.keywords = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in parameters.values())
 
+    @property
+    def is_derivative(self) -> bool:
+        """Whether it stands for derivatives of the calls of another entry."""
+        kind: str = self.origin[0]
+        return kind == "derivative"
+
     def uses(self, gone: set[int]) -> bool:
         """Whether the entry belongs to an object with one of these `id`s."""
         return any(not gone.isdisjoint(ids_in(static.value)) for static in self.identity)

@@ -188,7 +188,8 @@ class Traces:
     def _trace_first(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body for the first time; twice, for two lengths, if it iterates over lists.
 
-        The first of these cuts a long list to a few elements.
+        The first of these cuts a long list to a few elements. A derivative is traced for lengths for which its cell was
+        traced, and need not take others.
         """
         short = tuple(min(n, FEW) for n in lengths)
         if short != lengths:
@@ -200,7 +201,7 @@ class Traces:
                     return tracer, _join(body, other)
         family.example = lengths
         tracer, body = self._trace(family, lengths)
-        if body.lengths.walked and not tracer.resolved:
+        if body.lengths.walked and not tracer.resolved and not family.entry.is_derivative:
             body = _join(body, self._trace_longer(family, body, tuple(n + 1 for n in lengths)))
         return tracer, body
 

@@ -394,6 +394,29 @@ def test_derivatives_over_the_elements_of_lists_in_cells() -> None:
     assert np.allclose(ab.batched(program)(instances), eagerly(program, instances), rtol=1e-5)
 
 
+def test_derivatives_of_a_list_that_had_one_length_only() -> None:
+    """The body would need another type if the second list were longer; its derivative does not ask."""
+
+    @ab.cell
+    def cell(xs: list[Any], ys: list[Any]) -> Any:
+        return ab.sum_n([2.0 * x for x in xs], shape=(2,)) + ab.sum_n(
+            [x * y for x, y in zip(ys, ys[::-1], strict=True)], shape=(2,)
+        )
+
+    @ab.cell
+    def start(x: Any) -> Any:
+        return ab.tanh(x)
+
+    def program(x: Any) -> Any:
+        h = start(x)
+        return ab.sum(cell([h] * 6, [h])), ab.grad(lambda t: ab.sum(cell([t * t], [t])))(h)
+
+    instances = [np.array([0.5, 1.5]), np.array([-1.0, 0.25])]
+    found = ab.batched(program, backend="reference")(instances)
+    for part, expected in zip(found, zip(*(ab.eager(program, x) for x in instances), strict=True), strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-6)
+
+
 def test_async_programs_take_awaited_numbers_as_constants() -> None:
     model = Net()
 
