@@ -278,3 +278,28 @@ def test_hooks_of_parameters_run_once(runs: str) -> None:
     assert seen == ["gradient", "accumulated"]
     torch.stack([model.a(model.a(x)) for x in xs]).sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, model.a.weight.grad)
+
+
+def test_hooks_of_parameters_that_no_result_depends_on_do_not_run() -> None:
+    model = nn.Module()
+    model.leaf, model.out = abt.cell(nn.Linear(4, 4)), abt.cell(Second())
+
+    def of_both(x: Tensor) -> Tensor:
+        return model.out(model.leaf(x), x)  # type: ignore[operator, no-any-return]
+
+    f = abt.batched(of_both, module=model, backend="reference")
+    model.leaf.weight.register_hook(lambda g: 2 * g)  # type: ignore[no-untyped-call]
+    xs = [torch.randn(4, requires_grad=True) for _ in range(3)]
+    f(xs).sum().backward()
+    assert model.leaf.weight.grad is None
+    for x in xs:
+        torch.testing.assert_close(x.grad, torch.cos(x.detach()))
+    constant = f([x.detach() for x in xs])
+    assert not constant.requires_grad
+
+
+class Second(nn.Module):
+    """Uses the second of its arguments."""
+
+    def forward(self, _: Tensor, x: Tensor) -> Tensor:
+        return torch.sin(x)
