@@ -8,7 +8,7 @@ another plan ran last, the memory of the run if that grew, and the values that p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import is_
 from typing import Any
@@ -39,6 +39,7 @@ from autobatch.plan.plan import Plan, PlannedTypes
 LongArray = NDArray[np.int64]
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
+MOST_CHOICES = 64  # classes of sizes whose choices a stage keeps
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
@@ -145,14 +146,36 @@ class BoundCells:
         for stages in self.stages.values():
             stages.bind(run, has_changed)
         if before is not run.tables:
-            self._calls_library = any(stages.calls_library for stages in self.stages.values())
+            self._calls_library = True in [stages.choice.calls_library for stages in self.stages.values()]
         self._seen, self._bound_to = seen, run.tables
 
     def release(self) -> None:
         """Drop the arrays of the run."""
         for stages in self.stages.values():
-            if stages.in_python:
+            if stages.choice.in_python:
                 stages.release()
+
+
+@dataclass(slots=True)
+class Choice:
+    """The ways in which the steps of a stage run, for plans with rows of the same classes of sizes.
+
+    Attributes:
+        steps: bound to the sizes.
+        calls_library: whether one of them may call a library.
+        has_kept: of each type, whether it has values that are kept for the stages after it.
+        versions: of the stages when the steps last read the parameters; empty before.
+        functions, own: the addresses of the steps and of their own numbers, which are known then.
+        in_python: the stages, by position, with steps that Python runs.
+    """
+
+    steps: list[BoundStep]
+    calls_library: bool
+    has_kept: list[bool]
+    versions: list[int] = field(default_factory=list)
+    functions: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    in_python: list[int] = field(default_factory=list)
 
 
 class BoundStages:
@@ -164,6 +187,9 @@ class BoundStages:
         stages: of each of them.
         n_threads: how many threads share the tiles; each has its own scratch memory.
         block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
+
+    Attributes:
+        choice: how the steps run for the last plan.
     """
 
     def __init__(
@@ -180,19 +206,15 @@ class BoundStages:
         self._addresses = np.empty((n_threads, sum(n_steps)), ADDRESSES)
         self._addresses["memory"] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
         self._of_one_thread = self._addresses[0]
-        self._steps: list[BoundStep] = []
         self._tables: PlanTables | None = None
-        self._chosen_for: tuple[Any, ...] = ()
-        self._versions: list[int] = []
+        self._choices: dict[tuple[Any, ...], Choice] = {}
+        self.choice = Choice([], True, [])
         self._n_moved: list[int] = []
-        self._has_kept: list[bool] = []
         self._memory_at: tuple[int, ...] = ()
         self._gradients: list[Gradient] = []
         of_stages = [*zip(stages, self._first.tolist(), strict=True)]
         self._gradient_keys = [stage.keys[parameter] for stage in stages for parameter in stage.gradients]
         self._gradient_slots = [first + slot for stage, first in of_stages for slot in stage.gradients.values()]
-        self.calls_library = True
-        self.in_python: list[int] = []  # the stages, by position, with steps that Python runs
         self._calls: CallList
         self._sweeps = Sweeps()
 
@@ -218,30 +240,27 @@ class BoundStages:
         if has_changed:
             for stage in self._stages:
                 stage.refresh()
-        classes = tables.row_classes if self._name == WEIGHTS else tables.size_classes
-        chosen_for = run.place, run.chooser.name, classes
-        is_chosen = before is not None and chosen_for == self._chosen_for
-        if not is_chosen:
-            self._choose_steps(run)
-            self._chosen_for = chosen_for
+        key = run.place, run.chooser.name, tables.row_classes if self._name == WEIGHTS else tables.size_classes
+        choice = self._choices.get(key) or self._choose(run, key)
+        is_chosen = before is not None and choice is self.choice
         if has_changed or not is_chosen:
             versions = [stage.version for stage in self._stages]
-            if not is_chosen or versions != self._versions:
-                self._take_parameters()
-                if not is_chosen:
-                    self._take_steps()
-                self._versions = versions
+            if versions != choice.versions:
+                self._take_parameters(choice, versions)
+            if not is_chosen:
+                self._addresses["function"], self._addresses["own"] = choice.functions, choice.own
+                self.choice = choice
         if not is_chosen or run.memory.addresses != self._memory_at:
             self._take_memory(*run.memory.addresses)
         if before is not tables:
             self._memory[:, self._slots] = tables.addresses[self._places]
         self._tables, self._calls = tables, tables.calls[self._name]
-        if self.in_python:
+        if choice.in_python:
             self._enter(run)
 
     def release(self) -> None:
         """Drop the arrays of the run."""
-        for number in self.in_python:
+        for number in self.choice.in_python:
             vars(self._stages[number]).pop("run", None)
 
     def call(self, first: int, last: int) -> int:
@@ -250,7 +269,7 @@ class BoundStages:
         tile, end_tile = ptr[first], ptr[last]
         start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
         if len(self._addresses) > 1 and end_tile - tile > last - first:
-            if all(self._steps[step].function for step in set(calls[start:end, 0].tolist())):
+            if all(self.choice.functions[step] for step in set(calls[start:end, 0].tolist())):
                 self._sweeps.run(self._addresses, self._calls, first, last)
                 return end - start
             if last - first > 1:
@@ -260,54 +279,56 @@ class BoundStages:
             at = call_steps(self._of_one_thread, calls, at, end)  # until a step that Python runs
             if at < end:
                 step, k = calls[at].tolist()
-                self._steps[step](k)
+                self.choice.steps[step](k)
                 at += 1
         return end - start
 
-    def _choose_steps(self, run: BoundRun) -> None:
+    def _choose(self, run: BoundRun, key: tuple[Any, ...]) -> Choice:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
-        self._steps, tables = [], run.tables
+        steps, has_kept, mean_rows = list[BoundStep](), list[bool](), run.tables.mean_rows
         for stage, blocks in zip(self._stages, self._blocks, strict=True):
-            rows = tables.mean_rows[blocks], run.plan.block_rows[blocks]
-            sizes = Sizes(run.place, *rows, len(self._addresses), run.chooser)
-            self._steps += [step.bind(sizes) for step in stage.steps]
-        self.calls_library = any(step.calls_library for step in self._steps) or any(
-            stage.shared.multiplies for stage in self._stages
-        )
-        self._has_kept = [bool(tables.mean_rows[blocks.start, 1]) for blocks in self._blocks]
+            sizes = Sizes(run.place, mean_rows[blocks], run.plan.block_rows[blocks], len(self._addresses), run.chooser)
+            steps += [step.bind(sizes) for step in stage.steps]
+            has_kept.append(bool(mean_rows[blocks.start, 1]))
+        calls = [step.calls_library for step in steps] + [stage.shared.multiplies for stage in self._stages]
+        if len(self._choices) == MOST_CHOICES:
+            del self._choices[next(iter(self._choices))]
+        self._choices[key] = Choice(steps, True in calls, has_kept)
+        return self._choices[key]
 
-    def _take_steps(self) -> None:
-        """Store the addresses of steps, which are known when they have read the parameters."""
-        self._addresses["function"] = [step.function for step in self._steps]
-        self._addresses["own"] = [step.own_address for step in self._steps]
-        steps, self.in_python = iter(self._steps), []
-        for number, stage in enumerate(self._stages):
-            own = list(islice(steps, len(stage.steps)))
-            if not all(step.function for step in own):
-                self.in_python.append(number)
-
-    def _take_parameters(self) -> None:
-        """Let steps read the parameters anew, and store the addresses of those that moved."""
-        for step in self._steps:
-            step.refresh()
+    def _take_parameters(self, choice: Choice, versions: list[int]) -> None:
+        """Let steps of stages that have changed read the parameters anew; store the addresses of those that moved."""
+        before, choice.versions = choice.versions or [-1] * len(versions), []  # until all have read them
+        steps = iter(choice.steps)
+        for stage, version, known in zip(self._stages, versions, before, strict=True):
+            for step in islice(steps, len(stage.steps)):
+                if version != known:
+                    step.refresh()
         n_moved = [stage.n_moved for stage in self._stages]
         if n_moved != self._n_moved:
             for stage, first in zip(self._stages, self._first.tolist(), strict=True):
                 for slot, found in stage.shared_arrays().items():
                     self._memory[:, first + slot] = found if isinstance(found, int) else address_of(found)
             self._n_moved = n_moved
+        choice.functions = [step.function for step in choice.steps]
+        choice.own = [step.own_address for step in choice.steps]
+        functions = iter(choice.functions)
+        choice.in_python = [
+            number for number, stage in enumerate(self._stages) if not all([*islice(functions, len(stage.steps))])
+        ]
+        choice.versions = versions
 
     def _take_memory(self, buffer: int, scratch: int, scratch_step: int, kept: int) -> None:
         """Store the addresses of the memory of a run: each thread has its own row of scratch memory."""
         for thread, row in enumerate(self._memory):
             own = scratch + thread * scratch_step
             row[self._first + BUFFER], row[self._first + SCRATCH] = buffer, own
-            row[self._first + KEPT] = [kept if has_kept else own for has_kept in self._has_kept]
+            row[self._first + KEPT] = [kept if has_kept else own for has_kept in self.choice.has_kept]
         self._memory_at = buffer, scratch, scratch_step, kept
 
     def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
         """Store the addresses of the gradients that steps write, unless they are those of the last run."""
-        for number in self.in_python:
+        for number in self.choice.in_python:
             self._stages[number].run.gradients = gradients
         found = [*map(gradients.__getitem__, self._gradient_keys)]
         if len(found) == len(self._gradients) and all(map(is_, found, self._gradients)):
@@ -320,9 +341,9 @@ class BoundStages:
     def _enter(self, run: BoundRun) -> None:
         """Give stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
-        for number in self.in_python:
+        for number in self.choice.in_python:
             stage, type_id, block = self._stages[number], self._type_ids[number], self._blocks[number].start
-            kept = memory.kept[0] if self._has_kept[number] else scratch
+            kept = memory.kept[0] if self.choice.has_kept[number] else scratch
             stage.run = CpuStageRun(
                 stage, HOST, run.plan, type_id, block, run.tables.tiles[type_id], run.randomness, run.interpret,
                 memory.buffer, scratch, kept,
