@@ -90,7 +90,7 @@ class Lifting:
         if not is_structure(x):
             return x
         own = parts_of(x)
-        parts = [self.lift(part, is_static, is_result, is_ragged) for part in own]
+        parts = [part if type(part) in PLAIN else self.lift(part, is_static, is_result, is_ragged) for part in own]
         is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
         return x if is_same else Key.of_structure(x, ()).build(parts)
 

@@ -119,7 +119,9 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         _refuse_awaitable(result, path)
         return Static(result)
     parts = zip(parts_of(result), _labels(result), strict=True)
-    children = [read_result(x, slots, refs, numbers, path + label) for x, label in parts]
+    children = [
+        Static(x) if type(x) in NUMBERS else read_result(x, slots, refs, numbers, path + label) for x, label in parts
+    ]
     return slots.share(Key.of_structure(result, children))
 
 
@@ -224,7 +226,8 @@ def per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -
         return structure.value
     if structure.kind == "rows":
         return _take(structure.children[0], structure.detail, columns, rest)
-    return structure.build([per_instance(child, columns, rest) for child in structure.children])
+    children = structure.children
+    return structure.build([x.value if type(x) is Static else per_instance(x, columns, rest) for x in children])
 
 
 def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
