@@ -96,22 +96,23 @@ def _within_limits(options: Options) -> Options:
 
 
 class Call:
-    """A call for a mini-batch, and the context in which the mini-batch runs: gives its last step, planned.
+    """A call with a mini-batch. Used as a context manager, it plans the mini-batch and returns the step to run.
 
-    An error of autobatch within the context gets a note that says how to report it.
+    Async programs run all their rounds first; the step is then the last one. An internal error, here or within the
+    context, gets a note that says how to report it.
 
     Args:
         engine: of the function.
-        minibatch: as it was read; of async programs that are trained, what they recorded once the context is entered.
-        clock: was started before that.
+        minibatch: as read. When async programs are trained, entering replaces it by what they recorded.
+        clock: started before the mini-batch was read.
         training: whether the mini-batch is differentiated.
         has_aux: whether the function returns `(loss, aux)`; None for PyTorch, whose functions return any tensors.
-        measured: whether it may run with a number of threads that is being measured; its time then counts, unless
-            something is being compiled.
-        each: more that is asked of each instance.
+        measured: whether it may try a number of threads that is being measured; its time then counts, unless code is
+            being compiled.
+        each: what is asked of each instance besides its loss.
 
     Attributes:
-        step: the last step, and rounds: the rounds before it, of async programs; within the context.
+        step: the step to run, and rounds: the rounds of async programs; both set on entry.
     """
 
     step: Step
@@ -159,7 +160,7 @@ class Call:
                 self._note(error)
 
     def joined(self) -> Step:
-        """All rounds and the last step as one step."""
+        """Return the rounds and the last step as one step."""
         return self.step if self.rounds is None else self.rounds.joined(self.step)
 
     def _note(self, error: Exception) -> None:
@@ -315,7 +316,7 @@ class Engine:
         inputs: bool = False,
         keys: LongArray | None = None,
     ) -> Call:
-        """Begin a call: record its mini-batch, unless it was recorded before, beside what other threads run.
+        """Begin a call: record its mini-batch unless it was recorded before. Other threads may run meanwhile.
 
         Args:
             inputs, keys: see `Recorder.read`; the others are those of `Call`.

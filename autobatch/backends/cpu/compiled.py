@@ -39,7 +39,7 @@ from autobatch.plan.plan import Plan, PlannedTypes
 LongArray = NDArray[np.int64]
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
-MOST_CHOICES = 64  # classes of sizes whose choices a stage keeps
+MOST_CHOICES = 64  # kept by a stage, the newest
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
@@ -158,15 +158,15 @@ class BoundCells:
 
 @dataclass(slots=True)
 class Choice:
-    """The ways in which the steps of a stage run, for plans with rows of the same classes of sizes.
+    """How the steps of a stage run for all plans whose sizes fall into the same classes.
 
     Attributes:
-        steps: bound to the sizes.
-        calls_library: whether one of them may call a library.
-        has_kept: of each type, whether it has values that are kept for the stages after it.
-        versions: of the stages when the steps last read the parameters; empty before.
-        functions, own: the addresses of the steps and of their own numbers, which are known then.
-        in_python: the stages, by position, with steps that Python runs.
+        steps: bound to these sizes.
+        calls_library: whether a step may call a library.
+        has_kept: for each type, whether it keeps values for later stages.
+        versions: of the stages when their steps last read the parameters; empty before.
+        functions, own: the addresses of the steps and of their own numbers, known from then on.
+        in_python: the positions of stages with steps that run in Python.
     """
 
     steps: list[BoundStep]
@@ -284,7 +284,7 @@ class BoundStages:
         return end - start
 
     def _choose(self, run: BoundRun, key: tuple[Any, ...]) -> Choice:
-        """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
+        """Choose how steps run for the sizes of a plan, and keep the choice."""
         steps, has_kept, mean_rows = list[BoundStep](), list[bool](), run.tables.mean_rows
         for stage, blocks in zip(self._stages, self._blocks, strict=True):
             sizes = Sizes(run.place, mean_rows[blocks], run.plan.block_rows[blocks], len(self._addresses), run.chooser)
@@ -297,7 +297,7 @@ class BoundStages:
         return self._choices[key]
 
     def _take_parameters(self, choice: Choice, versions: list[int]) -> None:
-        """Let steps of stages that have changed read the parameters anew; store the addresses of those that moved."""
+        """Let the steps of changed stages read the parameters again; store the addresses of parameters that moved."""
         before, choice.versions = choice.versions or [-1] * len(versions), []  # until all have read them
         steps = iter(choice.steps)
         for stage, version, known in zip(self._stages, versions, before, strict=True):
