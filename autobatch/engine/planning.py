@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
@@ -14,7 +14,6 @@ from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph, digests_of
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
-from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs
 from autobatch.plan.budget import Figures, Part, fit_parts
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
@@ -23,6 +22,9 @@ from autobatch.plan.stopping import Stopping
 from autobatch.schedule.make import make_schedule
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
+
+if TYPE_CHECKING:
+    from autobatch.memplan.batch.placement import PlannedGraph
 
 TYPES = attrgetter("types")
 MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as when layers are unfrozen one after the other
@@ -165,6 +167,8 @@ class Planning:
         Returns:
             The plan, with tables for the backend if the core has made them.
         """
+        from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs  # not loaded before anything is planned
+
         rule, types, is_checked = options.policy.core_rule, self._recorder.types, checking()
         if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
             sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)

@@ -236,7 +236,7 @@ def test_batched_functions_use_it_where_python_has_no_part(options: dict[str, An
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
     loss = ab.batched(model.loss, backend="reference", **options)
-    with patch("autobatch.engine.planning.plan_graphs", wraps=plan_graphs) as counted:
+    with patch("autobatch.memplan.batch.placement.plan_graphs", wraps=plan_graphs) as counted:
         loss.value_and_grad(instances)
     assert counted.call_count == n_calls
     assert loss.last is not None
@@ -248,6 +248,6 @@ def test_checked_runs_go_stage_by_stage(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(4)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.loss, policy="score", backend="reference")
-    with patch("autobatch.engine.planning.plan_graphs", wraps=plan_graphs) as counted:
+    with patch("autobatch.memplan.batch.placement.plan_graphs", wraps=plan_graphs) as counted:
         loss.value_and_grad(draw_instances(rng, model, n=3))
     assert counted.call_count == 0
