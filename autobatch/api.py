@@ -89,9 +89,8 @@ class Batched(Engine):
                 runs = self.executor.run(step, (self.options.seed, self.step), None, self._profile)
                 columns = join_columns([run.outputs for run in runs])
                 self._finish(call)
-            give = (
-                list_results if call.rounds is not None and self.options.on_error == "return" else self._stack_results
-            )
+            may_fail = call.rounds is not None and self.options.on_error == "return"
+            give = list_results if may_fail else self._stack_results
             return give(step.graph.structures, self._typed(columns))
         except Exception as error:
             hide_frames(error)

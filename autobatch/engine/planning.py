@@ -123,7 +123,8 @@ class Planning:
     ) -> tuple[list[Graph], PlannedTypes]:
         """Merge, and stop gradients at outputs that the loss does not depend on, where they may not be finite."""
         graph = merge_graphs(graphs, self._recorder.types)
-        clock.lap("merge")
+        if len(graphs) > 1:
+            clock.lap("merge")
         stopped = self._stopping.stop(graph, cells.singular, cells.flows, len(self._recorder.slots.shapes), slot)
         if stopped is not graph:
             cells = self.cells(options.purpose)
@@ -181,7 +182,7 @@ class Planning:
             clock.lap("place")
             return planned
         graph = merge_graphs(graphs, types)
-        if len(graphs) != 1:
+        if len(graphs) > 1:
             clock.lap("merge")
         rewritten, rewrites = rewrite(graph, options.rewrites)
         clock.lap("rewrite")

@@ -107,7 +107,8 @@ class Passing:
         parameters = frozenset().union(*[of_type.parameters for of_type in reads])
         by_others = frozenset().union(*[of_type.by_others for of_type in reads])
         self.read = {name: p for name, p in trainable.items() if id(p) in parameters}
-        if any(p.tensor._backward_hooks for p in self.read.values()):  # torch would give them None for what is not used
+        if any(p.tensor._backward_hooks for p in self.read.values()):
+            # Torch would call the hooks of parameters that no result depends on with None.
             used = batched.reaching.parameters(step.graph, step.cells, range(len(step.cells.slot_shapes)))
             self.read = {name: p for name, p in self.read.items() if id(p) in used}
         self.tensors = [*[p.tensor for p in self.read.values()], *self.inputs.tensors]

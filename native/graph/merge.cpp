@@ -93,6 +93,19 @@ Merging::~Merging() {
   }
 }
 
+bool Merging::Part::read(PyObject* words, PyObject* floats) {
+  Span<const int32_t> ints;
+  if (!autobatch::read<int32_t>(words, "words", ints) || !autobatch::read<double>(floats, "floats", this->floats) ||
+      !view_graph(ints, graph, sizes))
+    return false;
+  words_array = words;
+  floats_array = floats;
+  if (this->floats.size == sizes.floats) return true;
+  PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd", (long long)sizes.floats,
+               this->floats.size);
+  return false;
+}
+
 bool Merging::read(PyObject* list) {
   graphs_ = to_tuple(list);
   if (!graphs_) return false;
@@ -104,18 +117,10 @@ bool Merging::read(PyObject* list) {
     if (!reader.enter(PyTuple_GET_ITEM(graphs_.get(), i))) return false;
     PyObject *words = reader.get(WORDS), *floats = words ? reader.get(FLOATS) : nullptr,
              *types = floats ? reader.get(TYPES) : nullptr, *range = types ? reader.get(IN_RANGE) : nullptr;
-    Span<const int32_t> ints;
     Part part;
-    if (!range || !autobatch::read<int32_t>(words, "words", ints) ||
-        !autobatch::read<double>(floats, "floats", part.floats) || !view_graph(ints, part.graph, part.sizes))
-      return false;
-    if (part.floats.size != part.sizes.floats) {
-      PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd", (long long)part.sizes.floats,
-                   part.floats.size);
-      return false;
-    }
-    part.words_array = Py_NewRef(words);
-    part.floats_array = Py_NewRef(floats);
+    if (!range || !part.read(words, floats)) return false;
+    Py_INCREF(words);
+    Py_INCREF(floats);
     parts.append(part);
     total_.instances += part.sizes.instances;
     total_.nodes += part.sizes.nodes;

@@ -14,7 +14,10 @@ class Merging {
     Graph graph;
     Sizes sizes;
     Span<const double> floats;
-    PyObject *words_array, *floats_array;  // held by the merging
+    PyObject *words_array, *floats_array;  // borrowed here; a merging holds those of its list
+
+    // Reads the arrays of a graph, and checks that they fit each other.
+    bool read(PyObject* words, PyObject* floats);
   };
 
   Merging() = default;
@@ -26,7 +29,7 @@ class Merging {
   bool read(PyObject* list);
   // Makes the arrays of the merged graph. An OverflowError if positions do not fit 32 bits.
   bool make_arrays();
-  // Writes the graphs one after another, with their nodes, edges and outputs numbered anew. Needs no interpreter lock.
+  // Writes the graphs one after another and renumbers nodes, edges and outputs. Needs no interpreter lock.
   void write();
   // Returns the words, floats, structures and keys of the merged graph, and the two flags below.
   Ref to_python() const;

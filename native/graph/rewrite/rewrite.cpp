@@ -26,15 +26,8 @@ Problem look_up(Rewriting& rewriting, bool by_rule, Found& found) {
 }  // namespace
 
 bool Rewriting::read(PyObject* words, PyObject* floats, PyObject* types) {
-  Span<const int32_t> ints;
-  Merging::Part part{{}, {}, {}, words, floats};
-  if (!autobatch::read<int32_t>(words, "words", ints) || !autobatch::read<double>(floats, "floats", part.floats) ||
-      !view_graph(ints, part.graph, part.sizes))
-    return false;
-  if (part.floats.size == part.sizes.floats) return take(part, types);
-  PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %lld, got %zd", (long long)part.sizes.floats,
-               part.floats.size);
-  return false;
+  Merging::Part part;
+  return part.read(words, floats) && take(part, types);
 }
 
 bool Rewriting::take(const Merging::Part& part, PyObject* types) {
