@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch._native import find_features
 from helpers.runs import entries
-from helpers.runs.entries import REFUSALS, aliases, copied, draw_call, examples, functions, parameters, text_of
+from helpers.runs.entries import NEEDS, REFUSALS, aliases, copied, draw_call, examples, functions, parameters, text_of
 
 ROOT = Path(__file__).parents[2]
 DTYPES = {
@@ -29,6 +30,16 @@ DTYPES = {
 }
 N_LEAKING, MOST_BYTES = 100_000, 2 << 20
 SECONDS = 600
+FEATURES = find_features()
+NAMES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name in NEEDS and not FEATURES[NEEDS[name]], reason="the processor lacks instructions"
+        ),
+    )
+    for name in sorted(functions())
+]
 
 
 def call_all(start: int, stop: int) -> str:
@@ -63,7 +74,7 @@ def test_a_number_draws_one_call() -> None:
         assert text_of(args) == text_of(again) or "object at 0x" in text_of(args)
 
 
-@pytest.mark.parametrize("name", sorted(functions()))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_function_is_called_as_its_types_say(name: str) -> None:
     """A function without an example needs a call in `helpers.runs.entries.work`."""
     assert set(functions()) == set(parameters())
@@ -90,7 +101,7 @@ def counts_of(x: Any) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
-@pytest.mark.parametrize("name", sorted(functions()))
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_kept_of_what_is_given(name: str, is_wrong: bool) -> None:
     """Valid calls, and calls that fail late: the last argument, or the last part of a tuple, is wrong.
 

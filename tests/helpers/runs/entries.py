@@ -111,6 +111,8 @@ METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate
 """Functions that use each class of the core."""
 GRAPH_PARTS = ("words", "floats", "types", "structures", "keys", "in_range")
 """What the core reads of a graph."""
+NEEDS = {"pack": 0, "multiply_packed": 0, "add_outer_bf16": 1}
+"""Functions that need instructions which not all processors have: the position of these in `find_features`."""
 UNCHECKED = {"repeat_product"}
 """Functions that call what lies at an address, whatever that is."""
 
