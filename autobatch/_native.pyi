@@ -21,6 +21,10 @@ FlowArrays: TypeAlias = tuple[NDArray[Any], ...]
 Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
 Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """For both see `autobatch.graph.growing`."""
+Choice: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]
+"""What a round runs and reads, the other pending nodes, and what it keeps as `Results` has it."""
+Moves: TypeAlias = tuple[IntArray, IntArray, IntArray]
+"""See `Moved` in `autobatch.graph.growing`."""
 Graphs: TypeAlias = list[Any]
 """Of `autobatch.graph.graph.Graph`."""
 Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
@@ -39,6 +43,17 @@ CellSizes: TypeAlias = tuple[NDArray[Any], ...]
 `autobatch.backends.tiles`."""
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """A schedule: batch_type, batch_ptr and order."""
+Planned: TypeAlias = tuple[
+    IntArray,
+    FloatArray,
+    tuple[int, ...],
+    Batches,
+    tuple[Any, ...],
+    tuple[Any, ...] | None,
+    tuple[float, float, float],
+]
+"""The words and floats of a rewritten graph, and the numbers of changes; its schedule; the parts of its `Plan`; those
+of its `PlanTables`, None without sizes or if a type has none; the seconds of rewriting, scheduling and placing."""
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 
@@ -172,7 +187,7 @@ def choose_nodes(
     round: int,
     run: int,
     n_instances: int,
-) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+) -> Choice:
     """Choose nodes, see `GrowingGraph.choose`.
 
     Returns:
@@ -186,7 +201,7 @@ def emit_graph(
 
 def move_rows(
     values: IntArray, of: IntArray, round: int, held: IntArray, free: IntArray, n_free: IntArray, size: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
+) -> Moves:
     """Take back rows and give rows, see `autobatch.graph.growing.KeptRows`.
 
     Args:
@@ -679,27 +694,39 @@ def plan_graphs(
     n_threads: int,
     flows: FlowArrays | None,
     slot: int,
-) -> tuple[
-    tuple[IntArray, FloatArray, tuple[Any, ...], LongArray, bool, bool] | None,
-    IntArray,
-    FloatArray,
-    tuple[int, ...],
-    Batches,
-    tuple[Any, ...],
-    tuple[Any, ...] | None,
-    bool,
-    tuple[float, float, float, float],
-]:
+) -> tuple[tuple[IntArray, FloatArray, tuple[Any, ...], LongArray, bool, bool] | None, Planned, bool, float]:
     """Plan graphs: `merge_graphs`, `rewrite_words`, `plan_by_rule`, `place_values` and `make_tables` in turn.
 
     Returns:
-        The results of the five, of which the first is None for a single graph, and the last is None without sizes, or
-        if a type of the plan has none; whether the loss in `slot`, if that is not -1, depends on all nodes; and the
-        seconds that merging, rewriting, scheduling, and all the rest took.
+        The merged graph, None for a single one; its plan; whether the loss in `slot`, if that is not -1, depends on all
+        nodes; and the seconds that merging took.
 
     Raises:
         ValueError: also if an edge points backwards.
         OverflowError: the merged or the rewritten graph has more words than int32 counts.
+    """
+
+def plan_round(
+    round: tuple[Any, ...],
+    types: TypeArrays,
+    passes: int,
+    rule: CoreRule,
+    layout: LayoutArrays,
+    sizes: CellSizes | None,
+    n_threads: int,
+) -> tuple[Choice, Moves | None, tuple[IntArray, FloatArray] | None, Planned | None]:
+    """Plan a round: `choose_nodes`, `move_rows`, `emit_graph`, and what `plan_graphs` does with the graph.
+
+    Args:
+        round: the arguments of `choose_nodes`; of `move_rows` the values of the last run, held, free, n_free and size;
+            and of `emit_graph` the types of sources, and the results if there are some.
+
+    Returns:
+        The choice; the rows, None if there is nothing to run; the graph and its plan, None if there is nothing to run,
+        or if a source has no type yet.
+
+    Raises:
+        ValueError, OverflowError: as the functions named above.
     """
 
 def place_values(

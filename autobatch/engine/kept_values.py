@@ -17,7 +17,7 @@ from autobatch.backends.base import Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.execution import Executor
-from autobatch.graph.growing import KEPT, ROW, RUN, SLOT, GrowingGraph, KeptRows
+from autobatch.graph.growing import KEPT, NONE, ROW, RUN, SLOT, GrowingGraph, KeptRows, Moved
 from autobatch.trace.kept import Kept
 
 
@@ -43,11 +43,12 @@ class KeptValues:
         table_of: gives the table of the values that are kept in a slot.
 
     Attributes:
+        rows: of the tables that they have.
         next_run: the number of the next run.
     """
 
     def __init__(self, graph: GrowingGraph, table_of: Callable[[int], Kept], dtype: np.dtype[Any]) -> None:
-        self._graph, self._rows, self._table_of, self._dtype = graph, KeptRows(graph), table_of, dtype
+        self._graph, self.rows, self._table_of, self._dtype = graph, KeptRows(graph), table_of, dtype
         self._store: Store = HOST  # of the runs, once there is one
         self._last: Done | None = None
         self.next_run = 0
@@ -57,22 +58,30 @@ class KeptValues:
         self._store, self._last = store, done
         self.next_run += 1
 
+    @property
+    def last_values(self) -> IntArray:
+        """The values that the last run keeps, until they are copied."""
+        return NONE if self._last is None else self._last.values
+
     def settle(self) -> None:
         """Copy what a round reads, or a later one may read, from the last run to tables, and close the run.
 
         The round was chosen already.
         """
-        last = self._last
+        if self._last is not None:
+            self.copy(self.rows.move(self._last.values))
+
+    def copy(self, moved: Moved) -> None:
+        """Copy values of the last run, if there is one, to the rows that they got, and close the run."""
+        last, ends = self._last, moved.ptr.tolist()
         if last is None:
             return
-        found, rows, ptr = self._rows.move(last.values)
-        ends = ptr.tolist()
         for slot in range(len(ends) - 1):
             own = slice(ends[slot], ends[slot + 1])
             if own.start < own.stop:
                 table = self._table_of(slot)
-                table.reserve(int(self._rows.size[slot]), self._dtype, self._store)
-                table.array[self._store.put(rows[own])] = last.slot(slot)[self._store.put(found[own])]
+                table.reserve(int(self.rows.size[slot]), self._dtype, self._store)
+                table.array[self._store.put(moved.rows[own])] = last.slot(slot)[self._store.put(moved.found[own])]
                 table.note_change()
         self.close()
 
@@ -99,7 +108,7 @@ class KeptValues:
 
     def renumber(self, of_value: IntArray) -> None:
         """Values have other numbers now; no run is open."""
-        self._rows.renumber(of_value)
+        self.rows.renumber(of_value)
 
     def close(self) -> None:
         """Close the run that is open, if there is one."""

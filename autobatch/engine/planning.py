@@ -24,7 +24,10 @@ from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
 if TYPE_CHECKING:
-    from autobatch.memplan.batch.placement import PlannedGraph
+    from autobatch.engine.kept_values import KeptValues
+    from autobatch.graph.growing import Chosen, Request
+    from autobatch.memplan.batch.placement import CoreOptions, PlannedGraph
+    from autobatch.trace.phases import Phases
 
 TYPES = attrgetter("types")
 MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as when layers are unfrozen one after the other
@@ -56,10 +59,7 @@ class Planning:
             DataError: in training, there are no instances.
             PlanError: an instance needs more than `max_bytes` alone.
         """
-        known = self._cells.get(options.purpose)
-        cells = self.cells(options.purpose)  # covers all its types, even if other types are recorded later
-        if known is None or cells is not known[1]:
-            clock.lap("layout")
+        cells = self.cells(options.purpose, clock)  # covers all its types, even if other types are recorded later
         key = self._key(minibatch, options, cells)
         found = self.cache.find(key, options.policy.given) if key is not None else None
         if found is not None:
@@ -76,13 +76,51 @@ class Planning:
         slot = _loss_slot(graphs, options)
         if slot >= 0 and cells.singular:
             graphs, cells = self._stop(graphs, slot, options, cells, clock)
-        planned = self._plan(graphs, options, cells, clock, slot)
+        planned = self._fit(self._place(graphs, options, cells, clock, slot), options, cells, clock, slot)
         if key is not None:
             self.cache.keep(self._key(minibatch, options, cells) or key, planned)
         return self._step(planned.graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
 
-    def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
-        """The layouts of all types met so far, from their current traces; cached per purpose."""
+    def prepare_round(
+        self, phases: Phases, kept: KeptValues, request: Request, options: Options, clock: Clock
+    ) -> tuple[Chosen, Step | None]:
+        """Choose what a round of a growing graph runs, and plan it; no step if there is nothing to run.
+
+        That is one call of the core unless Python takes part or checks the results, or a value is read that has no type
+        of sources yet.
+
+        Raises:
+            PlanError: as for `prepare`.
+        """
+        from autobatch.memplan.batch.placement import plan_round
+
+        graph, types, cells = phases.graph, self._recorder.types, self.cells(options.purpose, clock)
+        core = self._core_options(options, cells)
+        if core is None:
+            chosen = graph.choose(request, types)
+            if not chosen.nodes.size and request.results is None:
+                return chosen, None
+            kept.settle()
+        else:
+            chosen, moved, planned = plan_round(graph, request, kept.rows, kept.last_values, types, core)
+            if moved is None:
+                return chosen, None
+            kept.copy(moved)
+            if planned is not None:
+                _lap(clock, planned)
+                found = self._fit(planned, options, cells, clock, -1)
+                return chosen, self._step(planned.graph, found, options, cells, clock, -1, plan_hit=None)
+        with self._recorder.turn.lock:
+            phases.make_source_types(chosen.sources)
+        emitted = graph.emit(chosen, request._replace(slots=phases.output_slots), types)
+        return chosen, self.prepare(MiniBatch([], emitted), options, clock)
+
+    def cells(self, purpose: frozenset[str] | None, clock: Clock | None = None) -> PlannedTypes:
+        """Return the layouts of all types met so far, from their current traces; cached per purpose.
+
+        Args:
+            clock: notes the time that new ones took.
+        """
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         state = types.state, len(shapes)
         known = self._cells.pop(purpose, None)
@@ -93,6 +131,8 @@ class Planning:
             self._forget(len(types))
             planned = PlannedTypes(cells, list(shapes), purpose is not None)
             known = state, planned if known is None or not n_known else known[1].followed(planned)
+            if clock is not None:
+                clock.lap("layout")
         self._cells[purpose] = known
         if len(self._cells) > MOST_PURPOSES:
             del self._cells[next(iter(self._cells))]
@@ -144,11 +184,11 @@ class Planning:
             options.precision, options.threads, options.has_aux, options.store, options.by_instance,
         )  # fmt: skip
 
-    def _plan(self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
-        """Merge, rewrite, schedule and place, in parts if the whole does not fit."""
+    def _fit(self, planned: PlannedGraph, options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
+        """Prepare a plan to run, or those of parts of it if the whole does not fit."""
 
-        def plan_part(graphs: list[Graph]) -> Part:
-            graph, plan, rewrites, tables, _ = self._place(graphs, options, cells, clock, slot)
+        def to_part(planned: PlannedGraph) -> Part:
+            graph, plan, rewrites, tables, _ = planned
             executable = self.backend.prepare(plan, cells, options, tables)
             n_bytes = executable.n_bytes
             if options.by_instance is not None:
@@ -156,9 +196,21 @@ class Planning:
             figures = Figures(plan.graph, plan.schedule.n_batches, n_bytes, options.policy.unseen_share)
             return Part(graph, rewrites, plan, executable, figures)
 
-        whole = plan_part(graphs)
-        parts = fit_parts(whole, plan_part, options.max_bytes)
+        whole = to_part(planned)
+        parts = fit_parts(
+            whole, lambda graphs: to_part(self._place(graphs, options, cells, clock, slot)), options.max_bytes
+        )
         return Planned(whole.graph, tuple(parts), whole.n_bytes)
+
+    def _core_options(self, options: Options, cells: PlannedTypes) -> CoreOptions | None:
+        """Return the options of the calls of the core that plan; None if Python takes part or checks the results."""
+        from autobatch.memplan.batch.placement import CoreOptions
+
+        rule = options.policy.core_rule
+        if rule is None or not is_trusted(options.policy) or not is_trusted(self.planner) or checking():
+            return None
+        sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
+        return CoreOptions(options.rewrites, rule, cells, sizes, n_threads)
 
     def _place(
         self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int
@@ -170,16 +222,10 @@ class Planning:
         """
         from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs  # not loaded before anything is planned
 
-        rule, types, is_checked = options.policy.core_rule, self._recorder.types, checking()
-        if rule is not None and is_trusted(options.policy) and is_trusted(self.planner) and not is_checked:
-            sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
-            planned = plan_graphs(graphs, types, options.rewrites, rule, cells, sizes, n_threads, slot)
-            merging, rewriting, scheduling, _ = planned.seconds
-            if len(graphs) > 1:
-                clock.lap("merge", merging)
-            clock.lap("rewrite", rewriting)
-            clock.lap("schedule", scheduling)
-            clock.lap("place")
+        types, core = self._recorder.types, self._core_options(options, cells)
+        if core is not None:
+            planned = plan_graphs(graphs, types, core, slot)
+            _lap(clock, planned, merges=len(graphs) > 1)
             return planned
         graph = merge_graphs(graphs, types)
         if len(graphs) > 1:
@@ -191,7 +237,7 @@ class Planning:
         plan = self.planner.place(rewritten, schedule, cells)
         if not is_trusted(self.planner):
             check_made(plan, rewritten, schedule, cells, self.planner)
-        elif is_checked:
+        elif checking():
             check_plan(plan, cells)
         clock.lap("place")
         return PlannedGraph(graph, plan, rewrites)
@@ -202,6 +248,16 @@ class Planning:
     ) -> Step:  # fmt: skip
         rate, parts = self.cache.hit_rate, planned.parts
         return Step(graph, planned.whole_bytes, options.max_bytes, parts, cells, clock, plan_hit, rate, slot)
+
+
+def _lap(clock: Clock, planned: PlannedGraph, merges: bool = False) -> None:
+    """Mark the ends of the stages that the core has run."""
+    merging, rewriting, scheduling, _ = planned.seconds
+    if merges:
+        clock.lap("merge", merging)
+    clock.lap("rewrite", rewriting)
+    clock.lap("schedule", scheduling)
+    clock.lap("place")
 
 
 def _loss_slot(graphs: list[Graph], options: Options) -> int:

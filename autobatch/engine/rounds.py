@@ -21,7 +21,7 @@ from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.planning import Planning
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import NOWHERE
+from autobatch.graph.growing import NOWHERE, Chosen, Request
 from autobatch.trace.phases import Phases, record_in_phases
 from autobatch.trace.record import MiniBatch, Recorder, note_instance
 
@@ -133,31 +133,27 @@ class Rounds:
 
     def _round(self, wanted: IntArray) -> None:
         """Run the nodes that wanted values depend on, if there are any."""
-        phases, kept, types = self._phases, self._kept, self._recorder.types
-        chosen = phases.graph.choose(wanted, phases.output_slots.slot, kept.next_run, types)
-        if not chosen.nodes.size:
+        phases, kept = self._phases, self._kept
+        chosen, step = self._prepare(Request(wanted, phases.output_slots, kept.next_run))
+        if step is None:
             self._n_idle += 1
             return
         self._n_idle = 0
-        phases.sources_known(chosen.sources)
-        kept.settle()
-        graph = phases.graph.emit(chosen, phases.output_slots.source, types)
-        step = self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
         run_and_keep(self._executor, kept, step, chosen.kept.values, self._draw, self._timer)
         self._steps.append(step)
         self._waited.append(tuple(phases.waiting))
-        self._n_sources += chosen.sources.size
 
     def _plan_last(self) -> Step:
         """Plan the step that computes the results."""
-        phases, types = self._phases, self._recorder.types
-        results, structures = phases.results()
-        chosen = phases.graph.choose(results.values, phases.output_slots.slot, NOWHERE, types)
-        phases.sources_known(chosen.sources)
-        self._kept.settle()
+        results, structures = self._phases.results()
+        _, step = self._prepare(Request(results.values, self._phases.output_slots, NOWHERE, results, structures))
+        assert step is not None
+        return step
+
+    def _prepare(self, request: Request) -> tuple[Chosen, Step | None]:
+        chosen, step = self._planning.prepare_round(self._phases, self._kept, request, self._options, self._clock)
         self._n_sources += chosen.sources.size
-        graph = phases.graph.emit(chosen, phases.output_slots.source, types, results, structures)
-        return self._planning.prepare(MiniBatch([], graph), self._options, self._clock)
+        return chosen, step
 
     def _raise_first(self) -> None:
         """Raise the first error of a program."""

@@ -108,6 +108,25 @@ class Chosen(NamedTuple):
     kept: Results
 
 
+class Request(NamedTuple):
+    """What a round, or the last step, is asked for.
+
+    Attributes:
+        wanted: the values to compute.
+        slots: what is known of the outputs of all types, and of slots.
+        run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
+            will be. NOWHERE for the last step: it keeps nothing, and wanted values of earlier rounds are sources.
+        results: that the last step returns; None for a round, which returns what it keeps.
+        structures: of the results, by instance.
+    """
+
+    wanted: IntArray
+    slots: OutputSlots
+    run: int
+    results: Results | None = None
+    structures: Sequence[Any] = ()
+
+
 class GrowingGraph:
     """The nodes that the async programs of a mini-batch have recorded so far.
 
@@ -175,19 +194,23 @@ class GrowingGraph:
         """Note whether the program may still use the outputs of these nodes."""
         set_in_use(self.nodes, self.values, nodes.astype(np.int32), in_use)
 
-    def choose(self, wanted: IntArray, slot_of: IntArray, run: int, types: Any) -> Chosen:
-        """Choose the pending nodes that these values depend on; they count as done when they are emitted.
+    def choose(self, request: Request, types: Any) -> Chosen:
+        """Choose the pending nodes that the wanted values depend on; they count as done when they are emitted."""
+        return self.note(choose_nodes(*self.ask(request, types.arrays().out_ptr)))
+
+    def ask(self, request: Request, out_ptr: IntArray) -> tuple[Any, ...]:
+        """Begin a round; return what the core reads to choose its nodes.
 
         Args:
-            slot_of: that of `OutputSlots`, for all types.
-            run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
-                will be. NOWHERE for the last one: it keeps nothing, and wanted values of earlier rounds are sources.
+            out_ptr: that of the `TypeArrays` of all types.
         """
         self.round += 1
-        nodes, sources, self._pending, *kept = choose_nodes(
-            self.nodes, self.values, types.arrays().out_ptr, slot_of, wanted, self._pending, self.round, run,
-            self.n_instances,
-        )  # fmt: skip
+        slot_of, pending, run = request.slots.slot, self._pending, request.run
+        return self.nodes, self.values, out_ptr, slot_of, request.wanted, pending, self.round, run, self.n_instances
+
+    def note(self, chosen: tuple[IntArray, ...]) -> Chosen:
+        """Note what the core has chosen."""
+        nodes, sources, self._pending, *kept = chosen
         return Chosen(nodes, sources, Results(*kept))
 
     def sketch(self, wanted: IntArray, types: Any) -> tuple[IntArray, Graph]:
@@ -195,10 +218,9 @@ class GrowingGraph:
         nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending)
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
-    def pick(self, picked: IntArray, slot_of: IntArray, run: int, types: Any) -> Chosen:
-        """Choose these pending nodes, which need no others; see `choose`."""
+    def pick(self, picked: IntArray) -> None:
+        """Have the next round run these pending nodes, which need no others."""
         self.nodes.table[STATE, picked] = CHOSEN
-        return self.choose(NONE, slot_of, run, types)
 
     def drop(self, place: int) -> None:
         """Forget the instance at a place: its pending nodes, and that its program may use any value."""
@@ -253,22 +275,18 @@ class GrowingGraph:
         """Count n more readers of each of these values."""
         count_readers(self.nodes, self.values, values, n)
 
-    def emit(
-        self,
-        chosen: Chosen,
-        source: IntArray,
-        types: Any,
-        results: Results | None = None,
-        structures: Sequence[Any] = (),
-    ) -> Graph:
-        """Make the graph of a round; or of the last step, whose outputs are the results of the programs.
+    def emit(self, chosen: Chosen, request: Request, types: Any) -> Graph:
+        """Make the graph of a round; or of the last step, whose outputs are the results of the programs."""
+        results = request.results or chosen.kept
+        words, floats = emit_graph(
+            self.nodes, self.values, request.slots.source, chosen.nodes, chosen.sources, results
+        )  # fmt: skip
+        return self.emitted(words, floats, types, request)
 
-        Args:
-            source: that of `OutputSlots`, for all slots.
-        """
-        returned = results or chosen.kept
-        words, floats = emit_graph(self.nodes, self.values, source, chosen.nodes, chosen.sources, returned)
-        graph = Graph(words, floats, types, tuple(structures) or (None,) * self.n_instances, self.keys)
+    def emitted(self, words: IntArray, floats: FloatArray, types: Any, request: Request) -> Graph:
+        """Return the graph of a round that the core has emitted."""
+        structures = tuple(request.structures) or (None,) * self.n_instances
+        graph = Graph(words, floats, types, structures, self.keys)
         graph.in_range = True  # the phases were checked
         return graph
 
@@ -278,8 +296,8 @@ class GrowingGraph:
         """Make the graph of all nodes that these values depend on; no round may follow."""
         self.nodes.table[STATE, : self.n_nodes] = PENDING
         self._pending = np.arange(self.n_nodes, dtype=np.int32)
-        chosen = self.choose(needed, output_slots.slot, NOWHERE, types)
-        return self.emit(chosen, output_slots.source, types, results, structures)
+        request = Request(needed, output_slots, NOWHERE, results, structures)
+        return self.emit(self.choose(request, types), request, types)
 
 
 class Moved(NamedTuple):
@@ -322,8 +340,12 @@ class KeptRows:
     def move(self, values: IntArray) -> Moved:
         """Give rows to those of these values that the round which was just chosen reads, or a later one may read."""
         graph = self._graph
-        self._make_room(int(graph.values[SLOT, values].max(initial=NOWHERE)) + 1, values.size)
-        return Moved(*move_rows(graph.values, values, graph.round, self._held, self._free, self._n_free, self.size))
+        return Moved(*move_rows(graph.values, values, graph.round, *self.tables(values)))
+
+    def tables(self, values: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Return what the core writes, with room for these values."""
+        self._make_room(int(self._graph.values[SLOT, values].max(initial=NOWHERE)) + 1, values.size)
+        return self._held, self._free, self._n_free, self.size
 
     def renumber(self, of_value: IntArray) -> None:
         """Values have other numbers now; those that have none are in no row."""

@@ -20,7 +20,7 @@ class KeptResults(KeptValues):
     @property
     def n_bytes(self) -> int:
         """The bytes of the rows that programs may still read, without those of the last run."""
-        sizes = [n * math.prod(self._table_of(slot).row) for slot, n in enumerate(self._rows.in_use.tolist()) if n]
+        sizes = [n * math.prod(self._table_of(slot).row) for slot, n in enumerate(self.rows.in_use.tolist()) if n]
         return self._dtype.itemsize * int(sum(sizes))
 
     def columns(self, values: IntArray, slots: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:

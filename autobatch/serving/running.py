@@ -24,7 +24,7 @@ from autobatch.engine.counts import Clock, Step
 from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
 from autobatch.graph.graph import PER_NODE, Graph, work_of
-from autobatch.graph.growing import NONE
+from autobatch.graph.growing import NONE, Request
 from autobatch.plan.plan import Plan
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
 from autobatch.serving.budget import Budget
@@ -171,13 +171,12 @@ class Running:
         nodes, work = self._pending.take(self._budget.work, self._whole_budget.work)
         if not nodes.size:
             return None
-        phases, kept, types = self._phases, self._kept, self._recorder.types
-        chosen = phases.graph.pick(nodes, phases.output_slots.slot, kept.next_run, types)
-        with self._recorder.turn.lock:
-            phases.sources_known(chosen.sources)
-        kept.settle()
-        graph = phases.graph.emit(chosen, phases.output_slots.source, types)
-        step = self._plan(graph)
+        phases, kept = self._phases, self._kept
+        phases.graph.pick(nodes)
+        self._options = self._engine.options_now(training=False, has_aux=False)
+        request = Request(NONE, phases.output_slots, kept.next_run)
+        chosen, step = self._engine.planning.prepare_round(phases, kept, request, self._options, Clock())
+        assert step is not None
         planned = perf_counter()
         run_and_keep(self._engine.executor, kept, step, chosen.kept.values, (self._options.seed, 0), None)
         kernels, owner = perf_counter() - planned, phases.graph.owner[nodes]
@@ -193,7 +192,8 @@ class Running:
         graph, places, work = whole
         owner = np.repeat(places, np.diff(graph.instance_ptr))
         graph.keys = self._phases.graph.keys[[*places]]
-        step = self._plan(graph)
+        self._options = self._engine.options_now(training=False, has_aux=False)
+        step = self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
         planned = perf_counter()
         runs = self._engine.executor.run(step, (self._options.seed, 0))
         columns = join_columns([run.outputs for run in runs])
@@ -202,11 +202,6 @@ class Running:
         self._each += SMOOTHING * (float(work.sum()) / len(places) - self._each)
         self._over += map(self._ended, places, self._engine.results_of(graph.structures, columns))
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
-
-    def _plan(self, graph: Graph) -> Step:
-        """Plan a graph."""
-        self._options = self._engine.options_now(training=False, has_aux=False)
-        return self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
 
     def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
         """Learn that nodes took so long, each with some work, and of the program at some place."""

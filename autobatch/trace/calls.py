@@ -149,6 +149,10 @@ class Calls:
         """Number the draws of a branch of an async program from now on."""
         self.log.draw = draws.__next__
 
+    def has_kept_type(self, table: Kept) -> bool:
+        """Whether there is a type of nodes that read a row of a table of kept values."""
+        return ("kept", id(table)) in self._entries
+
     def kept_type(self, table: Kept) -> int:
         """The type of the nodes that read a row of a table of kept values."""
         key = "kept", id(table)

@@ -113,6 +113,7 @@ class Phases:
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
         self._calls.begin()
+        self._learn_sources([slot for slot, table in recorder.kept.items() if self._calls.has_kept_type(table)])
 
     def begin(self, place: int, instance: Any) -> None:
         """Begin the program of an instance."""
@@ -253,16 +254,9 @@ class Phases:
             tables[slot] = Kept(self._recorder.slots.shapes[slot])
         return tables[slot]
 
-    def sources_known(self, values: IntArray) -> None:
+    def make_source_types(self, values: IntArray) -> None:
         """Make the types of the nodes that read these values from the tables of kept values."""
-        source = self.output_slots.source
-        for slot in np.bincount(self.graph.values[SLOT, values]).nonzero()[0].tolist():
-            if slot >= source.size or source[slot] == NOWHERE:
-                grown = np.full(len(self._recorder.slots.shapes), NOWHERE, np.int32)
-                grown[: source.size] = source
-                grown[slot] = self._calls.kept_type(self.table_of(slot))
-                self.output_slots, source = self.output_slots._replace(source=grown), grown
-        self._learn_types()
+        self._learn_sources(np.bincount(self.graph.values[SLOT, values]).nonzero()[0].tolist())
 
     def give_up(self, error_of: Callable[[int], Exception]) -> None:
         """End the programs that still wait, each with an error in the place of its result."""
@@ -317,6 +311,17 @@ class Phases:
             graph.use(kept, True)
         if over:
             graph.use(np.flatnonzero(np.isin(graph.owner, over)).astype(np.int32), False)
+
+    def _learn_sources(self, slots: Sequence[int]) -> None:
+        """Learn the types of the nodes that read from the tables of these slots; make those that are missing."""
+        source = self.output_slots.source
+        if source.size < len(self._recorder.slots.shapes):
+            grown = np.full(len(self._recorder.slots.shapes), NOWHERE, np.int32)
+            grown[: source.size] = source
+            self.output_slots, source = self.output_slots._replace(source=grown), grown
+        for slot in slots:
+            if source[slot] == NOWHERE:
+                source[slot] = self._calls.kept_type(self.table_of(slot))
 
     def _learn_types(self) -> None:
         """Learn the slots of the outputs of types that are new."""

@@ -1,25 +1,15 @@
 // The functions of this folder that Python calls; `_native.pyi` describes them.
 
-#include "graph/marks.h"
-#include "graph/rewrite/rewrite.h"
+#include "graph/growing/round.h"
 #include "plan/lifetimes.h"
-#include "plan/placement.h"
-#include "plan/plan_tables.h"
+#include "plan/pipeline.h"
 #include "plan/sums.h"
-#include "policies/entries.h"
 #include "support/clock.h"
 
 namespace autobatch {
 namespace {
 
 constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places behind the buffer can be counted
-
-bool read_threads(PyObject* number, int32_t& n_threads) {
-  constexpr int32_t MOST_THREADS = 1 << 16;
-  if (!read_int(number, "n_threads", n_threads)) return false;
-  if (n_threads >= 1 && n_threads <= MOST_THREADS) return true;
-  return PyErr_Format(PyExc_ValueError, "n_threads must lie in 1..%d, got %d", MOST_THREADS, n_threads), false;
-}
 
 // place_values(words, floats, batches, types, layout): the parts of a plan, in the order of `Plan`.
 PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
@@ -42,93 +32,82 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return set_problem(problem) ? placement.to_python(plan).release() : nullptr;
 }
 
-// A loss, by the paths of its gradients.
-struct Loss {
-  Flows flows;
-  int32_t slot = -1;
-
-  // Reads both; the paths may be None if there is no slot.
-  bool read(PyObject* flows_given, PyObject* slot_given, int32_t n_types, ptrdiff_t n_slots) {
-    if (!read_int(slot_given, "slot", slot) || slot < 0) return !PyErr_Occurred();
-    if (!read_flows(flows_given, flows)) return false;
-    if (slot < n_slots && flows.n_types() == n_types) return true;
-    return PyErr_SetString(PyExc_ValueError, "flows and slot must be of these types, got others"), false;
-  }
-  // Finds whether the loss depends on all nodes of a graph; false without a loss.
-  Problem find_whole(const Graph& graph, ptrdiff_t n_slots, bool& is_whole) const {
-    is_whole = false;
-    if (slot < 0) return nullptr;
-    ptrdiff_t width = 1;  // the first column is of the nodes
-    for (int32_t n_outputs : flows.n_outputs) width = n_outputs >= width ? n_outputs + ptrdiff_t(1) : width;
-    Vec<uint8_t> marks, wanted;
-    if (!marks.resize(graph.n_nodes() * width) || !wanted.assign(n_slots, 0)) return NO_MEMORY;
-    wanted[slot] = 1;
-    Marked marked = mark_all(graph, flows, wanted, {marks.data(), graph.n_nodes(), width});
-    is_whole = marked == Marked::WHOLE;
-    return marked == Marked::WRONG ? "a slot, an output or a port does not exist" : nullptr;
-  }
-};
-
 // plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): those of `merge_graphs`, or None for
-// a single graph; words, floats and changes of the rewritten graph; its schedule; the parts of a plan; those of its
-// tables, or None if a type of the plan has no sizes yet; whether the loss in the slot depends on all nodes; and the
-// seconds that merging, rewriting, scheduling and placing took.
+// a single graph; the parts of a `Planned`; whether the loss in the slot depends on all nodes; the seconds that merging
+// took.
 PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Merging merging;
-  Rewriting rewriting;
-  TypedGraph graph;
-  DirectedRule rule;
-  Batches batches;
-  Placement placement;
-  CellSizes sizes;
+  Pipeline pipeline;
   Loss loss;
-  int32_t passes, n_threads;
-  double times[5] = {seconds_now()};  // when each stage begins, and when all are done
-  if (!takes("plan_graphs", n, 9) || !read_int(arguments[2], "passes", passes) ||
-      !read_directed_rule(arguments[3], rule) || !merging.read(arguments[0]))
-    return nullptr;
-  bool merges = merging.parts.size() != 1;
-  if ((merges && !merging.make_arrays()) || !rewriting.take(merges ? merging.whole : merging.parts[0], arguments[1]) ||
-      !placement.read_layout(arguments[4], rewriting.given.types) ||
-      !placement.fits(rewriting.given, rewriting.draft.floats) || !read_threads(arguments[6], n_threads) ||
-      (arguments[5] != Py_None && !read_cell_sizes(arguments[5], placement.n_types(), placement.n_blocks(), sizes)) ||
-      !loss.read(arguments[7], arguments[8], placement.n_types(), placement.n_slots()))
+  double began = seconds_now(), merged_at;
+  if (!takes("plan_graphs", n, 9) || !pipeline.read(arguments + 1) || !merging.read(arguments[0])) return nullptr;
+  bool merges = merging.parts.size() != 1, is_whole = false;
+  if ((merges && !merging.make_arrays()) || !pipeline.take(merges ? merging.whole : merging.parts[0], arguments[1]) ||
+      !loss.read(arguments[7], arguments[8], pipeline.placement))
     return nullptr;
   Problem problem;
-  PlanArrays plan;
-  PlanTables tables;
-  bool has_tables = false, is_whole = false;
   {
     Unlocked unlocked;
     if (merges) merging.write();
-    times[1] = seconds_now();
-    problem = rewriting.run(passes);
-    if (!problem) problem = rewriting.finish(graph);
-    times[2] = seconds_now();
-    const Graph& parts = graph.graph;
-    Dag dag{parts.type_id, parts.edge_ptr, parts.edge_src, (int32_t)graph.types.n_types()};
-    if (!problem && !plan_best(dag, rule, batches)) problem = NO_MEMORY;
-    times[3] = seconds_now();
-    BatchSpans scheduled{batches.batch_type, batches.batch_ptr, batches.order};
-    if (!problem) problem = placement.place(graph, rewriting.draft.floats, scheduled);
-    if (!problem) {
-      placement.list_arrays(scheduled, plan);
-      has_tables = sizes.scratch.rows && fit(sizes, plan);
-      if (has_tables) problem = tables.make(plan, sizes, n_threads);
-    }
-    if (!problem) problem = loss.find_whole(graph.graph, placement.n_slots(), is_whole);
-    times[4] = seconds_now();
+    merged_at = seconds_now();
+    problem = pipeline.run();
+    if (!problem) problem = loss.find_whole(pipeline.graph.graph, pipeline.placement.n_slots(), is_whole);
   }
-  if (problem) return rewriting.refuse(problem);
-  Ref floats = rewriting.floats(), words = rewriting.words(), changes = rewriting.changes(),
-      schedule(to_python(batches)), parts = placement.to_python(plan),
-      merged = merges ? merging.to_python() : Ref::borrowed(Py_None);
-  if (!words || !floats || !changes || !schedule || !parts || !merged) return nullptr;
-  Ref listed = has_tables ? tables.to_python(plan) : Ref::borrowed(Py_None);
-  if (!listed) return nullptr;
-  return Py_BuildValue("NNNNNNNO(dddd)", merged.release(), words.release(), floats.release(), changes.release(),
-                       schedule.release(), parts.release(), listed.release(), is_whole ? Py_True : Py_False,
-                       times[1] - times[0], times[2] - times[1], times[3] - times[2], times[4] - times[3]);
+  Ref planned = pipeline.to_python(problem), merged = merges ? merging.to_python() : Ref::borrowed(Py_None);
+  if (!planned || !merged) return nullptr;
+  return Py_BuildValue("NNOd", merged.release(), planned.release(), is_whole ? Py_True : Py_False, merged_at - began);
+}
+
+// plan_round(round, types, passes, rule, layout, sizes, n_threads): the parts of a `Choice`; those of `RowMoves`, or
+// None if nothing is to run; the words and floats of the graph and the parts of a `Planned`, each None if nothing is to
+// run, or if a source has no type yet.
+PyObject* plan_round(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Growing g;
+  Choice choice;
+  RowMoves moves;
+  Emission emission;
+  Pipeline pipeline;
+  constexpr Py_ssize_t N_PARTS = 16;
+  if (!takes("plan_round", n, 7)) return nullptr;
+  if (!PyTuple_Check(arguments[0]) || PyTuple_GET_SIZE(arguments[0]) != N_PARTS)
+    return PyErr_Format(PyExc_TypeError, "round must be a tuple of %zd, got %.80s", N_PARTS,
+                        Py_TYPE(arguments[0])->tp_name);
+  PyObject* parts[N_PARTS];
+  for (Py_ssize_t k = 0; k < N_PARTS; k++) parts[k] = PyTuple_GET_ITEM(arguments[0], k);
+  bool gives_results = parts[15] != Py_None;
+  if (!read_growing(parts, N_PARTS, g) || !choice.read(parts + 2) || !moves.read(parts[9], parts + 10) ||
+      !read<int32_t>(parts[14], "source_type", emission.source_type) ||
+      (gives_results && !emission.read_results(parts[15])) || !pipeline.read(arguments + 1))
+    return nullptr;
+  bool runs = false, has_types = false;
+  auto begin = [&] {
+    Ended ended = choice.choose(g);
+    runs = ended == Ended::WELL && (choice.nodes.size() || gives_results);
+    if (!runs) return ended;
+    ended = moves.move(g, choice.now);
+    emission.nodes = choice.nodes;
+    emission.sources = choice.sources;
+    if (!gives_results) emission.take_kept(choice);
+    has_types = emission.has_types(g);
+    return ended;
+  };
+  if (!autobatch::run(begin)) return nullptr;
+  Ref chosen = choice.to_python(), moved = runs ? moves.to_python() : Ref::borrowed(Py_None);
+  if (!chosen || !moved) return nullptr;
+  if (!runs || !has_types) return Py_BuildValue("NNOO", chosen.release(), moved.release(), Py_None, Py_None);
+  Merging::Part part;
+  if (!emission.make_arrays(g) || !autobatch::run([&] { return emission.write(g); }) ||
+      !part.read(emission.words.get(), emission.floats.get()) || !pipeline.take(part, arguments[1]))
+    return nullptr;
+  Problem problem;
+  {
+    Unlocked unlocked;
+    problem = pipeline.run();
+  }
+  Ref planned = pipeline.to_python(problem);
+  if (!planned) return nullptr;
+  return Py_BuildValue("NN(NN)N", chosen.release(), moved.release(), emission.words.release(),
+                       emission.floats.release(), planned.release());
 }
 
 // give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.
@@ -195,9 +174,10 @@ PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNNNL", to.release(), table.release(), parts.release(), ptr.release(), (long long)sums.size);
 }
 
-PyMethodDef functions[] = {fast("plan_graphs", plan_graphs), fast("place_values", place_values),
-                           fast("give_out", give_out_areas), fast("make_tables", make_tables),
-                           fast("find_sums", find_sums_of),  {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {fast("plan_graphs", plan_graphs),   fast("plan_round", plan_round),
+                           fast("place_values", place_values), fast("give_out", give_out_areas),
+                           fast("make_tables", make_tables),   fast("find_sums", find_sums_of),
+                           {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

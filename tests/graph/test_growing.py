@@ -27,6 +27,7 @@ from autobatch.graph.growing import KEPT as KEPT_ROW
 from autobatch.graph.growing import (
     MADE_BY,
     MARK,
+    NONE,
     NOWHERE,
     ROW,
     RUN,
@@ -36,6 +37,7 @@ from autobatch.graph.growing import (
     KeptRows,
     Nodes,
     OutputSlots,
+    Request,
     Results,
 )  # fmt: skip
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
@@ -242,14 +244,14 @@ def check_round(
     if picks:
         nodes, sketch = growing.sketch(np.array(wanted, np.int32), TYPES)
         check_sketch(plain, nodes.tolist(), sketch, needed)
-        chosen = growing.pick(nodes, output_slots.slot, run, TYPES)
-    else:
-        chosen = growing.choose(np.array(wanted, np.int32), output_slots.slot, run, TYPES)
+        growing.pick(nodes)
+    request = Request(NONE if picks else np.array(wanted, np.int32), output_slots, run)
+    chosen = growing.choose(request, TYPES)
     check_chosen(plain, chosen, needed, sources)
     tables.settle(chosen)
     plain.done.update(needed)
     expected = plain.to_keep(needed, wanted)
-    graph = growing.emit(chosen, output_slots.source, TYPES)
+    graph = growing.emit(chosen, request, TYPES)
     assert chosen.kept.values.tolist() == expected
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.out_slot.tolist() == [
@@ -365,12 +367,13 @@ def check_last(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, t
     needed = plain.needed(held)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
     sources |= {v for v in held if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(held, np.int32), output_slots.slot, NOWHERE, TYPES)
+    results, expected = results_of(plain)
+    request = Request(np.array(held, np.int32), output_slots, NOWHERE, results)
+    chosen = growing.choose(request, TYPES)
     assert not chosen.kept.values.size
     check_chosen(plain, chosen, needed, sources)
     tables.settle(chosen)
-    results, expected = results_of(plain)
-    graph = growing.emit(chosen, output_slots.source, TYPES, results)
+    graph = growing.emit(chosen, request, TYPES)
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.output_ptr.tolist() == results.ptr.tolist()
 

@@ -37,7 +37,7 @@ def plans_of(seed: int) -> str:
     for args in examples(seed % 4)["place_values"]:
         found.append(_native.place_values(*args))
     for args in examples(seed % 4)["plan_graphs"]:
-        _, words, floats, _, batches, parts, *_ = _native.plan_graphs(*args)
+        _, (words, floats, _, batches, parts, *_), *_ = _native.plan_graphs(*args)
         found.append((words, floats, *batches, *parts))
     return digest(*[part for parts in found for part in parts], *table)
 

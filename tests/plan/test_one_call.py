@@ -20,14 +20,15 @@ from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, rewrite
-from autobatch.memplan.batch.placement import plan_graphs
+from autobatch.memplan.batch.placement import CoreOptions, plan_graphs
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan import PlannedTypes
 from autobatch.policies import get
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Frontier, FrontierPolicy
 from autobatch.trace.record import Recorder
 from helpers.programs.random_programs import draw_instances, draw_model
+from helpers.runs.planned import assert_same_plan
 
 RULES = ("depth", "agenda", "sufficient", "critical", "score")
 WAYS = ("", "+backward", "+both", "+compact", "+both+compact")
@@ -44,19 +45,6 @@ def record(rng: np.random.Generator, training: bool) -> tuple[Any, PlannedTypes]
     return graph, PlannedTypes(cells, list(recorder.slots.shapes), training)
 
 
-def assert_equal(found: Plan, expected: Plan) -> None:
-    """Compare all that plans consist of."""
-    np.testing.assert_array_equal(found.graph.words, expected.graph.words)
-    np.testing.assert_array_equal(found.graph.floats, expected.graph.floats)
-    for part in ("batch_type", "batch_ptr", "order"):
-        np.testing.assert_array_equal(getattr(found.schedule, part), getattr(expected.schedule, part))
-    for field in fields(Plan):
-        if field.name not in ("graph", "schedule", "types", "tables"):
-            one, other = getattr(found, field.name), getattr(expected, field.name)
-            np.testing.assert_array_equal(one, other, err_msg=field.name)
-            assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
-
-
 @pytest.mark.parametrize("seeds", MANY)
 def test_it_does_what_the_stages_do(seeds: range) -> None:
     n_rewritten = 0
@@ -69,8 +57,8 @@ def test_it_does_what_the_stages_do(seeds: range) -> None:
         expected = MemoryPlanner().place(rewritten, make_schedule(rewritten, policy), cells)
         assert policy.core_rule is not None
         graphs = [graph] if rng.random() < 0.5 else split_graph(graph)
-        found = plan_graphs(graphs, graph.types, chosen, policy.core_rule, cells)
-        assert_equal(found.plan, expected)
+        found = plan_graphs(graphs, graph.types, CoreOptions(chosen, policy.core_rule, cells))
+        assert_same_plan(found.plan, expected)
         assert found.rewrites == rewrites
         assert (found.plan.graph is found.graph) is (rewritten is graph)
         assert (found.graph is graphs[0]) is (len(graphs) == 1)
@@ -92,10 +80,10 @@ def test_it_makes_the_tables_of_the_backend() -> None:
         backend, options = Cpu(), Options(get("score+both"), threads=1 + seed % 3)
         rule, sizes = options.policy.core_rule, backend.table_sizes(cells, options)
         assert rule is not None
-        _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, *sizes)
+        _, plan, _, tables, _ = plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells, *sizes))
         assert tables is None or not plan.graph.n_nodes
         expected = backend.prepare(plan, cells, options).tables
-        _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, *sizes)
+        _, plan, _, tables, _ = plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells, *sizes))
         assert tables is not None
         found = backend.prepare(plan, cells, options, tables).tables
         for field in fields(PlanTables):
@@ -132,13 +120,13 @@ def test_the_core_makes_no_tables_of_a_type_whose_lowering_was_interrupted() -> 
     assert rule is not None
     types = backend.compiled_types(cells, options)
     types.cells = Interrupting()
-    _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, types.sizes)
+    _, plan, _, tables, _ = plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells, types.sizes))
     with pytest.raises(KeyboardInterrupt):
         backend.prepare(plan, cells, options, tables)
-    _, plan, _, tables, _ = plan_graphs([graph], graph.types, "auto", rule, cells, types.sizes)
+    _, plan, _, tables, _ = plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells, types.sizes))
     assert tables is None
     assert {*backend.prepare(plan, cells, options, tables).tables.type_ids} == types.cells.keys()
-    assert plan_graphs([graph], graph.types, "auto", rule, cells, types.sizes).tables is not None
+    assert plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells, types.sizes)).tables is not None
 
 
 def found_at(name: str) -> int:
@@ -164,7 +152,7 @@ def test_it_finds_whether_a_loss_depends_on_all_nodes() -> None:
         rule = get("score").core_rule
         assert rule is not None
         for slot in range(len(cells.slot_shapes)):
-            plan = plan_graphs([graph], graph.types, "auto", rule, cells, slot=slot).plan
+            plan = plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells), slot).plan
             marks = Marks()
             marks.mark(plan.graph, cells.flows, len(cells.slot_shapes), [slot])
             assert plan.whole_slot == (slot if marks.is_whole else -1)
@@ -179,9 +167,9 @@ def test_it_names_an_edge_that_points_backwards() -> None:
     rule = get("score").core_rule
     assert rule is not None
     with pytest.raises(GraphError, match="points backwards"):
-        plan_graphs([graph], graph.types, "auto", rule, cells)
+        plan_graphs([graph], graph.types, CoreOptions("auto", rule, cells))
     with pytest.raises(GraphError, match="points backwards"):
-        plan_graphs([graph, graph], graph.types, "auto", rule, cells)
+        plan_graphs([graph, graph], graph.types, CoreOptions("auto", rule, cells))
 
 
 def test_it_refuses_what_cannot_be_merged() -> None:
@@ -190,14 +178,14 @@ def test_it_refuses_what_cannot_be_merged() -> None:
     assert rule is not None
     for graphs in ([graph, other], [other, graph], [other]):
         with pytest.raises(GraphError, match="record all instances with the same batched function"):
-            plan_graphs(graphs, graph.types, "auto", rule, cells)
+            plan_graphs(graphs, graph.types, CoreOptions("auto", rule, cells))
 
     for n_graphs in (1, 2):
         wrong = Graph(graph.words.copy(), graph.floats, graph.types, graph.structures, graph.keys)
         assert wrong.attr.size
         wrong.attr[:] = 10**6
         with pytest.raises(DataError):
-            plan_graphs([graph, wrong][-n_graphs:], graph.types, "auto", rule, cells)
+            plan_graphs([graph, wrong][-n_graphs:], graph.types, CoreOptions("auto", rule, cells))
 
 
 class FirstReady(FrontierPolicy):

@@ -417,7 +417,7 @@ def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) 
             for _ in range(n // 100):
                 for future in [server.submit(few[k % 4]) for k in range(100)]:
                     future.result(WAIT)
-            graph, kept = server._running._phases.graph, server._running._kept._rows
+            graph, kept = server._running._phases.graph, server._running._kept.rows
             arrays = [*graph.nodes, graph.values, graph._pending, kept.size, kept._held]
             gc.collect()
             return [graph.n_nodes, *(array.size for array in arrays), len(gc.get_objects())]

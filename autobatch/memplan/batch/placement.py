@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 from autobatch._native import place_values
 from autobatch._native import plan_graphs as plan_in_core
+from autobatch._native import plan_round as plan_round_in_core
+from autobatch.arrays import IntArray
 from autobatch.graph.build import merge_graphs, merged_graph
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import check_order
+from autobatch.graph.growing import Chosen, GrowingGraph, KeptRows, Moved, Request
 from autobatch.graph.rewrite.passes import Rewrites, bits_of, rewritten
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 from autobatch.schedule.schedule import CoreRule, Schedule
@@ -38,7 +41,7 @@ class PlannedGraph(NamedTuple):
         rewrites: the changes made to it before it was scheduled.
         tables: the parts of a `PlanTables`; None if no sizes were given, if a type of the plan has none yet, or if
             Python took part.
-        seconds: that merging, rewriting, scheduling, and placing with the tables took, if one call did it all.
+        seconds: that merging, rewriting, scheduling, and placing with the tables took, if the core did it all.
     """
 
     graph: Graph
@@ -48,45 +51,94 @@ class PlannedGraph(NamedTuple):
     seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
-def plan_graphs(
-    graphs: list[Graph],
-    types: Types,
-    passes: Collection[str],
-    rule: CoreRule,
-    cells: PlannedTypes,
-    sizes: CellSizes | None = None,
-    n_threads: int = 1,
-    slot: int = -1,
-) -> PlannedGraph:
-    """Merge, rewrite, schedule and place graphs and make their tables in one call; other threads run Python meanwhile.
+class PlannedRound(NamedTuple):
+    """What a round runs, and its plan.
 
-    Args:
-        graphs: as recorded or merged.
-        types: the table of their types.
+    Attributes:
+        chosen: its nodes, sources and kept values.
+        moved: the rows that values of the last run get; None if nothing is to run.
+        planned: None if nothing is to run, or if a source has no type yet; then the graph was not emitted.
+    """
+
+    chosen: Chosen
+    moved: Moved | None
+    planned: PlannedGraph | None
+
+
+class CoreOptions(NamedTuple):
+    """The options of the calls of the core that plan.
+
+    Attributes:
         passes: see `autobatch.graph.rewrite.passes.rewrite`.
         rule: of the policy.
         cells: all types of the graphs, planned.
         sizes: of the compiled cells, for tables; None for none.
         n_threads: that tiles are for.
+    """
+
+    passes: Collection[str]
+    rule: CoreRule
+    cells: PlannedTypes
+    sizes: CellSizes | None = None
+    n_threads: int = 1
+
+    @property
+    def arguments(self) -> tuple[Any, int, CoreRule, Any, CellSizes | None, int]:
+        """Return the arguments of the core."""
+        cells = self.cells
+        return cells.arrays, bits_of(self.passes), self.rule, cells.layout, self.sizes, self.n_threads
+
+
+def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: int = -1) -> PlannedGraph:
+    """Merge, rewrite, schedule and place graphs and make their tables in one call; other threads run Python meanwhile.
+
+    Args:
+        graphs: as recorded or merged.
+        types: the table of their types.
         slot: that of the loss; -1 for none.
 
     Raises:
         GraphError, DataError: as for `merge_graphs`; also GraphError if an edge points backwards.
     """
+    flows = None if slot < 0 else options.cells.flows
     try:
-        merged, words, floats, changes, batches, parts, tables, is_whole, seconds = plan_in_core(
-            graphs, cells.arrays, bits_of(passes), rule, cells.layout, sizes, n_threads,
-            None if slot < 0 else cells.flows, slot,
-        )  # fmt: skip
+        merged, planned, is_whole, merging = plan_in_core(graphs, *options.arguments, flows, slot)
     except (ValueError, OverflowError):
         check_order(merge_graphs(graphs, types))
         raise
-    graph = merged_graph(graphs, merged, types)
-    result, done = rewritten(graph, words, floats, changes)
-    plan = _plan_of(result, Schedule(*batches), parts, cells)
+    found = _planned(merged_graph(graphs, merged, types), planned, options.cells, merging)
     if is_whole:
-        plan.whole_slot = slot
-    return PlannedGraph(graph, plan, done, tables, seconds)
+        found.plan.whole_slot = slot
+    return found
+
+
+def plan_round(
+    graph: GrowingGraph, request: Request, rows: KeptRows, last: IntArray, types: Types, options: CoreOptions
+) -> PlannedRound:
+    """Choose what a round runs, give rows to what is kept, emit the graph, and plan it as `plan_graphs` does: one call.
+
+    Args:
+        graph: that the round is of.
+        rows: of its kept values.
+        last: the values that the last run keeps, which get rows.
+        types: the table of the types of its nodes.
+    """
+    asked = graph.ask(request, options.cells.arrays.out_ptr)
+    chosen, moved, emitted, planned = plan_round_in_core(
+        (*asked, last, *rows.tables(last), request.slots.source, request.results), *options.arguments
+    )
+    result = PlannedRound(graph.note(chosen), None if moved is None else Moved(*moved), None)
+    if emitted is None or planned is None:
+        return result
+    return result._replace(planned=_planned(graph.emitted(*emitted, types, request), planned, options.cells))
+
+
+def _planned(graph: Graph, parts: tuple[Any, ...], cells: PlannedTypes, merging: float = 0.0) -> PlannedGraph:
+    """Return what the core has planned of a graph."""
+    words, floats, changes, batches, placed, tables, seconds = parts
+    result, rewrites = rewritten(graph, words, floats, changes)
+    plan = _plan_of(result, Schedule(*batches), placed, cells)
+    return PlannedGraph(graph, plan, rewrites, tables, (merging, *seconds))
 
 
 def _plan_of(graph: Graph, schedule: Schedule, parts: tuple[Any, ...], cells: PlannedTypes) -> Plan:

@@ -36,11 +36,11 @@ from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.dag import stack
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import NOWHERE, GrowingGraph, KeptRows, OutputSlots, Results
+from autobatch.graph.growing import NONE, NOWHERE, GrowingGraph, KeptRows, OutputSlots, Request, Results
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
-from autobatch.memplan.batch.placement import plan_graphs
+from autobatch.memplan.batch.placement import CoreOptions, plan_graphs
 from autobatch.policies import get
 from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Machine
@@ -56,6 +56,7 @@ from autobatch.schedule.schedule import CoreRule
 from helpers.programs.graphs import CELL, random_dag, random_toys
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.programs.random_types import draw_instance, draw_kinds
+from helpers.programs.waiting_programs import Model, items
 from helpers.runs.planned import place_batch
 
 Rng = np.random.Generator
@@ -223,10 +224,11 @@ def place(rng: Rng) -> None:
         backend, options, rule = Cpu(), Options(get("agenda"), threads=2), CoreRule(4, 3, True, LEARNED)
         backend.prepare(plan, types, options)
         sizes = backend.table_sizes(types, options)
-        plan_graphs([plan.graph], plan.graph.types, PASSES, rule, types)
-        plan_graphs(split_graph(plan.graph), plan.graph.types, (), rule, types, *sizes, 0)
+        plan_graphs([plan.graph], plan.graph.types, CoreOptions(PASSES, rule, types))
+        plan_graphs(split_graph(plan.graph), plan.graph.types, CoreOptions((), rule, types, *sizes), 0)
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
+    autobatch.batched(Model().loop, backend="reference", policy="agenda")(items(1, 3))
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
     _native.give_out(first, rng.integers(0, 99, 9), 0)
 
@@ -303,11 +305,11 @@ def grow(rng: Rng, phase: Graph) -> None:
         values = grown.values_of(nodes, np.zeros(4, np.int32))
         with grown.holding(values[:1]):
             if run % 2:
-                chosen = grown.pick(grown.sketch(values, phase.types)[0], slots.slot, run, phase.types)
-            else:
-                chosen = grown.choose(values, slots.slot, run, phase.types)
+                grown.pick(grown.sketch(values, phase.types)[0])
+            request = Request(NONE if run % 2 else values, slots, run)
+            chosen = grown.choose(request, phase.types)
             kept.move(last)
-            grown.emit(chosen, slots.source, phase.types)
+            grown.emit(chosen, request, phase.types)
             last = chosen.kept.values
     grown.drop(1)
     results = Results(last[:1], slots.slot[:1].copy(), np.array([0, *[1] * phase.n_instances], np.int32))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from autobatch.graph.rewrite.passes import DEFAULT, rewrite
 from autobatch.memplan.planner import MemoryPlanner
@@ -39,3 +42,16 @@ def place_batch(
     cells = [planner.plan_cell(node_type, training) for node_type in recorder.types.types]
     planned = PlannedTypes(cells, list(recorder.slots.shapes), training)
     return Placed(planner.place(graph, make_schedule(graph, get(policy)), planned), planned)
+
+
+def assert_same_plan(found: Plan, expected: Plan) -> None:
+    """Compare all that plans consist of."""
+    np.testing.assert_array_equal(found.graph.words, expected.graph.words)
+    np.testing.assert_array_equal(found.graph.floats, expected.graph.floats)
+    for part in ("batch_type", "batch_ptr", "order"):
+        np.testing.assert_array_equal(getattr(found.schedule, part), getattr(expected.schedule, part))
+    for field in fields(Plan):
+        if field.name not in ("graph", "schedule", "types", "tables"):
+            one, other = getattr(found, field.name), getattr(expected, field.name)
+            np.testing.assert_array_equal(one, other, err_msg=field.name)
+            assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
