@@ -54,12 +54,19 @@ def list_absent() -> dict[str, str]:
 
 def find_versions() -> dict[str, str]:
     """List the versions of the installed libraries, without loading any."""
-    versions = {"numpy": np.__version__, packed.NAME: VERSION}
+    versions = {"numpy": np.__version__, packed.NAME: VERSION, **_installed_versions()}
+    if "torch" in sys.modules:
+        versions["torch"] = str(sys.modules["torch"].__version__)
+    return versions
+
+
+@cache
+def _installed_versions() -> dict[str, str]:
+    """List the versions of the packages that products are taken from; reading them takes some milliseconds."""
+    versions = {}
     for name in ("mkl", "scipy"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    if "torch" in sys.modules:
-        versions["torch"] = str(sys.modules["torch"].__version__)
     return versions
 
 

@@ -38,12 +38,12 @@ def is_step(name: str) -> bool:
 
 
 def data_name(area: Area, domain: int) -> str:
-    """The name of the data of the rows of a domain: `ints` of nodes, `ints_0` of the edges of group 0."""
+    """Name the data of the rows of a domain: `ints` of nodes, `ints_0` of the edges of group 0."""
     return ARRAYS[area] if domain == NODE else f"{ARRAYS[area]}_{domain}"
 
 
 def split_name(array: str) -> tuple[str, int]:
-    """What the name of an array begins with, and the domain that it ends with; that of nodes if it does not.
+    """Split the name of an array into its beginning and the domain that it ends with, by default that of nodes.
 
     >>> split_name("ints_0"), split_name("floats")
     (('ints', 0), ('floats', -1))
@@ -53,7 +53,7 @@ def split_name(array: str) -> tuple[str, int]:
 
 
 def type_of(array: str, types: Mapping[str, str] = SLOTS) -> str:
-    """The type of the elements of an array, as sources name it."""
+    """Return the type of the elements of an array, as sources name it."""
     what = array.partition("_")[0]
     return "int64" if what == "segments" else types.get(array) or (types[what] if what in DATA else "real")
 
@@ -81,20 +81,20 @@ class Product(Term):
 
 
 def add(terms: list[str]) -> str:
-    """The text of a sum."""
+    """Write a sum."""
     parts = [term for term in terms if term not in ("", "0")]
     return Sum(" + ".join(parts), *parts) if len(parts) > 1 else parts[0] if parts else "0"
 
 
 def multiply(factor: str, size: str) -> str:
-    """The text of a product."""
+    """Write a product."""
     if size in ("0", "1"):
         return factor if size == "1" else "0"
     return Product(f"({factor}) * {size}" if isinstance(factor, Sum) else f"{factor} * {size}", factor, size)
 
 
 def width_of(area: Area, domain: int, storage: Storage, layout: Layout) -> int:
-    """Elements from one row of an area to the next, of floats that a run computes."""
+    """Return the distance between rows of an area, in floats."""
     match area:
         case Area.BATCH:
             return storage.batch_width[domain]
@@ -106,7 +106,7 @@ def width_of(area: Area, domain: int, storage: Storage, layout: Layout) -> int:
 
 
 def table_and_step(value: int) -> tuple[str, str]:
-    """The names of a parameter that is read by lookup, and of its row stride in elements."""
+    """Name a parameter that is read by lookup, and its row stride in elements."""
     return f"table_{value}", f"step_{value}"
 
 
@@ -139,7 +139,6 @@ class Writer:
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
         self.lowered, self.storage, self.layout, self.fields, self.words, self.slots = common
         self.number, self.kernel = number, kernel
-        self.sizes: dict[tuple[Hashable, ...], tuple[str, int]] = {}  # by what they are sizes of
         self.numbers: list[float] = []
         self.literals: dict[str, str] = {}
         self.variables: dict[int, str] = {}
@@ -151,27 +150,20 @@ class Writer:
         self.spot = Spot(number, 0)  # the block that is being written
 
     def slot(self, name: str) -> int:
-        """The slot of an array's address."""
+        """Return the slot of the address of an array."""
         return self.slots.setdefault(name, len(self.slots))
 
     def size(self, number: int, *of: Hashable) -> str:
-        """The name of a size, column or width; 0 and 1 are written as literals.
+        """Write a size, column or width.
 
         Args:
             number: the size.
-            of: what it is the size of. Sizes of different things have different names also when they are equal, so
-                that the text is the same at every width of a model.
+            of: what it is the size of.
         """
-        if number in (0, 1):
-            return str(number)
-        if number < 0:
-            return f"-{self.size(-number, *of, '-')}" if number != -1 else "-1"
-        name, known = self.sizes.setdefault(of, (f"s{len(self.sizes)}", number))
-        assert known == number, f"a size of {of} is {known} and {number}"
-        return name
+        return str(number)
 
     def real(self, data: float) -> str:
-        """A number of the model's float type: 0, 1, -1 and those that are not finite as literals, others by name.
+        """Write a number of the model's float type: 0, 1, -1 and non-finite ones as literals, others by name.
 
         A number may depend on the width, as the divisor of a mean does.
         """
@@ -182,21 +174,21 @@ class Writer:
         return f"c{len(self.numbers) - 1}"
 
     def field(self, name: str) -> str:
-        """A field of the tile."""
+        """Use a field of the tile; return its name."""
         self.used[name] = None
         return name
 
     def name(self) -> str:
-        """A new name of a range."""
+        """Make a new name of a range."""
         self.n_names += 1
         return f"x{self.n_names}"
 
     def variable(self, value: int) -> str:
-        """The variable that holds a value of the stage."""
+        """Return the variable that holds a value of the stage."""
         return self.variables.setdefault(value, f"v{len(self.variables) + 1}")
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
-        """The array that holds a view, and where the view begins in it."""
+        """Return the array that holds a view, and the place in it where the view begins."""
         location, view = (
             self.storage.locate(operand) if operand.value not in self.storage.shared else self._shared(operand)
         )
@@ -218,7 +210,7 @@ class Writer:
         return Location(Area.SHARED, SHARED, self.storage.shared[view.value]), view
 
     def row_of(self, location: Location) -> str:
-        """Source for the element where the row of an area begins."""
+        """Write the place where the row of an area begins."""
         area, domain = location.area, location.domain
         if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""
@@ -238,12 +230,12 @@ class Writer:
 
     @property
     def n_rows(self) -> str:
-        """The field of the number of rows of the kernel."""
+        """Return the field of the number of rows of the kernel."""
         return self.field(f"rows_{letter_of(self.kernel.domain)}")
 
     @property
     def walked(self) -> list[int]:
-        """The groups of edges that a row of the kernel walks through."""
+        """Return the groups of edges that a row of the kernel walks through."""
         return sorted(self.groups - {self.kernel.domain})
 
     def need_window(self, area: Area, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Kept values: where the values that rounds computed are, in the results of the last run or in rows of tables.
+"""Kept values: locate the values of earlier rounds, in the results of the last run or in rows of tables.
 
 A round leaves the values that may be read later in the memory of its run. Before the next round runs, those that still
 may be read are copied to tables, from where the sources of rounds look them up, and the run is closed. Rows that
@@ -60,7 +60,7 @@ class KeptValues:
 
     @property
     def last_values(self) -> IntArray:
-        """The values that the last run keeps, until they are copied."""
+        """Return the values that the last run keeps, until they are copied."""
         return NONE if self._last is None else self._last.values
 
     def settle(self) -> None:
@@ -86,7 +86,7 @@ class KeptValues:
         self.close()
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
-        """The numbers of values, each an array or a number of NumPy."""
+        """Read the numbers of values, each an array or a number of NumPy."""
         values, put, last = self._graph.values, self._store.put, self.next_run - 1
         slots, is_new = values[SLOT, wanted], values[RUN, wanted] == last
         groups = sorted(set(zip(slots.tolist(), is_new.tolist(), strict=True)))
@@ -107,7 +107,7 @@ class KeptValues:
         return found
 
     def renumber(self, of_value: IntArray) -> None:
-        """Values have other numbers now; no run is open."""
+        """Note the new numbers of values; no run is open."""
         self.rows.renumber(of_value)
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class Rounds:
             return self._phases.whole(with_awaited)
 
     def joined(self, last: Step) -> Step:
-        """All rounds and the last step as one step."""
+        """Join all rounds and the last step into one step."""
         return join_steps([*self._steps, last], self._waited, self._n_sources)
 
     @contextmanager
@@ -123,7 +123,7 @@ class Rounds:
         self._phases.give_up(self._too_long)
 
     def _too_long(self, instance: int) -> GraphError:
-        """The error of an instance that still waits after the last round."""
+        """Make the error of an instance that still waits after the last round."""
         programs, most = self._phases.programs, self._options.max_rounds
         idle = "" if len(self._steps) == most else " in a row that had nothing to compute"
         return GraphError(

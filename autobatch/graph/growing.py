@@ -1,4 +1,4 @@
-"""Growing graphs: the graph of a mini-batch that is recorded, and run, bit by bit.
+"""Growing graphs: the graph of a mini-batch that is recorded and run in parts.
 
 Async programs are recorded in phases; after each phase a *round* runs what the programs wait for. A `GrowingGraph`
 holds all that was recorded so far. `choose` finds the nodes that a round must run, which are those that the wanted
@@ -70,7 +70,7 @@ class Nodes(NamedTuple):
 
 
 class OutputSlots(NamedTuple):
-    """What is known of the outputs of all types, and of the slots in which they are kept.
+    """Facts about the outputs of all types, and about the slots in which they are kept.
 
     Attributes:
         slot: in which an output is kept; outputs are numbered as `TypeArrays.out_ptr` does.
@@ -84,7 +84,7 @@ class OutputSlots(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a round gives.
+    """The outputs of a round.
 
     Attributes:
         values, slots: what is returned, and in which slot; ptr: where the results of each instance begin.
@@ -96,7 +96,7 @@ class Results(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a round runs.
+    """The nodes of a round, and the values that it reads and keeps.
 
     Attributes:
         nodes: in the order of their instances; sources: the values of earlier rounds that they read, likewise.
@@ -109,11 +109,11 @@ class Chosen(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a round, or the last step, is asked for.
+    """A request for a round, or for the last step.
 
     Attributes:
         wanted: the values to compute.
-        slots: what is known of the outputs of all types, and of slots.
+        slots: facts about the outputs of all types, and about slots.
         run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
             will be. NOWHERE for the last step: it keeps nothing, and wanted values of earlier rounds are sources.
         results: that the last step returns; None for a round, which returns what it keeps.
@@ -152,7 +152,7 @@ class GrowingGraph:
 
     @property
     def owner(self) -> IntArray:
-        """The instance of each node."""
+        """Return the instance of each node."""
         return self.nodes.table[OWNER, : self.n_nodes]
 
     def append(self, phase: Graph, rows: IntArray) -> None:
@@ -187,7 +187,7 @@ class GrowingGraph:
         self.n_nodes, self._n_edges = n_nodes, n_edges
 
     def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
-        """The numbers of the values that words, as in graphs, name; of these nodes."""
+        """Return the numbers of the values of these nodes that words, as in graphs, name."""
         return values_of(self.nodes, self.values, nodes, words)
 
     def use(self, nodes: IntArray, in_use: bool) -> None:
@@ -214,7 +214,7 @@ class GrowingGraph:
         return Chosen(nodes, sources, Results(*kept))
 
     def sketch(self, wanted: IntArray, types: Any) -> tuple[IntArray, Graph]:
-        """The pending nodes that these values depend on, and the graph of their types and edges alone."""
+        """Return the pending nodes that these values depend on, and the graph of their types and edges alone."""
         nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending)
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
@@ -333,7 +333,7 @@ class KeptRows:
 
     @property
     def in_use(self) -> IntArray:
-        """For each slot, the rows of its table that were taken at the last move."""
+        """Count, for each slot, the rows of its table that were in use after the last move."""
         found: IntArray = self._held.shape[1] - self._n_free
         return found
 
@@ -348,7 +348,7 @@ class KeptRows:
         return self._held, self._free, self._n_free, self.size
 
     def renumber(self, of_value: IntArray) -> None:
-        """Values have other numbers now; those that have none are in no row."""
+        """Note the new numbers of values; those without a number are in no row."""
         self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
 
     def _make_room(self, n_slots: int, n: int) -> None:
@@ -372,18 +372,18 @@ def _zeros(*rows: int) -> IntArray:
 
 
 def _spare(array: Any) -> Any:
-    """A copy of an array with some room at the end of its rows."""
+    """Copy an array, with spare room at the end of its rows."""
     return _with_room(array, max(array.shape[-1], 64)).copy()
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> NDArray[np.int64]:
-    """The numbers from each start on, as many as its length, one after the other."""
+    """Concatenate the ranges that have these starts and lengths."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if ends.size else 0)
 
 
 def _with_room(array: Any, size: int) -> Any:
-    """The array, or a copy whose rows are longer and have `size` elements."""
+    """Return the array, or a copy with longer rows if those have fewer than `size` elements."""
     held = array.shape[-1]
     if size <= held:
         return array

@@ -104,7 +104,7 @@ class Running:
         self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
 
     def room(self, n_running: int) -> int:
-        """How many requests may begin now; one where none runs, and no other where the kept values fill `max_bytes`."""
+        """Count the requests that may begin now: one if none runs, no other if the kept values fill `max_bytes`."""
         most = self._options.max_bytes
         if most is not None and self._kept.n_bytes >= most:
             return 0 if n_running else 1
@@ -152,7 +152,7 @@ class Running:
         return failed
 
     def _as_whole(self, recorded: list[Recorded]) -> Whole | None:
-        """All that was recorded as a mini-batch, if nothing is on its way, and it takes not too long."""
+        """Return the recorded graph as a mini-batch, if no program waits and it does not take too long."""
         if self._waiting or len(recorded) != 1:
             return None
         graph, places = recorded[0]
@@ -240,7 +240,7 @@ class Running:
             self._ready.update(waiting)
 
     def _results(self, over: dict[int, Waiting]) -> list[Any]:
-        """What the programs at some places have returned."""
+        """Return the results of the programs at some places."""
         values = np.concatenate([NONE, *(of_one.values for of_one in over.values())])
         slots = [slot for of_one in over.values() for slot in of_one.slots or ()]
         columns = self._kept.columns(values, slots, self._recorder.slots.shapes)

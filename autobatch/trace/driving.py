@@ -1,4 +1,4 @@
-"""Driving: runs the async program of one instance until all its branches wait for values, or it has ended."""
+"""Run the async program of one instance until all its branches wait for values, or it has ended."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Program:
         self.error = error
 
     def where(self) -> str:
-        """Where the first waiting branch waits: the function and the line."""
+        """Say where the first waiting branch waits: in which function and line."""
         program: Any = self.waiting[0][0].program
         while hasattr(getattr(program, "cr_await", None), "cr_frame"):
             program = program.cr_await

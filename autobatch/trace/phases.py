@@ -1,4 +1,4 @@
-"""Phases: records the async programs of a mini-batch, each as far as it gets before it waits for a value.
+"""Record the async programs of a mini-batch in phases: each runs until it waits for a value.
 
     advance()          runs every program until it waits or has ended, and says which values are waited for
     answer(numbers)    gives the programs their numbers
@@ -67,10 +67,10 @@ def record_in_phases(
 
 
 class Phase(NamedTuple):
-    """What programs have recorded until each waits or has ended.
+    """The record of one phase: each program ran until it waits or has ended.
 
     Attributes:
-        values: that they wait for or have returned; ptr: where those of each place begin.
+        values: that programs wait for or have returned; ptr: where those of each place begin.
         over: the places of the programs that have ended.
     """
 
@@ -80,7 +80,7 @@ class Phase(NamedTuple):
 
 
 class Phases:
-    """The programs of a mini-batch, each at a place, and all that they have recorded.
+    """The programs of a mini-batch, each at a place, and their recorded nodes.
 
     Args:
         recorder: of their function; it is recording.
@@ -131,7 +131,7 @@ class Phases:
 
     @property
     def waiting(self) -> list[int]:
-        """The instances whose programs wait."""
+        """List the instances whose programs wait."""
         return self._active
 
     def advance(self) -> IntArray:
@@ -213,15 +213,15 @@ class Phases:
             self.programs[i].answer([_fill(structure, left, shapes) for structure in asked])
 
     def result(self, place: int) -> tuple[IntArray, list[int], Any]:
-        """The values that the program at a place returned, their slots, and their structure."""
+        """Return the results of the program at a place: values, slots and structure."""
         return *self._results[place], self._structures[place]
 
     def fill(self, structure: Any, numbers: Iterator[Any]) -> Any:
-        """A structure with the next of these numbers in the place of its values."""
+        """Build a structure in which the next numbers take the place of its values."""
         return _fill(structure, numbers, self._recorder.slots.shapes)
 
     def asked(self, place: int) -> list[Any]:
-        """The structures of what the waiting branches of the program at a place ask for."""
+        """Return the structures of the requests of the program at a place, one for each waiting branch."""
         return self._asked[place]
 
     def compact(self) -> IntArray:
@@ -231,14 +231,14 @@ class Phases:
         return of_value
 
     def results(self) -> tuple[Results, list[Any]]:
-        """The values that the programs returned, and per instance the structure."""
+        """Return the results of all programs, and their structures."""
         values = [own for own, _ in self._results]
         ptr = np.concatenate(([0], np.cumsum([own.size for own in values]))).astype(np.int32)
         slots = np.array([slot for _, own in self._results for slot in own], np.int32)
         return Results(np.concatenate(values).astype(np.int32), slots, ptr), self._structures
 
     def whole(self, with_awaited: bool) -> Graph:
-        """The graph of all that the results depend on, in which the numbers that programs awaited are held.
+        """Emit the graph of all nodes that the results depend on; it holds the numbers that programs awaited.
 
         Args:
             with_awaited: whether it also has the nodes that only these numbers depend on.
@@ -248,7 +248,7 @@ class Phases:
         return self.graph.emit_whole(needed, self.output_slots, results, self._recorder.types, structures)
 
     def table_of(self, slot: int) -> Kept:
-        """The table of the values that are kept in a slot."""
+        """Return the table of the values that are kept in a slot."""
         tables = self._recorder.kept
         if slot not in tables:
             tables[slot] = Kept(self._recorder.slots.shapes[slot])
@@ -346,7 +346,7 @@ class Phases:
 
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:
-    """A structure of slots with numbers in their place."""
+    """Build a structure in which numbers take the place of slots."""
     if type(structure) is Slot:
         return next(numbers)
     if type(structure) is Static:

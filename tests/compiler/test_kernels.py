@@ -68,9 +68,15 @@ def test_what_depends_on_words_alone_runs_once() -> None:
     assert "after all batches:" in str(StageSources(backward, "float32"))
 
 
-def test_one_source_serves_every_width() -> None:
-    one, other = (StageSources(compile_forward(plan_cells(0, dim)["merge"]), "float32") for dim in (8, 24))
-    assert one.text("int32") == other.text("int32") != one.text("int64")
+def test_sizes_are_constants_and_numbers_are_arguments() -> None:
+    def source(number: float, size: int) -> StageSources:
+        batched = ab.batched(ab.cell(lambda x: ab.sum(ab.tanh(number * x))), backend="reference")
+        return StageSources(compile_forward(cells_of(batched, [np.ones(size)])["<lambda>"]), "float32")
+
+    first, second, wide = source(0.25, 8), source(0.75, 8), source(0.25, 24)
+    assert first.text("int32") == second.text("int32") != first.text("int64")
+    assert first.text("int32") != wide.text("int32")
+    assert [[*kernel.numbers] for one in (first, second) for kernel in one.kernels if kernel] == [[0.25], [0.75]]
 
 
 def test_views_are_strides() -> None:
@@ -112,8 +118,8 @@ end:
 @pytest.mark.parametrize("processor", ["host", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_loops_are_vectorised(processor: str) -> None:
     """No loop over elements does arithmetic on one at a time, but for those that whole vectors leave over."""
-    vectors = [tuple(np.ones(5) for _ in range(3))]
-    cells = plan_cells(0) | cells_of(ab.batched(lambda one: ab.sum(normalised(*one)), backend="reference"), vectors)
+    vectors = [tuple(np.ones(75) for _ in range(3))]
+    cells = plan_cells(0, 75) | cells_of(ab.batched(lambda one: ab.sum(normalised(*one)), backend="reference"), vectors)
     for name in ("merge", "normalised"):
         for compile_stage in (compile_forward, compile_backward):
             text = StageSources(compile_stage(cells[name]), "float32").text("int32")

@@ -30,6 +30,7 @@ class CudaWriter(Writer):
 
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
         super().__init__(common, number, kernel)
+        self.sizes: dict[tuple[Hashable, ...], tuple[str, int]] = {}  # by what they are sizes of
         self.lines: list[str] = []
         self.indent = 2
 
@@ -51,6 +52,22 @@ class CudaWriter(Writer):
         while self.indent > indent:
             self.indent -= 1
             self.line("}")
+
+    def size(self, number: int, *of: Hashable) -> str:
+        """Name a size, column or width; 0 and 1 are written as literals.
+
+        Args:
+            number: the size.
+            of: what it is the size of. Sizes of different things have different names also when they are equal, so
+                that the text is the same at every width of a model: the compilers of CUDA take seconds.
+        """
+        if number in (0, 1):
+            return str(number)
+        if number < 0:
+            return f"-{self.size(-number, *of, '-')}" if number != -1 else "-1"
+        name, known = self.sizes.setdefault(of, (f"s{len(self.sizes)}", number))
+        assert known == number, f"a size of {of} is {known} and {number}"
+        return name
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
         """The array that holds a view, and where the view begins in it."""

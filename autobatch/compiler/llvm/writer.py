@@ -1,6 +1,6 @@
-"""Name the arrays, sizes and indices of a kernel in LLVM's language.
+"""Name the arrays, fields and indices of a kernel in LLVM's language.
 
-Sizes, fields of the tile and addresses that are the same for a whole kernel or row are set before the code that uses
+Numbers, fields of the tile and addresses that are the same for a whole kernel or row are set before the code that uses
 them, but written after it, when it is known which are used: code refers to them by name.
 """
 
@@ -31,7 +31,7 @@ class Types:
         }  # fmt: skip
 
     def of(self, array: str) -> str:
-        """The type of the elements of an array."""
+        """Return the type of the elements of an array."""
         return self._by_name[type_of(array)]
 
 
@@ -67,12 +67,12 @@ class LlvmWriter(Writer):
         return self.indices[text] if text in self.indices else Scalar(self.code, "i64", f"%{text}")
 
     def pointer(self, array: str) -> Pointer:
-        """The address of an array."""
+        """Return the address of an array."""
         is_window = array.startswith(("gather_", "output_"))
         return Pointer(self.code, self.real_type if is_window else self.types.of(array), f"%{array}")
 
     def constant(self, data: float) -> Scalar:
-        """A number of the model's float type."""
+        """Write a number of the model's float type."""
         name = self.real(data)
         return self.code.number(self.real_type, data) if name in self.literals.values() else self._given(name)
 
