@@ -23,11 +23,12 @@ import numpy as np
 import autobatch as ab
 from autobatch._native import Simulation, data_starts, find_depths
 from autobatch.backends.reference import Reference
+from autobatch.engine.kept_values import KeptValues
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
 from autobatch.graph.dag import Dag, chains_ahead, reverse, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import GrowingGraph, KeptRows
+from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.flows import FlowArrays, join_flows, make_flows
@@ -191,9 +192,9 @@ def _noting(noted: dict[str, list[Any]]) -> Iterator[None]:
 
     with (
         noting(GrowingGraph, "append", "append", lambda _, growing, phase, rows: (phase.words, phase.floats, rows)),
-        noting(GrowingGraph, "choose", "chosen", lambda chosen, *_: (chosen.nodes, chosen.sources, *chosen.kept)),
-        noting(GrowingGraph, "emit", "emitted", lambda graph, *_: (graph.words, graph.floats, graph.keys)),
-        noting(KeptRows, "move", "moved", lambda moved, kept, *_: (*moved, kept.size)),
+        noting(GrowingGraph, "note", "chosen", lambda chosen, *_: (chosen.nodes, chosen.sources, *chosen.kept)),
+        noting(GrowingGraph, "emitted", "emitted", lambda graph, *_: (graph.words, graph.floats, graph.keys)),
+        noting(KeptValues, "copy", "moved", lambda _, kept, moved: (*moved, kept.rows.size) * (moved.ptr.size > 1)),
     ):
         yield
 
