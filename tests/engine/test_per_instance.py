@@ -123,7 +123,7 @@ def norms_of(grads: dict[str, Any]) -> Any:
 
 
 def clipped(grads: dict[str, Any], weights: Any, max_norm: float) -> dict[str, Any]:
-    factors = weights * np.minimum(1.0, max_norm / np.maximum(norms_of(grads), 1e-300))
+    factors = weights * max_norm / np.maximum(norms_of(grads), max_norm)
     return {name: np.tensordot(factors, g, 1) for name, g in grads.items()}
 
 
