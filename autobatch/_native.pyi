@@ -22,7 +22,7 @@ Nodes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, FloatArray]
 Results: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """For both see `autobatch.graph.growing`."""
 Choice: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]
-"""What a round runs and reads, the other pending nodes, and what it keeps as `Results` has it."""
+"""The nodes and sources of a round, the other pending nodes, and the kept values in the form of `Results`."""
 Moves: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """See `Moved` in `autobatch.graph.growing`."""
 Graphs: TypeAlias = list[Any]

@@ -109,7 +109,7 @@ class Call:
         has_aux: whether the function returns `(loss, aux)`; None for PyTorch, whose functions return any tensors.
         measured: whether it may try a number of threads that is being measured; its time then counts, unless code is
             being compiled.
-        each: the request for gradients or norms of each instance; None if there is none.
+        each: the request for per-instance gradients or norms, or None.
 
     Attributes:
         step: the step to run, and rounds: the rounds of async programs; both set on entry.

@@ -84,10 +84,10 @@ class Planning:
     def prepare_round(
         self, phases: Phases, kept: KeptValues, request: Request, options: Options, clock: Clock
     ) -> tuple[Chosen, Step | None]:
-        """Choose what a round of a growing graph runs, and plan it; no step if there is nothing to run.
+        """Choose the nodes of a round of a growing graph, and plan them; the step is None if there are no nodes.
 
-        That is one call of the core unless Python takes part or checks the results, or a value is read that has no type
-        of sources yet.
+        One call of the core does both, unless Python takes part or checks the results, or the round reads a value for
+        which there is no type of sources yet.
 
         Raises:
             PlanError: as for `prepare`.

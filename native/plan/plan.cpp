@@ -32,8 +32,8 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return set_problem(problem) ? placement.to_python(plan).release() : nullptr;
 }
 
-// plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): those of `merge_graphs`, or None for
-// a single graph; the parts of a `Planned`; whether the loss in the slot depends on all nodes; the seconds that merging
+// plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): the merged graph, or None for a
+// single graph; the parts of a `Planned`; whether the loss in the slot depends on all nodes; the seconds that merging
 // took.
 PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Merging merging;
@@ -53,8 +53,10 @@ PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     problem = pipeline.run();
     if (!problem) problem = loss.find_whole(pipeline.graph.graph, pipeline.placement.n_slots(), is_whole);
   }
-  Ref planned = pipeline.to_python(problem), merged = merges ? merging.to_python() : Ref::borrowed(Py_None);
-  if (!planned || !merged) return nullptr;
+  Ref planned = pipeline.to_python(problem);
+  if (!planned) return nullptr;
+  Ref merged = merges ? merging.to_python() : Ref::borrowed(Py_None);
+  if (!merged) return nullptr;
   return Py_BuildValue("NNOd", merged.release(), planned.release(), is_whole ? Py_True : Py_False, merged_at - began);
 }
 

@@ -279,10 +279,10 @@ class _KernelWriter(LlvmWriter):
         for name in self._arrays:
             slot = slots.moved(code.number("i64", self.slot(name)))
             code.line(f"%{name} = load {'i64' if is_step(name) else 'ptr'}, ptr {slot.text}")
-        own = self._address("own", "double") if self.numbers else None
-        for number in range(len(self.numbers)):
-            assert own is not None
-            self.set(f"c{number}", own.load(code.number("i64", number)).to(self.real_type))
+        if self.numbers:
+            own = self._address("own", "double")
+            for number in range(len(self.numbers)):
+                self.set(f"c{number}", own.load(code.number("i64", number)).to(self.real_type))
         tile = self.value("k") * len(self.fields)
         for name in dict.fromkeys((*self.used, self.n_rows)):
             self.set(name, self.pointer("table").load(tile + self.fields.index(name)))

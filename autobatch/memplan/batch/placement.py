@@ -52,7 +52,7 @@ class PlannedGraph(NamedTuple):
 
 
 class PlannedRound(NamedTuple):
-    """What a round runs, and its plan.
+    """The nodes of a round, and their plan.
 
     Attributes:
         chosen: its nodes, sources and kept values.
@@ -115,7 +115,7 @@ def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: i
 def plan_round(
     graph: GrowingGraph, request: Request, rows: KeptRows, last: IntArray, types: Types, options: CoreOptions
 ) -> PlannedRound:
-    """Choose what a round runs, give rows to what is kept, emit the graph, and plan it as `plan_graphs` does: one call.
+    """Plan a round in one call: choose its nodes, assign rows to kept values, emit its graph, and plan that.
 
     Args:
         graph: that the round is of.

@@ -35,8 +35,8 @@ Ended Emission::write_source(const Growing& g, int32_t v, Place& at) {
   return Ended::WELL;
 }
 
-// Finds the written node, of the first `n_nodes`, that gives a value, and the word that names the value there; false if
-// there is none yet.
+// Finds the node that gives a value, and the word that names the value there; false if the node is not among the
+// `n_nodes` that are written so far.
 static bool read_value(const Growing& g, int32_t v, int32_t word, int32_t n_nodes, int32_t& node, int32_t& out) {
   bool is_source = g.number[v] < 0;
   node = is_source ? -1 - g.number[v] : g.number[v];
