@@ -3,7 +3,7 @@
 PYTHON ?= python3
 WORKERS ?= 2
 VENV ?= .venv
-PYTHONS := python3.11 python3.12 python3.13
+PYTHONS := python3.11 python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 CPP := $(shell find native -name '*.cpp' -o -name '*.h')
 NATIVE := $(CPP) $(wildcard native/CMakeLists.txt native/*.py)

@@ -24,7 +24,7 @@ sys.path.append(str(ROOT / "native"))
 from build_backend import zig_command
 
 DIST = ROOT / "dist"
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORM = "manylinux_2_17_x86_64"
 DATE = "1667997441"  # of all files in archives: the one that scikit-build-core takes
 TOOLS = os.pathsep.join(

@@ -15,6 +15,9 @@ UNKNOWN: Any = object()
 BETWEEN = ("PRECALL", "PUSH_NULL", "KW_NAMES", "EXTENDED_ARG", "CACHE")
 """Instructions that belong to a call and occur between its parts."""
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
+PAIRS = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+"""Instructions that load two variables; the second one is of Python 3.14."""
 
 
 class Expression(NamedTuple):
@@ -34,7 +37,7 @@ class Expression(NamedTuple):
 
     def evaluate(self, frame: FrameType) -> Any:
         """Return the value of the expression in a frame, or UNKNOWN."""
-        if self.kind == "LOAD_CONST":
+        if self.kind in CONSTANTS:
             return self.value
         if self.kind in ATTRIBUTES:
             return _attribute(self.parts[0].evaluate(frame), self.value)
@@ -54,7 +57,7 @@ def instructions_until(code: CodeType, at: int) -> list[dis.Instruction]:
     for x in dis.get_instructions(code):
         if x.offset > at:
             break
-        pair = x.argval if x.opname == "LOAD_FAST_LOAD_FAST" else ()
+        pair = x.argval if x.opname in PAIRS else ()
         found += [x._replace(opname="LOAD_FAST", argval=name) for name in pair] or [x]
     return found
 
@@ -69,11 +72,11 @@ def expression_before(code: Sequence[dis.Instruction], end: int) -> Expression |
     kind, value = code[at].opname, code[at].argval
     if kind in ATTRIBUTES:
         count = 1
-    elif kind == "BINARY_SUBSCR" or (kind == "BINARY_OP" and code[at].argrepr == "|"):
-        count = 2
+    elif kind == "BINARY_SUBSCR" or (kind == "BINARY_OP" and code[at].argrepr in ("|", "[]")):
+        kind, count = ("BINARY_SUBSCR" if code[at].argrepr == "[]" else kind), 2  # "[]" from Python 3.14 on
     elif kind == "BUILD_TUPLE":
         count = value
-    elif kind == "LOAD_CONST" or (kind.startswith("LOAD_") and isinstance(value, str)):
+    elif kind in CONSTANTS or (kind.startswith("LOAD_") and isinstance(value, str)):
         count = 0
     else:
         return None

@@ -165,13 +165,13 @@ def _begin(instruction: dis.Instruction) -> tuple[int, int] | None:
     return None if at is None or at.lineno is None or at.col_offset is None else (at.lineno, at.col_offset)
 
 
-def _is_of_union(union: Any, x: Any) -> bool:
-    """Whether `x` is an instance of a `typing.Union`; Python would look at `type(x)` instead of `x.__class__`."""
-    if not issubclass(type(x), Value):
-        return OF_UNION(union, x)
-    return any(isinstance(x, kind) for kind in union.__args__)
-
-
 if sys.version_info < (3, 14):  # from 3.14 on, typing.Union is types.UnionType
     OF_UNION: Callable[..., bool] = typing._UnionGenericAlias.__instancecheck__  # type: ignore[attr-defined]
+
+    def _is_of_union(union: Any, x: Any) -> bool:
+        """Return whether `x` is an instance of a `typing.Union`; Python would read `type(x)`, not `x.__class__`."""
+        if not issubclass(type(x), Value):
+            return OF_UNION(union, x)
+        return any(isinstance(x, kind) for kind in union.__args__)
+
     typing._UnionGenericAlias.__instancecheck__ = _is_of_union  # type: ignore[attr-defined]
