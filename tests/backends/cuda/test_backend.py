@@ -350,8 +350,8 @@ def test_the_time_of_a_batch_is_that_of_its_steps() -> None:
             return self.heavy(self.light(x))
 
     loss = ab.batched(Model().loss, backend=Cuda(device=HostDevice()))
-    (call,) = loss.profile([np.ones(400, np.float32)] * 2).calls
-    _, light, heavy = (span.ms for span in call.batches)  # the first are the vectors
+    calls = [loss.profile([np.ones(400, np.float32)] * 2).calls[0] for _ in range(5)]
+    light, heavy = (min(call.batches[k].ms for call in calls) for k in (1, 2))  # the first batch is of the vectors
     assert heavy > 3 * light
 
 
