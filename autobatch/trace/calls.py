@@ -26,7 +26,6 @@ from autobatch.ir.program import CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.define import Op, Shape, first_symbol
 from autobatch.ops.operators import OPS, STAGE
-from autobatch.ops.randomness import DrawCount
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
@@ -144,10 +143,6 @@ class Calls:
     def begun(self) -> tuple[int, int] | None:
         """The number of ints and floats logged before this instance; None while an async function is recorded."""
         return None if self.in_rounds else self.log.begun
-
-    def enter_branch(self, draws: DrawCount) -> None:
-        """Number the draws of a branch of an async program from now on."""
-        self.log.draw = draws.__next__
 
     def has_kept_type(self, table: Kept) -> bool:
         """Whether there is a type of nodes that read a row of a table of kept values."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from autobatch._native import Log
 from autobatch.ops.randomness import DrawCount
 from autobatch.trace.awaiting import Asked, Gathered, refusal
 
@@ -17,16 +18,17 @@ class Branch:
 
     Attributes:
         program: the coroutine, or another awaitable; steps: what runs it.
-        draws: numbers its draws.
+        draws: numbers its draws; next_draw: numbers the next one.
         join, place: where its result goes; None for the whole program.
         below: the branches that it has gathered, while it waits for them.
         mode: that of the library in which it goes on; None for that around the program.
     """
 
-    __slots__ = ("below", "draws", "is_over", "join", "mode", "place", "program", "steps")
+    __slots__ = ("below", "draws", "is_over", "join", "mode", "next_draw", "place", "program", "steps")
 
     def __init__(self, program: Awaitable[Any], draws: DrawCount, join: Join | None = None, place: int = 0) -> None:
         self.program, self.draws, self.join, self.place = program, draws, join, place
+        self.next_draw = draws.__next__
         self.steps: Any = program.__await__()
         self.below: list[Branch] = []
         self.mode: Any = None if join is None else join.waiting.mode
@@ -89,18 +91,18 @@ class Program:
             self._ready.append((branch, answer, None))
         self.waiting.clear()
 
-    def advance(self, enter: Callable[[DrawCount], None]) -> None:
+    def advance(self, log: Log) -> None:
         """Run until every branch waits or has ended.
 
         Args:
-            enter: is called with the count that numbers the draws from now on.
+            log: records the calls; its draws are numbered by the branch that runs.
         """
         ready, waiting = self._ready, self.waiting
         while ready:
             branch, answer, error = ready.popleft()
             if branch.is_over:
                 continue
-            enter(branch.draws)
+            log.draw = branch.next_draw
             go_on, given = (branch.steps.send, answer) if error is None else (branch.steps.throw, error)
             try:
                 request = go_on(given) if self._switch_mode is None else self._in_its_mode(branch, go_on, given)

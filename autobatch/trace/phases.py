@@ -24,7 +24,7 @@ from autobatch.ir.program import dtype_of, int_limit
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked
-from autobatch.trace.driving import Program
+from autobatch.trace.driving import Branch, Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, note_instance, refuse_inside
@@ -160,7 +160,7 @@ class Phases:
         calls.start_phase()
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
         over, asked, log, programs = list[int](), dict[int, list[Any]](), calls.log, self.programs
-        forget, enter, read = calls.lifting.start_instance, calls.enter_branch, self._read
+        forget = calls.lifting.start_instance
         with stage(calls):
             for i in places:
                 while len(log_ptr) <= i:  # places of others
@@ -168,11 +168,11 @@ class Phases:
                     output_ptr.append(len(refs))
                 program = programs[i]
                 forget()
-                program.advance(enter)
+                program.advance(log)
                 if not program.is_over:
                     n_refs = len(refs)
                     try:
-                        asked[i] = [read(x, refs, numbers) for _, x in program.waiting]
+                        asked[i] = self._read(program.waiting, refs, numbers)
                         continue
                     except AutobatchError as error:
                         del refs[n_refs:], numbers[n_refs:]
@@ -210,7 +210,10 @@ class Phases:
         """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
         left, shapes = iter(numbers), self._recorder.slots.shapes
         for i, asked in self._asked.items():
-            self.programs[i].answer([_fill(structure, left, shapes) for structure in asked])
+            answers = []
+            for structure in asked:
+                answers.append(next(left) if type(structure) is Slot else _fill(structure, left, shapes))
+            self.programs[i].answer(answers)
 
     def result(self, place: int) -> tuple[IntArray, list[int], Any]:
         """Return the results of the program at a place: values, slots and structure."""
@@ -289,18 +292,21 @@ class Phases:
         program.error = self._recorder.explain(program.error)
         return Static(program.error)
 
-    def _read(self, asked: Asked, refs: list[int], numbers: list[int]) -> Any:
-        """Read the values that a branch asks for, and forget them; numbers and arrays stay as they are."""
-        values = asked.take()
-        slot = self._slot_of.get(type(values))
-        if slot is not None:
-            refs.append(values.ref)
-            numbers.append(slot.number)
-            return slot
-        structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
-        if isinstance(structure, Slot):  # a class of values belongs to one recording, and has one slot
-            self._slot_of[type(values)] = structure
-        return structure
+    def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], numbers: list[int]) -> list[Any]:
+        """Read the values that branches ask for, and forget them; numbers and arrays stay as they are."""
+        structures = list[Any]()
+        for _, asked in waiting:
+            values = asked.take()
+            structure: Any = self._slot_of.get(type(values))
+            if structure is not None:
+                refs.append(values.ref)
+                numbers.append(structure.number)
+            else:
+                structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
+                if isinstance(structure, Slot):  # a class of values belongs to one recording, and has one slot
+                    self._slot_of[type(values)] = structure
+            structures.append(structure)
+        return structures
 
     def _sweep(self, over: list[int]) -> None:
         """Find out which values the programs may still use: all, while they may ask for derivatives."""
