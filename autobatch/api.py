@@ -21,9 +21,9 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Step
-from autobatch.engine.engine import Engine, GradientOptions
-from autobatch.engine.execution import join_columns
 from autobatch.engine.group import ENTERED
+from autobatch.engine.results import join_columns
+from autobatch.engine.session import GradientRequest, Session
 from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
@@ -51,10 +51,10 @@ Grads: TypeAlias = dict[str, Any]
 """Gradients by parameter: arrays, or `autobatch.Rows` of a table."""
 
 
-class Batched(Engine):
+class Batched(Session):
     """A function over one instance, run on mini-batches; made by `batched`.
 
-    Calls from several threads take turns. `autobatch.engine.engine.Engine` lists the attributes.
+    Calls from several threads take turns. `autobatch.engine.settings.Settings` lists the attributes.
     """
 
     def __call__(self, instances: Iterable[Any]) -> Any:
@@ -85,8 +85,8 @@ class Batched(Engine):
             call = self._call(instances, training=False)
             with run_lock(), call as step:
                 if not step.graph.keys.size:
-                    return np.zeros(0, self.executor.dtype)
-                runs = self.executor.run(step, (self.options.seed, self.step), None, self._profile)
+                    return np.zeros(0, self.parameters.dtype)
+                runs = self.run(step)
                 columns = join_columns([run.outputs for run in runs])
                 self._finish(call)
             may_fail = call.rounds is not None and self.options.on_error == "return"
@@ -259,10 +259,10 @@ class Batched(Engine):
                 refuse_arguments(Batched.value_and_grad, (self, instances), given)
                 each = each_instance(reduce, only, clip, max_norm, out, inputs)
                 reduce = reduce if clip is not None else "sum"
-            options = GradientOptions(reduce, has_aux, out, inputs, each)
+            request = GradientRequest(reduce, has_aux, out, inputs, each)
             if group is not None:
-                return group.value_and_grad(self, instances, options)
-            return self.differentiate(instances, options)
+                return group.value_and_grad(self, instances, request)
+            return self.differentiate(instances, request)
         except Exception as error:
             hide_frames(error)
             raise
@@ -325,7 +325,7 @@ class Batched(Engine):
                 "record_all, or see explain."
             )
         with run_lock():
-            return self._prepare(call)
+            return self.plan(call)
 
     @checked(instances=None)
     def explain(
@@ -359,7 +359,7 @@ class Batched(Engine):
         with lines.noted(self.recorder.calls):
             call = self._call(instances, training, has_aux, measured=False)
             with run_lock(), call as step:
-                self._execute(step, training)
+                self._try_out(step, training)
                 choice = self._thread_choice if call.rounds is None else None
                 decided = "" if choice is None else choice.describe(call.minibatch, training)
                 step = call.joined()
@@ -405,7 +405,7 @@ class Batched(Engine):
             with profile:
                 call = self._call(instances, training, has_aux)
                 with run_lock(), call as step:
-                    self._execute(step, training)
+                    self._try_out(step, training)
                     self._finish(call)
         return profile
 

@@ -169,7 +169,7 @@ def count_models(config: Config) -> dict[str, Any]:
 def count_model(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
     """What a mini-batch takes."""
     report = loss.explain(instances, training=training)
-    step = loss._prepare(loss._call(instances, training))
+    step = loss.plan(loss._call(instances, training))
     moved = [movement for part in step.parts for movement in movements(part.plan, step.cells)]
     return {
         "nodes": report.nodes,

@@ -129,7 +129,7 @@ def run_one(loss: ab.Batched, instances: Sequence[Any], training: bool) -> Calla
 def count(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
     """What a mini-batch takes, and the cells of its types."""
     report = loss.explain(instances, training=training)
-    step = loss._prepare(loss._call(instances, training))
+    step = loss.plan(loss._call(instances, training))
     cells = [step.cells.cells[kind] for kind in np.unique(step.graph.type_id)]
     stages = [compile_forward(cell) for cell in cells]
     stages += [compile_backward(cell) for cell in cells if cell.derivative is not None]

@@ -4,8 +4,8 @@
     backward    prologue, batch B ... batch 1, epilogue
     weights     type 1 ... type T, each over all its rows
 
-A backend says how memory is taken (`_reserve`), what steps are bound to (`_bind`), and how the calls of some parts of a
-stage are made (`_call`). Everything else is here: which rows a loss depends on, seeds, gradients on another device
+A backend says how memory is taken (`_reserve`), what steps are bound to (`_bind`), and how the parts of each stage are
+run (`_stages`). Everything else is here: which rows a loss depends on, seeds, gradients on another device
 than the parameters', times, and the order of it all.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,17 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 M = TypeVar("M", bound=Memory)
+
+
+class StageRunner(Protocol):
+    """Runs the parts of a stage."""
+
+    def run(self, first: int, last: int) -> int:
+        """Run parts first:last, and return the number of launches; 0 where they are counted in another place.
+
+        Of "forward" and "backward" 0 is the prologue, 1 to B are the batches in order, and B + 1 is the epilogue; of
+        "weights", which adds to `PlanRun.targets`, parts are the compiled steps of each type, and then its other steps.
+        """
 
 
 class PlanExecutable:
@@ -82,6 +93,7 @@ class PlanRun(ABC, Generic[M]):
         self._pool, self._ended, self.launches, self.copied_bytes = pool, "", 0, 0
         self._has_begun = False
         self.targets: Mapping[int, Gradient] = {}
+        self._stages: Mapping[str, StageRunner] = {}  # within the context
         self._outputs: list[Any] | None = None
         self._read: Callable[[], list[Any]] | None = None
         self._limit: Limit | None = None
@@ -137,13 +149,9 @@ class PlanRun(ABC, Generic[M]):
     def _take_targets(self) -> None:
         """Tell the steps of the weight stage the `targets` of this run."""
 
-    @abstractmethod
     def _call(self, stage: str, first: int, last: int) -> None:
-        """Run parts first:last of a stage.
-
-        Of "forward" and "backward" 0 is the prologue, 1 to B are the batches in order, and B + 1 is the epilogue; of
-        "weights", which adds to `targets`, parts are the compiled steps of each type, and then its other steps.
-        """
+        """Run parts first:last of a stage; see `StageRunner`."""
+        self.launches += self._stages[stage].run(first, last)
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts of a stage, and tell the timer when each is done; of "weights", batches are types with rows."""
@@ -170,10 +178,7 @@ class PlanRun(ABC, Generic[M]):
     # Running.
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:
-        """Run "forward" or "backward": all nodes, or those that are active."""
-        if activity is None and self.timer is None:
-            self._call(stage, 0, len(self.plan.schedule.batch_type) + 2)
-            return
+        """Run "forward" or "backward", batch by batch: all nodes, or those that are active."""
         batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
         if activity is not None:
             self._call_active(stage, batches, activity)
@@ -195,7 +200,10 @@ class PlanRun(ABC, Generic[M]):
 
     def forward(self, copies: bool = True) -> None:
         """Compute all values; see `Run`."""
-        self._sweep("forward", None)
+        if self.timer is None:
+            self.launches += self._stages["forward"].run(0, len(self.plan.schedule.batch_type) + 2)
+        else:
+            self._sweep("forward", None)
         if copies and self.store is HOST:
             self._outputs = self.values.outputs()
         elif copies:
@@ -213,7 +221,8 @@ class PlanRun(ABC, Generic[M]):
         else:
             with self.memory.on_device(targets.arrays, self.options) as gradients:
                 self._differentiate(seeds, gradients, activity, reader)
-        self.copied_bytes += targets.finish()
+        if targets.apart:
+            self.copied_bytes += targets.finish()
 
     def _differentiate(
         self, seeds: Mapping[int, Any], targets: Mapping[int, Gradient], activity: Activity, reader: RowReader | None
@@ -222,23 +231,26 @@ class PlanRun(ABC, Generic[M]):
         for slot in range(len(self.cells.slot_shapes)):
             place, seed = self.values.slot(slot, self.plan.mirror), seeds.get(slot, 0)
             place[...] = seed if is_host or slot not in seeds else self.store.put(seed)
-        self._sweep("backward", None if activity.is_whole else activity)
-        if self.timer is not None:
+        in_one = activity.is_whole and self.timer is None
+        if in_one:
+            self.launches += self._stages["backward"].run(0, len(self.plan.schedule.batch_type) + 2)
+        else:
+            self._sweep("backward", None if activity.is_whole else activity)
             self._lap("backward", None)  # work after the last batch counts as backward, not as weights
         self.targets = targets
-        if reader is None or reader(self.interpreter, activity):
-            self._run_weights(activity)
-
-    def _run_weights(self, activity: Activity) -> None:
-        """Add to the gradients of parameters; the interpreter does it for types of which some rows are not active."""
+        if reader is not None and not reader(self.interpreter, activity):
+            return
         self._take_targets()
-        if activity.is_whole and self.timer is None:
-            self._call(WEIGHTS, 0, 2 * (len(self.plan.type_ptr) - 1))
+        if in_one:
+            self.launches += self._stages[WEIGHTS].run(0, 2 * (len(self.plan.type_ptr) - 1))
         else:
             self._run_weights_by_type(activity)
 
     def _run_weights_by_type(self, activity: Activity) -> None:
-        """Add to the gradients of parameters, one type after the other."""
+        """Add to the gradients of parameters, one type after the other.
+
+        The interpreter does it for types of which some rows are not active.
+        """
         ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         types = [Batch(type_id, 0, ends[type_id + 1] - ends[type_id], bases[type_id]) for type_id in sorted(bases)]
         types = [of_type for of_type in types if activity.rows(*of_type[:3]).any()]
@@ -296,7 +308,7 @@ class PlanRun(ABC, Generic[M]):
         """Give the memory back to the pool; see `Run`."""
         if self._ended != "closed":
             self._ended = "closed"
-            self.targets = {}
+            self.targets, self._stages = {}, {}
             self._pool.give_back(self.memory, self.executable.n_bytes)
             for name in self.held.intersection(vars(self)):
                 delattr(self, name)

@@ -10,6 +10,7 @@ from autobatch.backends.base import Timer
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
+from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
@@ -64,15 +65,28 @@ class InterpretedRun(PlanRun[Memory]):
         if self.executable.backend.poison:
             self.memory.buffer.fill(np.nan)
 
-    def _call(self, stage: str, first: int, last: int) -> None:
-        batches, run = self.plan.batches, self.interpreter
-        if stage == "weights":
-            for type_id in sorted(self.plan.type_bases):
+    def _bind(self) -> None:
+        self._stages = {name: InterpretedStage(self, name) for name in ("forward", "backward", WEIGHTS)}
+
+
+class InterpretedStage:
+    """Runs the parts of a stage by the interpreter; see `StageRunner`."""
+
+    def __init__(self, run: InterpretedRun, name: str) -> None:
+        self._run, self._name = run, name
+
+    def run(self, first: int, last: int) -> int:
+        """See `StageRunner`; the interpreter counts launches."""
+        plan, interpreter = self._run.plan, self._run.interpreter
+        batches = plan.batches
+        if self._name == WEIGHTS:
+            for type_id in sorted(plan.type_bases):
                 if first <= type_id < last:
-                    run.weight_gradients(type_id, self.targets)
-            return
+                    interpreter.weight_gradients(type_id, self._run.targets)
+            return 0
         for part in range(max(first, 1), min(last, len(batches) + 1)):
-            if stage == "forward":
-                run.forward_batch(batches[part - 1])
+            if self._name == "forward":
+                interpreter.forward_batch(batches[part - 1])
             else:
-                run.backward_batch(batches[-part])
+                interpreter.backward_batch(batches[-part])
+        return 0

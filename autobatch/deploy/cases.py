@@ -27,7 +27,7 @@ from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.deploy.encoding import Decoder, Encoder
 from autobatch.deploy.loading import make_parameter
 from autobatch.deploy.policy import describe_policy, read_policy
-from autobatch.engine.losses import loss_slot
+from autobatch.engine.results import loss_slot
 from autobatch.errors import AutobatchError, DataError
 from autobatch.graph.build import check_ranges, merge_graphs, split_graph
 from autobatch.graph.graph import Graph

@@ -22,7 +22,7 @@ from autobatch import errors
 from autobatch.devices.store import HOST, Store
 from autobatch.distributed.wire import IntArray, Wire
 from autobatch.engine.counts import Clock
-from autobatch.engine.losses import LateLosses
+from autobatch.engine.results import LateLosses
 from autobatch.errors import AutobatchError, DistributedError, NumericError
 from autobatch.params.gradients import Gradients
 from autobatch.params.sparse_rows import Gradient, Rows

@@ -24,8 +24,8 @@ from autobatch.distributed.exchange import Exchange, Kept
 from autobatch.distributed.facts import facts_of
 from autobatch.distributed.shares import Share
 from autobatch.distributed.wire import Alone, TorchWire, Wire
-from autobatch.engine.engine import GradientOptions
 from autobatch.engine.group import entering
+from autobatch.engine.session import GradientRequest
 from autobatch.keywords import checked
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
@@ -107,13 +107,13 @@ class Joined:
         """
         return int(self._wire.gather(np.array([number], np.int64)).max())
 
-    def value_and_grad(self, loss: Batched, instances: Iterable[Any], options: GradientOptions) -> Any:
+    def value_and_grad(self, loss: Batched, instances: Iterable[Any], request: GradientRequest) -> Any:
         """Compute the loss and the gradients of a mini-batch; within the context, `loss.value_and_grad` calls this.
 
         Args:
             instances: those of this process: a share of `autobatch.distributed.shares`; or a list, for which the
                 mini-batch is the lists of all processes, one after the other. It may be empty.
-            options: as for one process; weights are those of the instances of this process.
+            request: as for one process; weights are those of the instances of this process.
 
         Returns:
             As for one process; what is returned per instance, such as `aux`, is that of this process's instances.
@@ -122,13 +122,12 @@ class Joined:
             DistributedError: a process has ended, or does something else than the others.
             AutobatchError: what was raised in another process is raised here too.
         """
-        reduce, each = options.reduce, options.each
-        executor = loss.executor
+        reduce, each = request.reduce, request.each
         with run_lock():
-            executor.refresh()
+            parameters = loss.refresh_parameters()
         facts = {
-            "the trainable parameters": " ".join(executor.trainable), "the step": str(loss.step),
-            "the seed": str(loss.seed), "has_aux": str(options.has_aux),
+            "the trainable parameters": " ".join(parameters.trainable), "the step": str(loss.step),
+            "the seed": str(loss.seed), "has_aux": str(request.has_aux),
             "reduce": reduce if isinstance(reduce, str) else "weights",
             "the gradients of each instance": "" if each is None else each.text,
         }  # fmt: skip
@@ -137,7 +136,7 @@ class Joined:
         if isinstance(instances, Share):
             facts |= {"the mini-batch": f"{instances.size} instances, {instances.digest.hex()}"}
         kept = self._kept.setdefault(loss, Kept())
-        exchange = Exchange(self._wire, facts, len(executor.trainable), executor.store, kept)
+        exchange = Exchange(self._wire, facts, len(parameters.trainable), parameters.store, kept)
         with exchange.guarding():
             if not isinstance(instances, Share):
                 listed = list_instances(instances)
@@ -149,9 +148,9 @@ class Joined:
                 weights = np.full(len(instances), 1.0 / max(instances.size, 1))
             if instances or not instances.size:
                 keys = instances.positions
-                found = loss.differentiate(instances, options._replace(reduce=weights), exchange, keys)
+                found = loss.differentiate(instances, request._replace(reduce=weights), exchange, keys)
             else:
-                found = loss.differentiate_nothing(options, exchange)
+                found = loss.differentiate_nothing(request, exchange)
         self._began.add(loss)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -231,6 +231,14 @@ class Step:
     def rewrites(self) -> Rewrites:
         """The rewrites of all parts, added up."""
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
+
+    def divided(self) -> Iterator[tuple[Part, slice]]:
+        """Yield the parts, and the positions of the instances of each."""
+        first = 0
+        for part in self.parts:
+            end = first + part.graph.keys.size
+            yield part, slice(first, end)
+            first = end
 
     def finish(self) -> LastCall:
         """The counts and times of the call, which has ended."""

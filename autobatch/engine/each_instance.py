@@ -18,10 +18,9 @@ from autobatch.backends.base import Run
 from autobatch.backends.by_instance.readers import ReadGradients, ScaleRows
 from autobatch.backends.options import ByInstance, Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.execution import Differentiation, Executor
-from autobatch.engine.group import Exchange
 from autobatch.engine.input_gradients import InputGradients
-from autobatch.engine.losses import check_finite
+from autobatch.engine.results import Differentiation, Exchange, check_finite, weighted_sum
+from autobatch.engine.runner import Runner
 from autobatch.errors import DataError, GraphError, NumericError, PlanError
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import UNSHARED
@@ -55,25 +54,15 @@ class EachInstance(Protocol):
 
     def differentiation(
         self,
-        executor: Executor,
+        runner: Runner,
         step: Step,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> Differentiation:
-        """Make the differentiation of the mini-batch; the arguments are those of `autobatch.engine.execution.OfSum`."""
+        """Make the differentiation of the mini-batch; see `autobatch.engine.results.GradientSum` for the arguments."""
 
-    def finish(
-        self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
-    ) -> tuple[Any, dict[str, Gradient]]:
-        """What the call returns of the losses and the gradients.
-
-        Args:
-            value: the weighted sum of the losses.
-            exchange: adds up those of all processes; None for one process.
-        """
-
-    def of_nothing(self, executor: Executor, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+    def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """What the call returns in a process that has no instance."""
 
 
@@ -97,36 +86,29 @@ class Apart:
 
     def differentiation(
         self,
-        executor: Executor,
+        runner: Runner,
         step: Step,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> Differentiation:
         """Make one whose gradients are arrays (B, *shape); see `EachInstance`."""
-        made = self.zeros(executor, step.graph.n_instances)
-        return OfEach(_named(executor.trainable, self.names), made, step.loss_slot, inputs)
+        made = self.zeros(runner, step.graph.n_instances)
+        return OfEach(_named(runner.parameters.trainable, self.names), made, step.loss_slot, inputs)
 
-    def zeros(self, executor: Executor, n_instances: int) -> Gradients:
+    def zeros(self, runner: Runner, n_instances: int) -> Gradients:
         """Zeros (B, *shape) for each gradient that is asked for."""
-        wanted = _named(executor.trainable, self.names)
+        wanted = _named(runner.parameters.trainable, self.names)
         made = Gradients()
         for name, parameter in wanted.items():
             made[name] = parameter.store.xp.zeros((n_instances, *parameter.shape), parameter.dtype)
         return made
 
-    def finish(
-        self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
-    ) -> tuple[Any, dict[str, Gradient]]:
-        """The losses (B,) and the gradients, of the instances of this process; see `EachInstance`."""
-        if exchange is not None:
-            exchange.add(value, {}, clock)  # so that all raise what one of them does
-        return losses, grads
-
-    def of_nothing(self, executor: Executor, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+    def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """See `EachInstance`."""
-        exchange.add_nothing(executor.dtype, [], lambda rows: Gradients(), clock)
-        return np.zeros(0, executor.dtype), self.zeros(executor, 0)
+        dtype = runner.parameters.dtype
+        exchange.add_nothing(dtype, [], lambda rows: Gradients(), clock)
+        return np.zeros(0, dtype), self.zeros(runner, 0)
 
 
 class Clipped:
@@ -142,37 +124,23 @@ class Clipped:
 
     def differentiation(
         self,
-        executor: Executor,
+        runner: Runner,
         step: Step,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> Differentiation:
         """Make one that puts the norms into `Gradients.norms`; see `EachInstance`."""
-        wanted = frozenset(map(id, _named(executor.trainable, self.names).values()))
-        return OfClipped(wanted, self.max_norm, step.loss_slot, weights, grads)
+        wanted = frozenset(map(id, _named(runner.parameters.trainable, self.names).values()))
+        return OfClipped(self.names, wanted, self.max_norm, step.loss_slot, weights, grads)
 
-    def finish(
-        self, losses: Array, value: np.generic, grads: dict[str, Gradient], exchange: Exchange | None, clock: Clock
-    ) -> tuple[Any, dict[str, Gradient]]:
-        """The weighted sum of the losses, and the sums of gradients; see `EachInstance`."""
-        value = value if exchange is None else exchange.add(value, grads, clock)
-        return value, self._only(grads)
-
-    def of_nothing(self, executor: Executor, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+    def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """See `EachInstance`."""
-        value, grads = exchange.add_nothing(executor.dtype, [*executor.trainable], executor.zeros, clock)
+        dtype, trainable = runner.parameters.dtype, runner.parameters.trainable
+        value, grads = exchange.add_nothing(dtype, [*trainable], runner.zeros, clock)
         if isinstance(grads, Gradients):
             grads.norms = np.zeros(0)
-        return value, self._only(grads)
-
-    def _only(self, grads: dict[str, Gradient]) -> dict[str, Gradient]:
-        """The gradients that are asked for."""
-        if self.names is None:
-            return grads
-        found = Gradients({name: grads[name] for name in self.names})
-        found.norms = getattr(grads, "norms", None)
-        return found
+        return value, _only(grads, self.names)
 
 
 class OfEach:
@@ -182,51 +150,62 @@ class OfEach:
         parameters: whose gradients are asked for, by name.
         grads: zeros (B, *shape) for each of them.
         slot: that of the losses.
-        inputs: as for `OfSum`.
+        inputs: as for `GradientSum`.
     """
 
     def __init__(
         self, parameters: Mapping[str, Parameter], grads: Gradients, slot: int, inputs: InputGradients | None
     ) -> None:
         self._parameters, self._grads, self._slot, self._inputs = parameters, grads, slot, inputs
+        self._losses: list[Array] = []
 
-    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
         """See `Differentiation`."""
         losses = run.outputs[self._slot]
         check_finite(losses, instances.start)
+        self._losses.append(losses)
         into = {id(parameter): self._grads[name][instances] for name, parameter in self._parameters.items()}
-        executor.read_rows(step, run, {self._slot: np.ones_like(losses)}, ReadGradients(into))
+        runner.read_rows(step, run, {self._slot: np.ones_like(losses)}, ReadGradients(into))
         if self._inputs is not None:
             self._inputs.add(part.plan, run)
 
-    def gradients(self) -> dict[str, Gradient]:
-        """See `Differentiation`."""
-        return self._grads
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """The losses (B,) and the gradients, of the instances of this process; see `Differentiation`."""
+        losses = np.concatenate(self._losses)
+        if exchange is not None:
+            exchange.add(
+                weighted_sum(losses, np.ones(losses.size)), {}, clock
+            )  # so that all raise what one of them does
+        return losses, self._grads
 
 
 class OfClipped:
     """The gradients of a weighted sum of losses, each of which is clipped; see `Differentiation`.
 
     Args:
+        names: of the parameters whose gradients are asked for; None for all.
         parameters: `id`s of those that norms are over.
-        slot, weights, grads: as for `OfSum`.
+        slot, weights, grads: as for `GradientSum`.
     """
 
     def __init__(
         self,
+        names: tuple[str, ...] | None,
         parameters: frozenset[int],
         max_norm: float,
         slot: int,
         weights: Array,
         grads: dict[str, Gradient] | None,
     ) -> None:
-        self._parameters, self._max_norm = parameters, max_norm
+        self._names, self._parameters, self._max_norm = names, parameters, max_norm
         self._slot, self._weights, self._grads, self._norms = slot, weights, grads, np.zeros(len(weights))
+        self._losses: list[Array] = []
 
-    def add(self, executor: Executor, step: Step, part: Part, instances: slice, run: Run) -> None:
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
         """See `Differentiation`."""
         losses = run.outputs[self._slot]
         check_finite(losses, instances.start)
+        self._losses.append(losses)
 
         def factors_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
             _check_norms(own, instances.start)
@@ -234,15 +213,26 @@ class OfClipped:
             return self._weights[instances] * np.minimum(1.0, self._max_norm / np.maximum(own, self._max_norm))
 
         reader = ScaleRows(self._parameters, factors_of)
-        self._grads = executor.backward(step, run, {self._slot: np.ones_like(losses)}, self._grads, reader)
+        self._grads = runner.backward(step, run, {self._slot: np.ones_like(losses)}, self._grads, reader)
 
-    def gradients(self) -> dict[str, Gradient]:
-        """See `Differentiation`."""
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """The weighted sum of the losses, and the sums of gradients; see `Differentiation`."""
         grads = self._grads
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients):
             grads.norms = self._norms
+        value = weighted_sum(np.concatenate(self._losses), self._weights)
+        value = value if exchange is None else exchange.add(value, grads, clock)
+        return value, _only(grads, self._names)
+
+
+def _only(grads: dict[str, Gradient], names: tuple[str, ...] | None) -> dict[str, Gradient]:
+    """The gradients that are asked for."""
+    if names is None:
         return grads
+    found = Gradients({name: grads[name] for name in names})
+    found.norms = getattr(grads, "norms", None)
+    return found
 
 
 def each_instance(

@@ -3,41 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-
-from autobatch.params.gradients import Gradients
-from autobatch.params.sparse_rows import Gradient
-
-if TYPE_CHECKING:
-    from autobatch.engine.counts import Clock
-    from autobatch.engine.losses import LateLosses
-
-
-class Exchange(Protocol):
-    """Adds up what all processes have computed in one call."""
-
-    def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
-        """Give the sum of the values, and add to the gradients those of the others."""
-
-    def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
-        """The same for losses on a device; what is given waits for them.
-
-        It raises a NumericError where a loss of another process is not finite.
-        """
-
-    def add_nothing(
-        self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
-    ) -> tuple[np.generic, dict[str, Gradient]]:
-        """The value and the gradients of the others, where this process has no instance.
-
-        Args:
-            dtype: of the value; names: of the gradients.
-            zeros: makes them, given the names of those that are `Rows`.
-        """
+from typing import Any, Protocol
 
 
 class Group(Protocol):
@@ -51,7 +19,7 @@ class Group(Protocol):
     size: int
 
     def value_and_grad(self, loss: Any, instances: Iterable[Any], options: Any) -> Any:
-        """Call `value_and_grad` of a `Batched` with a share of a mini-batch, and its `GradientOptions`."""
+        """Call `value_and_grad` of a `Batched` with a share of a mini-batch, and its `GradientRequest`."""
 
 
 class Entered(threading.local):

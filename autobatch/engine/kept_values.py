@@ -16,7 +16,7 @@ from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
-from autobatch.engine.execution import Executor
+from autobatch.engine.runner import Runner
 from autobatch.graph.growing import KEPT, NONE, ROW, RUN, SLOT, GrowingGraph, KeptRows, Moved
 from autobatch.trace.kept import Kept
 
@@ -118,7 +118,7 @@ class KeptValues:
 
 
 def run_and_keep(
-    executor: Executor, kept: KeptValues, step: Step, values: IntArray, draw: tuple[int, int], timer: Timer | None
+    runner: Runner, kept: KeptValues, step: Step, values: IntArray, draw: tuple[int, int], timer: Timer | None
 ) -> None:
     """Run a round, and keep these values of it: they stay where they are, or are copied if there are parts.
 
@@ -128,8 +128,8 @@ def run_and_keep(
     """
     copies: list[list[Any]] = []
     slots = range(len(step.cells.slot_shapes))
-    for part, instances in executor.parts(step):
-        run = executor.start(step, part, instances, draw, timer, copies=False)
+    for part, instances in step.divided():
+        run = runner.start(step, part, instances, draw, timer, copies=False)
         step.counts.append(run.counts())
         store = run.store
         if len(step.parts) == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.losses import loss_slot
+from autobatch.engine.results import loss_slot
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph, digests_of
 from autobatch.graph.rewrite.passes import rewrite
@@ -61,15 +61,18 @@ class Planning:
         """
         cells = self.cells(options.purpose, clock)  # covers all its types, even if other types are recorded later
         key = self._key(minibatch, options, cells)
-        found = self.cache.find(key, options.policy.given) if key is not None else None
+        found = self.cache.find(key, options.policy) if key is not None else None
         if found is not None:
             graph = found.graph.of_instances(minibatch.instances)
-            self._recorder.check_states(minibatch.instances)
+            if self._recorder.n_states:
+                self._recorder.check_states(minibatch.instances)
             if self._recorder.types.outdated:
                 self._recorder.types.check(graph.type_id)
             clock.lap("lookup")
-            slot = _loss_slot([graph], options)
-            return self._step(graph, found, options, cells, clock, slot, plan_hit=True)
+            has_loss = options.purpose is not None and options.has_aux is not None
+            slot = loss_slot(graph.structures, options.has_aux is True) if has_loss else -1
+            parts, n_bytes, rate = found.parts, found.whole_bytes, self.cache.hit_rate
+            return Step(graph, n_bytes, options.max_bytes, parts, cells, clock, True, rate, slot)
         if key is not None:
             clock.lap("lookup")
         graphs = self._recorder.graphs_of(minibatch)
@@ -94,6 +97,7 @@ class Planning:
         """
         from autobatch.memplan.batch.placement import plan_round
 
+        self._recorder.check_parameters()
         graph, types, cells = phases.graph, self._recorder.types, self.cells(options.purpose, clock)
         core = self._core_options(options, cells)
         if core is None:

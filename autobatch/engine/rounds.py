@@ -16,9 +16,9 @@ from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step, join_steps
-from autobatch.engine.execution import Executor
 from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.planning import Planning
+from autobatch.engine.runner import Runner
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NOWHERE, Chosen, Request
@@ -39,13 +39,13 @@ class Rounds:
         self,
         recorder: Recorder,
         planning: Planning,
-        executor: Executor,
+        runner: Runner,
         options: Options,
         clock: Clock,
         step: int,
         timer: Timer | None,
     ) -> None:
-        self._recorder, self._planning, self._executor, self._options = recorder, planning, executor, options
+        self._recorder, self._planning, self._runner, self._options = recorder, planning, runner, options
         self._clock, self._draw, self._timer = clock, (options.seed, step), timer
         self._steps: list[Step] = []
         self._n_idle = 0  # the rounds since the last step: all that they were to compute was known
@@ -139,7 +139,7 @@ class Rounds:
             self._n_idle += 1
             return
         self._n_idle = 0
-        run_and_keep(self._executor, kept, step, chosen.kept.values, self._draw, self._timer)
+        run_and_keep(self._runner, kept, step, chosen.kept.values, self._draw, self._timer)
         self._steps.append(step)
         self._waited.append(tuple(phases.waiting))
 

@@ -8,12 +8,14 @@ operation, `Rows` by dropping their rows. The gradients that a call returns are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import make_gradients
+
+ARRAY = attrgetter("array")
 
 
 class Gradients(dict[str, Any]):
@@ -70,19 +72,19 @@ class GradientBuffers:
             parameters: by name.
             rows: the `id`s of those whose gradient is `Rows`.
         """
-        if not self._serves(parameters, rows):
+        arrays = [*map(ARRAY, parameters.values())]
+        if not (
+            rows == self._rows
+            and [*parameters] == [*self._made]
+            and all(map(is_, parameters.values(), self._parameters))
+            and all(map(is_, arrays, self._arrays))
+        ):
             self._made, self._wholes = make_gradients(parameters, rows)
             self._parameters, self._rows = [*parameters.values()], rows
-            self._arrays = [parameter.array for parameter in self._parameters]
+            self._arrays = [*map(ARRAY, self._parameters)]
             self._to_clear = [gradient for gradient in self._made.values() if isinstance(gradient, Rows)]
         for whole in self._wholes:
             whole.fill(0)
         for gradient in self._to_clear:
             gradient.clear()
         return Gradients(self._made)
-
-    def _serves(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> bool:
-        if rows != self._rows or [*parameters] != [*self._made]:
-            return False
-        arrays = [parameter.array for parameter in parameters.values()]
-        return all(map(is_, parameters.values(), self._parameters)) and all(map(is_, arrays, self._arrays))

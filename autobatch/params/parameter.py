@@ -217,8 +217,12 @@ def versions_of(followed: Iterable[Parameter], others: Iterable[Parameter]) -> l
         followed: whose numbers are compared where changes may be missed; see `Parameter.checked_version`.
         others: whose `version` is enough.
     """
-    seen = [p._version if type(p) is Parameter and p._lent is None else p.checked_version for p in followed]
-    return seen + [p._version if type(p) is Parameter and p._lent is None else p.version for p in others]
+    seen = list[int]()
+    for p in followed:
+        seen.append(p._version if type(p) is Parameter and p._lent is None else p.checked_version)
+    for p in others:
+        seen.append(p._version if type(p) is Parameter and p._lent is None else p.version)
+    return seen
 
 
 def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:

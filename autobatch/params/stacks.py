@@ -317,6 +317,7 @@ class Targets:
 
     Attributes:
         arrays: by `id` of the parameter or stack.
+        apart: stacks of which a part lies elsewhere, with the arrays that take their gradients; see `finish`.
 
     Args:
         gradients: by `id` of each trainable parameter.
@@ -325,7 +326,7 @@ class Targets:
 
     def __init__(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> None:
         self.arrays: dict[int, Gradient] = dict(gradients)
-        self._apart: list[tuple[Stack, FloatArray]] = []
+        self.apart: list[tuple[Stack, FloatArray]] = []
         self._gradients = dict(gradients)
         self._stacks = stacks
         for stack in dict.fromkeys(stack for stack in stacks if stack.trainable):
@@ -336,7 +337,7 @@ class Targets:
             together = find_whole(parts, stack.rectangles, stack.store)
             if together is None:
                 together = stack.store.xp.zeros(stack.shape, stack.dtype)
-                self._apart.append((stack, together))
+                self.apart.append((stack, together))
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
     def restart(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> bool:
@@ -349,18 +350,18 @@ class Targets:
             return False
         if not all(map(is_, gradients.values(), known.values())):
             return False
-        for _, together in self._apart:
+        for _, together in self.apart:
             together.fill(0)
         return True
 
     def finish(self) -> int:
         """Add the gradients of stacks to those of parts that lie elsewhere, once per run; return the bytes moved."""
-        for stack, together in self._apart:
+        for stack, together in self.apart:
             for part, piece in pieces_of(stack, together):
                 array = self._gradients[id(part)]
                 assert not isinstance(array, Rows)
                 array += piece
-        return sum([together.nbytes for _, together in self._apart]) if self._apart else 0
+        return sum(together.nbytes for _, together in self.apart)
 
 
 def _parts(rows: Sequence[Row]) -> tuple[Row, tuple[Rectangle, ...]]:

@@ -20,7 +20,7 @@ from autobatch.arguments import show
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
 from autobatch.plan.budget import Part
-from autobatch.schedule.schedule import Policy
+from autobatch.schedule.schedule import BasePolicy
 
 DEFAULT_SIZE = 32  # plans
 
@@ -60,7 +60,7 @@ class PlanCache:
         self.lookups = self.hits = 0
         self.hit_rate = 0.0
         self._plans: OrderedDict[Hashable, Planned] = OrderedDict()
-        self._policy: Policy | None = None
+        self._policy: BasePolicy | None = None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -69,15 +69,16 @@ class PlanCache:
         """Drop all plans."""
         self._plans.clear()
 
-    def find(self, key: Hashable, policy: Policy) -> Planned | None:
+    def find(self, key: Hashable, policy: BasePolicy) -> Planned | None:
         """Give the plan of a mini-batch if it is cached.
 
         Args:
             key: everything that a plan depends on except the policy.
-            policy: plans made by another object than this are dropped.
+            policy: plans that another policy of the user made are dropped.
         """
         if policy is not self._policy:
-            self._plans.clear()
+            if self._policy is None or policy.given is not self._policy.given:
+                self._plans.clear()
             self._policy = policy
         self.lookups += 1
         found = self._plans.get(key)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from autobatch.api import Batched
 from autobatch.arrays import IntArray
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.execution import join_columns
 from autobatch.engine.kept_values import run_and_keep
+from autobatch.engine.results import join_columns
 from autobatch.graph.graph import PER_NODE, Graph, work_of
 from autobatch.graph.growing import NONE, Request
 from autobatch.plan.plan import Plan
@@ -178,7 +178,7 @@ class Running:
         chosen, step = self._engine.planning.prepare_round(phases, kept, request, self._options, Clock())
         assert step is not None
         planned = perf_counter()
-        run_and_keep(self._engine.executor, kept, step, chosen.kept.values, (self._options.seed, 0), None)
+        run_and_keep(self._engine, kept, step, chosen.kept.values, (self._options.seed, 0), None)
         kernels, owner = perf_counter() - planned, phases.graph.owner[nodes]
         self._learn(owner, work, kernels)
         counts = np.bincount(owner, minlength=phases.graph.n_instances)
@@ -195,7 +195,7 @@ class Running:
         self._options = self._engine.options_now(training=False, has_aux=False)
         step = self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
         planned = perf_counter()
-        runs = self._engine.executor.run(step, (self._options.seed, 0))
+        runs = self._engine.run(step, draw=(self._options.seed, 0))
         columns = join_columns([run.outputs for run in runs])
         kernels = perf_counter() - planned
         self._learn(owner, work, kernels)

@@ -20,9 +20,8 @@ from autobatch.arguments import show
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.engine import Call
-from autobatch.engine.execution import Executor
 from autobatch.engine.group import ENTERED
+from autobatch.engine.session import Call
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.inspect.profiling import Profile
@@ -50,20 +49,19 @@ from autobatch.torch.tangents import (
     check_values,
     slots_of_tangents,
 )
-from autobatch.trace.record import Recorder, list_instances
+from autobatch.trace.record import list_instances
 from autobatch.tracebacks import hide_frames
 
 
 class TorchBatched(Batched):
     """A function over one instance, run on mini-batches; made by `abt.batched`."""
 
-    executor: TorchExecutor
     _is_served = False
     _derivative: TorchBatched | None = None
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
-        self.executor = TorchExecutor(self.recorder)
+        self._tapes: WeakKeyDictionary[Run, Tape] = WeakKeyDictionary()
         self.reaching = Reaching()
         self.recorder.on_forget = self._drop_derivative
 
@@ -241,7 +239,7 @@ class TorchBatched(Batched):
         return twin
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
-        """The options with the facts of a call, see `autobatch.engine.engine.Engine`."""
+        """The options with the facts of a call, see `autobatch.engine.session.Session`."""
         if self._is_served:
             torch.set_grad_enabled(False)
             self._met(())
@@ -256,31 +254,8 @@ class TorchBatched(Batched):
         """The rows of each slot as tensors of what they stand for."""
         return list(map(as_tensor, columns, self.recorder.slots.dtypes))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy of a batched method is that of the copy of its module."""
-        function = self.recorder.function
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if isinstance(getattr(type(owner), name, None), BatchedMethod):
-            return getattr, (owner, name)
-        return super().__reduce_ex__(protocol)
-
-    @classmethod
-    def of(cls, made: Batched) -> Self:
-        """The same function, giving tensors."""
-        self = object.__new__(cls)
-        self.__setstate__(made.__getstate__())
-        return self
-
-
-class TorchExecutor(Executor):
-    """Runs mini-batches, and keeps what torch needs to differentiate the cells that it runs."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder)
-        self._tapes: WeakKeyDictionary[Run, Tape] = WeakKeyDictionary()
-
     def forward(self, step: Step, run: Run, copies: bool = True) -> None:
-        """Compute the values of a part; see `Executor`."""
+        """Compute the values of a part; see `Session`."""
         if not step.cells.training:
             super().forward(step, run, copies)
             return
@@ -298,7 +273,7 @@ class TorchExecutor(Executor):
         reader: RowReader | None = None,
         totals: dict[str, Total] | None = None,
     ) -> dict[str, Gradient]:
-        """Differentiate the run of a part; see `Executor`.
+        """Differentiate the run of a part; see `Session`.
 
         Args:
             totals: take the gradients that torch finds, where given; else they are added to the others.
@@ -311,7 +286,7 @@ class TorchExecutor(Executor):
             found = super().backward(step, run, seeds, out, reader)
         if reader is not None:
             _refuse_sums(tape)
-        names = {id(p.tensor): name for name, p in self.trainable.items() if isinstance(p, TensorParameter)}
+        names = {id(p.tensor): name for name, p in self.parameters.trainable.items() if isinstance(p, TensorParameter)}
         for tensor, gradient in tape.gradients():
             name = names[id(tensor)]
             if totals is None:
@@ -323,7 +298,7 @@ class TorchExecutor(Executor):
         return found
 
     def read_rows(self, step: Step, run: Run, seeds: Mapping[int, NDArray[Any]], reader: RowReader) -> None:
-        """Differentiate the run of a part for a reader; see `Executor`.
+        """Differentiate the run of a part for a reader; see `Session`.
 
         Raises:
             GraphError: torch finds gradients.
@@ -332,6 +307,21 @@ class TorchExecutor(Executor):
         with tape.open():
             super().read_rows(step, run, seeds, reader)
         _refuse_sums(tape)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy of a batched method is that of the copy of its module."""
+        function = self.recorder.function
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(getattr(type(owner), name, None), BatchedMethod):
+            return getattr, (owner, name)
+        return super().__reduce_ex__(protocol)
+
+    @classmethod
+    def of(cls, made: Batched) -> Self:
+        """The same function, giving tensors."""
+        self = object.__new__(cls)
+        self.__setstate__(made.__getstate__())
+        return self
 
 
 def _refuse_sums(tape: Tape) -> None:

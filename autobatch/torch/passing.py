@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autobatch.backends.base import Run
+from autobatch.backends.base import RowReader, Run
 from autobatch.engine.counts import Step
-from autobatch.engine.execution import Executor, join_columns
 from autobatch.engine.input_gradients import InputGradients
+from autobatch.engine.results import join_columns
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.params.known import ParameterState
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
@@ -49,12 +50,29 @@ class Runner(Protocol):
         """Records the instances."""
 
     @property
-    def executor(self) -> Executor:
-        """Runs what is planned."""
-
-    @property
     def reaching(self) -> Reaching:
         """Finds what results depend on."""
+
+    @property
+    def parameters(self) -> ParameterState:
+        """The parameters of the module."""
+
+    def refresh_parameters(self) -> ParameterState:
+        """Look up the parameters of the module."""
+
+    def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int]) -> Run:
+        """Run a part forward."""
+
+    def backward(
+        self,
+        step: Step,
+        run: Run,
+        seeds: Mapping[int, NDArray[Any]],
+        out: dict[str, Gradient] | None,
+        reader: RowReader | None = None,
+        totals: dict[str, Total] | None = None,
+    ) -> dict[str, Gradient]:
+        """Differentiate the run of a part, within its context."""
 
     @property
     def seed(self) -> int:
@@ -95,8 +113,8 @@ class Passing:
         draw: tuple[int, int] | None = None,
         held: Held = (),
     ) -> None:
-        self._batched, self._executor, self._step = batched, batched.executor, step
-        trainable: dict[str, TensorParameter] = self._executor.trainable  # type: ignore[assignment]
+        self._batched, self._step = batched, step
+        trainable: dict[str, TensorParameter] = batched.parameters.trainable  # type: ignore[assignment]
         module = batched.recorder.module
         assert isinstance(minibatch.inputs, TensorInputs)
         assert isinstance(module, TorchModule)
@@ -117,8 +135,8 @@ class Passing:
         self.draw = draw or ((int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step))
         self._runs: list[tuple[Part, Run]] = []
         columns = []
-        for part, instances in self._executor.parts(step):
-            run = self._executor.start(step, part, instances, self.draw)
+        for part, instances in step.divided():
+            run = batched.start(step, part, instances, self.draw)
             columns.append(run.outputs)
             step.counts.append(run.counts())
             if len(step.parts) > 1:
@@ -142,18 +160,18 @@ class Passing:
         Raises:
             GraphError: a parameter has changed since the forward pass.
         """
-        executor, step = self._executor, self._step
+        batched, step = self._batched, self._step
         with run_lock(), self._as_it_ran():
-            found = {name: self._zeros(name, p) for name, p in executor.trainable.items()}
+            found = {name: self._zeros(name, p) for name, p in batched.parameters.trainable.items()}
             totals: dict[str, Total] = {}
-            read = InputGradients(self.inputs, executor.dtype)
+            read = InputGradients(self.inputs, batched.parameters.dtype)
             runs, self._runs = self._runs or self._run_again(), []
             firsts = np.zeros(len(self.columns), int)
             for (part, run), ends in zip(runs, self._ends, strict=True):
                 seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
                 firsts = ends
                 with run:
-                    executor.backward(step, run, seeds, found, totals=totals)  # type: ignore[call-arg]
+                    batched.backward(step, run, seeds, found, totals=totals)
                 read.add(part.plan, run)
                 run.close()
             reaching = self._batched.reaching
@@ -167,8 +185,8 @@ class Passing:
 
     def _run_again(self) -> Iterator[tuple[Part, Run]]:
         """Run the parts once more, one after the other."""
-        for part, instances in self._executor.parts(self._step):
-            yield part, self._executor.start(self._step, part, instances, self.draw)
+        for part, instances in self._step.divided():
+            yield part, self._batched.start(self._step, part, instances, self.draw)
 
     @contextmanager
     def _as_it_ran(self) -> Iterator[None]:
@@ -177,7 +195,7 @@ class Passing:
         Raises:
             GraphError: the tensors have changed since the forward pass, or their places in the module are gone.
         """
-        self._executor.refresh()
+        self._batched.refresh_parameters()
         for of_run in self._bound:
             if of_run.parameter.is_gone:
                 raise _has_changed(of_run.parameter)
@@ -190,7 +208,7 @@ class Passing:
             for of_run in self._bound if others else ():
                 of_run.parameter.bind(of_run.tensor)
             put_numbers(self.held)
-            now = self._executor.trainable
+            now = self._batched.parameters.trainable
             changed = [of_run.parameter for of_run in self._bound if not of_run.is_same()]
             changed += [p for name, p in self.read.items() if now.get(name) is not p]
             if changed:

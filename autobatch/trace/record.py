@@ -22,7 +22,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.taped import EagerTape
-from autobatch.params.known import KnownModule
+from autobatch.params.known import NO_PARAMETERS, KnownModule, ParameterState
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.turns import OF_TORCH, RenewedLock
@@ -97,7 +97,7 @@ class Recorder:
         self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
         self.kept: dict[int, Kept] = {}  # the tables of kept values, by slot
         self._checked: tuple[Any, ...] = ()
-        self._looked_at: dict[str, Parameter] | None = None
+        self._looked_at: dict[str, Parameter] = {}
         self._parameters: dict[str, Parameter] = {}
         self._bound: list[int] = []
         self.n_states = 0
@@ -173,10 +173,21 @@ class Recorder:
             return {}
         found = self.known.parameters()
         if found is not self._looked_at:
-            if not self._are_as_before(found):
-                self._forget(found)
-            self._looked_at = found
+            self._look(found)
         return found
+
+    def parameter_state(self) -> ParameterState:
+        """The state of the parameters of the module; as `parameters` does, forget recordings of removed ones."""
+        found = NO_PARAMETERS if self.known is None else self.known.state()
+        if found.all is not self._looked_at:
+            self._look(found.all)
+        return found
+
+    def _look(self, found: dict[str, Parameter]) -> None:
+        """Note the parameters of the module; forget recordings of removed ones."""
+        if not self._are_as_before(found):
+            self._forget(found)
+        self._looked_at = found
 
     def _are_as_before(self, parameters: dict[str, Parameter]) -> bool:
         """Whether the module is unchanged, so nothing must be forgotten.
@@ -215,26 +226,36 @@ class Recorder:
                 if self.on_forget is not None:
                     self.on_forget()
 
-    def refresh(self, dtype: np.dtype[Any]) -> None:
+    def refresh(self) -> ParameterState:
         """Before a run, update live numbers, and trace again the cells that read something that has changed.
 
-        Args:
-            dtype: of the computation.
+        Returns:
+            The parameters of the module.
+
+        Raises:
+            GraphError: as for `check_parameters`.
 
         Cost: some microseconds, if nothing changed.
         """
-        self.renew()
-        lives = self.calls.traces.lives
-        if lives.known or dtype is not lives.dtype:
-            lives.refresh(dtype)
+        found, traces = self.parameter_state(), self.calls.traces
+        if not (traces.known_guards or traces.guard_set).holds():
+            self._retrace()
+        lives = traces.lives
+        if lives.known or found.dtype is not lives.dtype:
+            lives.refresh(found.dtype)
+        self.check_parameters()
+        return found
 
     def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
-        traces = self.calls.traces
-        if not traces.guard_set.holds():
-            with self.turn.lock, self._of_module():
-                traces.name_weights(self.parameters())
-                traces.renew()
+        if not self.calls.traces.guard_set.holds():
+            self._retrace()
+
+    def _retrace(self) -> None:
+        """Trace again the cells of which guards have failed."""
+        with self.turn.lock, self._of_module():
+            self.calls.traces.name_weights(self.parameters())
+            self.calls.traces.renew()
 
     def check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
@@ -257,8 +278,9 @@ class Recorder:
             DataError: a single instance.
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
-        refuse_inside()
-        listed = list_instances(instances)
+        if STAGE.current is not None:
+            refuse_inside()
+        listed = list(instances) if type(instances) is list else list_instances(instances)
         kinds = {*map(type, listed)}
         if kinds == GRAPHS and {*map(TYPES, listed)} == {self.types} and not inputs:
             return MiniBatch(listed, None)
@@ -342,13 +364,9 @@ class Recorder:
         self.of_now([x for x, given in zip(found, instances, strict=True) if x is not given])
         return found
 
-    def check_parameters(self, parameters: Mapping[str, Parameter]) -> None:
-        """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name.
-
-        Args:
-            parameters: the present parameters of the module. A check with the same dict and types runs once.
-        """
-        types = self.types
+    def check_parameters(self) -> None:
+        """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name."""
+        types, parameters = self.types, self._looked_at
         before, checked = self._checked, (parameters, types.state, tuple(types.outdated))
         if before and before[0] is parameters and before[1:] == checked[1:]:
             return

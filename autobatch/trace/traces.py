@@ -137,6 +137,7 @@ class Traces:
     Attributes:
         types: the node types; weight_names: the name of each parameter by its id, for print-outs.
         lives: the numbers that bodies read and that have changed before.
+        known_guards: all guards in force; None if they have to be collected, as `guard_set` does.
         n_traced: how often a body was traced; n_renewed: how often guards failed.
     """
 
@@ -155,7 +156,7 @@ class Traces:
         self._families: dict[Hashable, Family] = {}
         self._of_entry: dict[Entry, list[Family]] = {}
         self._serial = count()
-        self._guard_set: GuardSet | None = None
+        self.known_guards: GuardSet | None = None
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: tuple[int, ...]) -> Family:
         """The family of calls with these keys; the cell is traced if it is not known, or not for lists so long.
@@ -250,10 +251,10 @@ class Traces:
     @property
     def guard_set(self) -> GuardSet:
         """All guards in force."""
-        guard_set = self._guard_set
+        guard_set = self.known_guards
         if guard_set is None:
             with self.types.growing.lock:  # otherwise traces that another thread makes meanwhile would be missing
-                guard_set = self._guard_set = GuardSet(self._guards())
+                guard_set = self.known_guards = GuardSet(self._guards())
         return guard_set
 
     def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
@@ -274,7 +275,7 @@ class Traces:
                     self._renew(family, family.current)
             elif not all(guard.holds() for guard in family.failed):
                 self._renew(family, family.traces[-1] if family.traces else None)
-        self._guard_set = None
+        self.known_guards = None
 
     def forget(self, gone: set[int], bound: set[int]) -> set[int]:
         """Forget traces that read removed objects, and calls of these objects; return the types left unused.
@@ -303,7 +304,7 @@ class Traces:
                 family.traces = family.traces[-1:]
             self.types.forgotten |= before - {trace.node_type.trace for trace in family.traces}
         self._of_entry = {entry: families for entry, families in self._of_entry.items() if families}
-        self._guard_set = None
+        self.known_guards = None
         return retired
 
     def _guards(self) -> list[Guard]:
@@ -352,10 +353,10 @@ class Traces:
             self.types.retire(old, why)
         if why and before != self._numbers(entry):
             self._renew_entry(entry, before, self._numbers(entry))
-        if old == -1 and trace is not None and self._guard_set is not None:
-            self._guard_set = self._guard_set.extended(trace.body.guards)
+        if old == -1 and trace is not None and self.known_guards is not None:
+            self.known_guards = self.known_guards.extended(trace.body.guards)
         else:
-            self._guard_set = None
+            self.known_guards = None
 
     def _numbers(self, entry: Entry) -> tuple[int, ...]:
         return tuple(family.number for family in self._of_entry.get(entry, ()))
@@ -375,7 +376,7 @@ class Traces:
             if not guard.holds():
                 guard.retake()
         if held is not None:
-            self._guard_set = None
+            self.known_guards = None
         return tracer, body
 
     def _trace_unchanging(

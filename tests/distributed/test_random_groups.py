@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.engine.engine import GradientOptions
+from autobatch.engine.session import GradientRequest
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.processes import run_processes
 
@@ -32,7 +32,7 @@ def differentiate(rank: int, n: int, start: int) -> list[str]:
             both = [ab.batched(model.everything, **options) for _ in range(2)]
             alone, together = [loss.record_all(instances) if recorded else instances for loss in both]
             try:
-                (value, _), grads = both[0].differentiate(alone, GradientOptions(reduce, True, None, False, None))
+                (value, _), grads = both[0].differentiate(alone, GradientRequest(reduce, True, None, False, None))
                 value, grads = float(value), {name: np.array(g) for name, g in grads.items()}
                 (share,) = ab.distributed.shares(together, len(instances), rng if recorded else None)
                 (found, _), others = both[1].value_and_grad(share, reduce, has_aux=True)

@@ -104,7 +104,7 @@ def test_errors_from_inside_keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("inside")
 
     broken.__code__ = broken.__code__.replace(co_filename=f"{OWN}/engine/broken.py")
-    monkeypatch.setattr("autobatch.engine.engine.Engine._prepare", broken)
+    monkeypatch.setattr("autobatch.engine.session.Session.plan", broken)
     with pytest.raises(RuntimeError) as found:
         batched(Net().run)([np.ones((2, 3))])
     assert len([name for name in frames(found.value) if name.startswith(OWN)]) >= 2

@@ -128,8 +128,8 @@ class CompiledRun(PlanRun[CpuMemory]):
 
     executable: CompiledPlan
     held = PlanRun.held | {"_bound"}
-    _bound: BoundRun
-    _cells: BoundCells | None = None  # within the context of the run
+    _bound: BoundRun | None = None
+    _cells: BoundCells | None = None  # within the context
 
     def _reserve(self) -> None:
         if self.memory.reserved_for != self.executable.needed:
@@ -137,33 +137,28 @@ class CompiledRun(PlanRun[CpuMemory]):
         if self.executable.backend.poison:
             self.memory.poison()
 
-    def _begin(self) -> None:
-        super()._begin()
-        executable = self.executable
-        self._bound = BoundRun(
-            self.plan, executable.tables, executable.place, executable.backend.chooser, self.memory, self.randomness,
-            self.interpret_gradients,
-        )  # fmt: skip
-
     def _find_limit(self) -> Limit | None:
         """Limit libraries to one thread: either several threads run tiles, or one is asked for."""
-        tables = self.executable.tables
-        self._cells = self.executable.types.bound(tables.type_ids, self.executable.n_threads)
-        return Limit(1) if self._cells.may_call_library(tables) else None
+        executable = self.executable
+        self._cells = cells = executable.types.bound(executable.tables.type_ids, executable.n_threads)
+        return Limit(1) if cells.calls_library or cells.bound_to is not executable.tables else None
 
     def _bind(self) -> None:
         assert self._cells is not None, "the limit was found"
+        if self._bound is None:
+            executable = self.executable
+            self._bound = BoundRun(
+                self.plan, executable.tables, executable.place, executable.backend.chooser, self.memory,
+                self.randomness, self.interpret_gradients,
+            )  # fmt: skip
         self._cells.bind(self._bound)
+        self._stages = self._cells.stages
 
     def _release(self) -> None:
         if self._cells is not None:
             self._cells.release()
-            self._cells = None
+            self._cells, self._stages = None, {}
 
     def _take_targets(self) -> None:
         assert self._cells is not None, "a run computes within its context"
         self._cells.stages[WEIGHTS].take_gradients(self.targets)
-
-    def _call(self, stage: str, first: int, last: int) -> None:
-        assert self._cells is not None, "a run computes within its context"
-        self.launches += self._cells.stages[stage].call(first, last)

@@ -113,6 +113,8 @@ class BoundCells:
 
     Attributes:
         stages: bound, by name.
+        bound_to: the tables of the plan that ran last; None before the first.
+        calls_library: whether a run of that plan may call a library.
     """
 
     def __init__(
@@ -131,23 +133,24 @@ class BoundCells:
         followed = {*map(id, self._followed)}
         self._in_place = [parameter for parameter in read if id(parameter) not in followed]
         self._seen: list[int] | None = None  # the versions of parameters with which stages were refreshed
-        self._bound_to: PlanTables | None = None  # the tables of the plan that ran last
-        self._calls_library = True
-
-    def may_call_library(self, tables: PlanTables) -> bool:
-        """Whether a run of a plan may call a library, as far as is known before it is bound."""
-        return self._bound_to is not tables or self._calls_library
+        self._memory_at: tuple[int, ...] = ()
+        self.bound_to: PlanTables | None = None
+        self.calls_library = True
 
     def bind(self, run: BoundRun) -> None:
         """Store the addresses and parameters that have changed since the last run."""
         seen = versions_of(self._followed, self._in_place)
-        has_changed = seen != self._seen
-        before, self._seen, self._bound_to = self._bound_to, None, None  # compiling may be interrupted
+        has_changed, before = seen != self._seen, self.bound_to
+        if has_changed or before is not run.tables or run.memory.addresses != self._memory_at:
+            self._seen = self.bound_to = None  # compiling may be interrupted
+            for stages in self.stages.values():
+                stages.bind(run, has_changed)
+            if before is not run.tables:
+                self.calls_library = True in [stages.choice.calls_library for stages in self.stages.values()]
+            self._seen, self.bound_to, self._memory_at = seen, run.tables, run.memory.addresses
         for stages in self.stages.values():
-            stages.bind(run, has_changed)
-        if before is not run.tables:
-            self._calls_library = True in [stages.choice.calls_library for stages in self.stages.values()]
-        self._seen, self._bound_to = seen, run.tables
+            if stages.choice.in_python:
+                stages.enter(run)
 
     def release(self) -> None:
         """Drop the arrays of the run."""
@@ -255,16 +258,14 @@ class BoundStages:
         if before is not tables:
             self._memory[:, self._slots] = tables.addresses[self._places]
         self._tables, self._calls = tables, tables.calls[self._name]
-        if choice.in_python:
-            self._enter(run)
 
     def release(self) -> None:
         """Drop the arrays of the run."""
         for number in self.choice.in_python:
             vars(self._stages[number]).pop("run", None)
 
-    def call(self, first: int, last: int) -> int:
-        """Make the calls of parts first:last and return their number; part 0 is the prologue, see `CallList`."""
+    def run(self, first: int, last: int) -> int:
+        """Make the calls of parts first:last and return their number; see `StageRunner`."""
         calls, tile_ptr, ptr, _ = self._calls
         tile, end_tile = ptr[first], ptr[last]
         start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
@@ -273,7 +274,7 @@ class BoundStages:
                 self._sweeps.run(self._addresses, self._calls, first, last)
                 return end - start
             if last - first > 1:
-                return sum(self.call(part, part + 1) for part in range(first, last))
+                return sum(self.run(part, part + 1) for part in range(first, last))
         at = start
         while at < end:
             at = call_steps(self._of_one_thread, calls, at, end)  # until a step that Python runs
@@ -338,7 +339,7 @@ class BoundStages:
             self._memory[:, slot : slot + 3] = slots_of(gradient, address_of)
         self._gradients = found
 
-    def _enter(self, run: BoundRun) -> None:
+    def enter(self, run: BoundRun) -> None:
         """Give stages the arrays of a run, for steps that Python runs."""
         memory, scratch = run.memory, run.memory.scratch[0]
         for number in self.choice.in_python:

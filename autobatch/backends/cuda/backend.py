@@ -240,10 +240,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
     def _begin(self) -> None:
         super()._begin()
         self._parameters: dict[int, Any] = {}
-        self._launchers = self._upload()
-
-    def _call(self, stage: str, first: int, last: int) -> None:
-        self._launchers[stage].run(first, last)
+        self._launchers = self._stages = self._upload()
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer: the device notes when each part is done."""

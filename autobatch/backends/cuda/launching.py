@@ -43,8 +43,12 @@ class Launcher:
         self._steps = [(run, step) for run in runs for step in run.stage.steps]
         self.launches = 0
 
-    def run(self, first: int, end: int, timed: bool = False) -> None:
-        """Run parts first:end; if timed, which is for all parts, the device notes when each of them was done."""
+    def run(self, first: int, end: int, timed: bool = False) -> int:
+        """Run parts first:end; if timed, which is for all parts, the device notes when each of them was done.
+
+        Returns:
+            0, because `launches` counts.
+        """
         for launched in self._sweep.launches(first, end, timed):
             self.launches += 1
             if launched.host is not None:
@@ -55,6 +59,7 @@ class Launcher:
                     self._launch(launched.first, launched.end, 1)  # there is nothing left to do but to note the time
             elif launched.blocks:
                 self._launch(launched.first, launched.end, launched.blocks)
+        return 0
 
     def ends(self) -> list[float]:
         """Wait, and give the second of `time.perf_counter` at which each part was done, once all ran timed."""

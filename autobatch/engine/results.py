@@ -1,26 +1,157 @@
-"""Check losses and gradient buffers for training: one finite scalar per instance, its weight, and buffers that fit."""
+"""Results of training: the value and the gradients of a mini-batch, of runs that have been differentiated.
+
+`GradientSum` is the gradient of a weighted sum of losses, and `LateGradientSum` the same on a device that the call does
+not wait for; `autobatch.engine.each_instance` has gradients of each instance. Losses are checked, one finite scalar per
+instance, as are their weights and the gradients in `out=`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from operator import is_
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.arguments import refusal
 from autobatch.backends.base import Run
+from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
+from autobatch.engine.counts import Clock, Step
+from autobatch.engine.input_gradients import InputGradients
+from autobatch.engine.runner import Runner
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.ir.arguments import Key
+from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.plan.budget import Part
 from autobatch.trace.results import Slot, check_slots
 
 Array = NDArray[Any]
+
+
+class Exchange(Protocol):
+    """Adds up what all processes have computed in one call."""
+
+    def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
+        """Give the sum of the values, and add to the gradients those of the others."""
+
+    def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
+        """The same for losses on a device; what is given waits for them.
+
+        It raises a NumericError where a loss of another process is not finite.
+        """
+
+    def add_nothing(
+        self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
+    ) -> tuple[np.generic, dict[str, Gradient]]:
+        """The value and the gradients of the others, where this process has no instance.
+
+        Args:
+            dtype: of the value; names: of the gradients.
+            zeros: makes them, given the names of those that are `Rows`.
+        """
+
+
+class Differentiation(Protocol):
+    """Differentiates the runs of a mini-batch's parts, one after the other, and collects the gradients."""
+
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """Differentiate the run of a part, within its context.
+
+        Args:
+            instances: the positions of its instances.
+        """
+
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """Return the value and the gradients, once all parts have run.
+
+        Args:
+            exchange: adds up those of all processes; None for one process.
+        """
+
+
+class GradientSum:
+    """The gradients of a weighted sum of losses; see `Differentiation`.
+
+    Args:
+        slot: the slot of the losses.
+        weights: of the losses, per instance.
+        grads: gradients to add to; None for this thread's buffers, set to zero.
+        inputs: the gradients of the inputs, which are added to; None if they are not asked for.
+    """
+
+    def __init__(
+        self, slot: int, weights: Array, grads: dict[str, Gradient] | None, inputs: InputGradients | None = None
+    ) -> None:
+        self._slot, self._weights, self._grads, self._inputs = slot, weights, grads, inputs
+        self._losses: list[Array] = []
+
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`.
+
+        Raises:
+            NumericError: a loss is not finite.
+        """
+        losses = run.outputs[self._slot]
+        check_finite(losses, instances.start)
+        self._losses.append(losses)
+        seeds = {self._slot: self._weights[instances].astype(losses.dtype)}
+        self._grads = runner.backward(step, run, seeds, self._grads)
+        if self._inputs is not None:
+            self._inputs.add(part.plan, run)
+
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """The weighted sum of the losses, and its gradients; see `Differentiation`."""
+        assert self._grads is not None, "there are instances, and so parts"
+        value = weighted_sum(np.concatenate(self._losses), self._weights)
+        return value if exchange is None else exchange.add(value, self._grads, clock), self._grads
+
+
+class LateGradientSum:
+    """The gradients of a weighted sum of losses on a device that is not waited for; see `Differentiation`.
+
+    Whether all losses are finite is noted in `Gradients.finite`.
+
+    Args:
+        slot, weights, grads: as for `GradientSum`.
+        losses: what the device finds out about the losses.
+
+    Attributes:
+        unread: the loss, once all parts have run.
+    """
+
+    def __init__(self, slot: int, weights: Array, grads: dict[str, Gradient] | None, losses: LateLosses) -> None:
+        self._slot, self._weights, self._grads, self._losses = slot, weights, grads, losses
+        self._runs: list[Run] = []
+        self.unread: UnreadLoss | None = None
+
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+        weights = self._weights[instances]
+        self._runs.append(run)
+        self._losses.add(run.on_device(self._slot), weights)
+        seeds = {self._slot: weights.astype(runner.parameters.dtype)}
+        self._grads = runner.backward(step, run, seeds, self._grads)
+
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """The weighted sum of the losses, which waits when it is read, and its gradients; see `Differentiation`."""
+        grads, finite = self._grads, self._losses.finite
+        assert grads is not None, "there are instances, and so parts"
+        if isinstance(grads, Gradients):
+            grads.finite = finite if grads.finite is None else grads.finite & finite
+        whole = None if exchange is None else exchange.add_late(self._losses, grads, clock)
+        self.unread = UnreadLoss(self._runs, self._slot, self._weights, whole)
+        return Late(self.unread), grads
+
+
+def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """Join the outputs of the runs of consecutive parts of a mini-batch."""
+    return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
 def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:

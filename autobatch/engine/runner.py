@@ -1,0 +1,52 @@
+"""The interface through which results and rounds use a session, which is above them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from autobatch.backends.base import RowReader, Run, Timer
+from autobatch.engine.counts import Step
+from autobatch.params.gradients import Gradients
+from autobatch.params.known import ParameterState
+from autobatch.params.sparse_rows import Gradient
+from autobatch.plan.budget import Part
+
+
+class Runner(Protocol):
+    """Runs planned mini-batches; see `autobatch.engine.session.Session`.
+
+    Attributes:
+        parameters: of the module, as they are now.
+    """
+
+    parameters: ParameterState
+
+    def start(
+        self,
+        step: Step,
+        part: Part,
+        instances: slice,
+        draw: tuple[int, int],
+        timer: Timer | None = None,
+        copies: bool = True,
+    ) -> Run:
+        """Run a part forward."""
+
+    def backward(
+        self,
+        step: Step,
+        run: Run,
+        seeds: Mapping[int, NDArray[Any]],
+        out: dict[str, Gradient] | None,
+        reader: RowReader | None = None,
+    ) -> dict[str, Gradient]:
+        """Differentiate the run of a part, within its context."""
+
+    def read_rows(self, step: Step, run: Run, seeds: Mapping[int, NDArray[Any]], reader: RowReader) -> None:
+        """Differentiate the run of a part up to the rows that gradients of parameters are sums of."""
+
+    def zeros(self, rows: Collection[str]) -> Gradients:
+        """Zeros for the gradients of a mini-batch without instances."""

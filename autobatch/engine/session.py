@@ -1,0 +1,488 @@
+"""Record, plan and run the mini-batches of one function, forward and backward.
+
+    instances ─read─▶ MiniBatch ─plan─▶ Step ─run─▶ runs ─▶ value, gradients, aux, gradients of inputs
+
+A plan is found in the cache or made (`autobatch.engine.planning`). A run computes forward and, where gradients are
+asked for, backward and the gradients of parameters. What a call returns are functions of its runs
+(`autobatch.engine.results`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.arrays import LongArray
+from autobatch.backends.base import RowReader, Run, Timer
+from autobatch.backends.options import Options
+from autobatch.devices.store import HOST
+from autobatch.engine.counts import Clock, LastCall, Step
+from autobatch.engine.input_gradients import InputGradients
+from autobatch.engine.results import (
+    Differentiation,
+    Exchange,
+    GradientSum,
+    LateGradientSum,
+    LateLosses,
+    UnreadLoss,
+    add_gradients,
+    join_columns,
+    loss_weights,
+    put_gradients,
+    take_gradients,
+)
+from autobatch.engine.runner import Runner
+from autobatch.engine.settings import Settings
+from autobatch.graph.graph import Graph
+from autobatch.ir.precision import check_precision
+from autobatch.ops.randomness import Randomness
+from autobatch.params.gradients import GradientBuffers, Gradients
+from autobatch.params.known import NO_PARAMETERS, ParameterState
+from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.plan.budget import Part
+from autobatch.system.background import n_waiting
+from autobatch.system.trust import is_trusted
+from autobatch.system.turns import run_lock
+from autobatch.trace.record import MiniBatch
+from autobatch.trace.results import stack_results
+
+if TYPE_CHECKING:
+    from autobatch.engine.each_instance import EachInstance
+    from autobatch.engine.rounds import Rounds
+
+
+Array = NDArray[Any]
+
+
+class GradientRequest(NamedTuple):
+    """What a call of `value_and_grad` asks for.
+
+    Attributes:
+        reduce, has_aux, out, inputs: the arguments of the call; "sum" stands for "none" in `reduce`.
+        each: the request for gradients or norms of each instance; None if only the sum of the losses is differentiated.
+    """
+
+    reduce: str | Sequence[float] | Array
+    has_aux: bool
+    out: dict[str, Gradient] | None
+    inputs: bool
+    each: EachInstance | None
+
+
+class Profiler(Timer, Protocol):
+    """Takes the times of calls; see `autobatch.inspect.profiling.Profile`."""
+
+    def begin(self) -> None:
+        """Drop the batches of a call that did not finish."""
+
+    def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
+        """Add a call that has just ended, whose numbers have `itemsize` bytes."""
+
+
+class Call:
+    """A call with a mini-batch. Used as a context manager, it plans the mini-batch and returns the step to run.
+
+    Async programs run all their rounds first; the step is then the last one. An internal error, here or within the
+    context, gets a note that says how to report it.
+
+    Args:
+        session: of the function.
+        minibatch: as read. When async programs are trained, entering replaces it by what they recorded.
+        clock: started before the mini-batch was read.
+        training: whether the mini-batch is differentiated.
+        has_aux: whether the function returns `(loss, aux)`; None for PyTorch, whose functions return any tensors.
+        measured: whether it may try a number of threads that is being measured; its time then counts, unless code is
+            being compiled.
+        each: the request for per-instance gradients or norms, or None.
+
+    Attributes:
+        step: the step to run, and rounds: the rounds of async programs; both set on entry.
+    """
+
+    step: Step
+
+    def __init__(
+        self,
+        session: Session,
+        minibatch: MiniBatch,
+        clock: Clock,
+        training: bool,
+        has_aux: bool | None = False,
+        measured: bool = True,
+        each: EachInstance | None = None,
+    ) -> None:
+        self._session, self.minibatch, self.clock = session, minibatch, clock
+        self.training, self.has_aux, self.measured, self.each = training, has_aux, measured, each
+        self.rounds: Rounds | None = None
+        self._running: AbstractContextManager[Step] | None = None
+
+    def __enter__(self) -> Step:
+        session = self._session
+        if session._profile is not None:
+            session._profile.begin()
+        try:
+            if self.minibatch.has_programs:
+                self.rounds = session._rounds(self.clock)
+                if self.training:
+                    whole = self.rounds.record(self.minibatch)
+                    self.minibatch = MiniBatch(self.minibatch.instances, whole, self.minibatch.inputs)
+                    self.measured = False  # the clock has run for rounds too
+                else:
+                    self._running = self.rounds.run(self.minibatch)
+            self.step = session.plan(self) if self._running is None else self._running.__enter__()
+        except Exception as error:
+            self._note(error)
+            raise
+        return self.step
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            if self._running is not None:
+                self._running.__exit__(kind, error, traceback)
+        finally:
+            if isinstance(error, Exception):
+                self._note(error)
+
+    def joined(self) -> Step:
+        """Return the rounds and the last step as one step."""
+        return self.step if self.rounds is None else self.rounds.joined(self.step)
+
+    def _note(self, error: Exception) -> None:
+        """Note on an error how to report it, if it is one of autobatch."""
+        from autobatch.engine.defects import note_defect
+
+        is_own = is_trusted(self._session.policy) and is_trusted(self._session.planner)
+        note_defect(error, is_own, self.training, bool(self.has_aux))
+
+
+class _Trial:
+    """Runs backward for `explain` and `profile`, which drop the gradients; see `Differentiation`."""
+
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+        runner.backward(step, run, {step.loss_slot: np.ones(part.graph.n_instances, runner.parameters.dtype)}, None)
+
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """See `Differentiation`."""
+        return None, {}
+
+
+class _OfThread(threading.local):
+    """Gradient buffers per thread: the gradients that a thread receives stay valid until its own next step."""
+
+    def __init__(self) -> None:
+        self.gradients = GradientBuffers()
+
+
+class Session(Settings):
+    """Records, plans and runs the mini-batches of one function; the arguments are those of `Settings`.
+
+    Attributes:
+        last: counts and times of the last call, and of each round of an async function; None before the first.
+        parameters: of the module, as they were when `options_now` was last called.
+    """
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self.last: LastCall | None = None
+        self.parameters: ParameterState = NO_PARAMETERS
+        self._of_thread = _OfThread()
+        self._profile: Profiler | None = None
+        self._unread: UnreadLoss | None = None
+        self._facts: tuple[Any, ...] = ()
+        self._now: Options
+
+    # Reading and planning.
+
+    def _call(
+        self,
+        instances: Iterable[Any],
+        training: bool,
+        has_aux: bool = False,
+        measured: bool = True,
+        each: EachInstance | None = None,
+        inputs: bool = False,
+        keys: LongArray | None = None,
+    ) -> Call:
+        """Begin a call: record its mini-batch unless it was recorded before. Other threads may run meanwhile.
+
+        Args:
+            inputs, keys: see `Recorder.read`; the others are those of `Call`.
+        """
+        clock = Clock(profiled=self._profile is not None)
+        return Call(self, self.recorder.read(instances, inputs, keys), clock, training, has_aux, measured, each)
+
+    def refresh_parameters(self) -> ParameterState:
+        """Look up the parameters of the module."""
+        self.parameters = self.recorder.parameter_state()
+        return self.parameters
+
+    def options_now(self, training: bool, has_aux: bool | None) -> Options:
+        """The options with the facts of a call: the parameters' type and device, and what they are run for."""
+        now = self.parameters = self.recorder.refresh()
+        purpose = now.names if training else None
+        facts = self.options, self.planning.backend, now.dtype, now.store, purpose, has_aux
+        if self._facts != facts:
+            given, backend, dtype, store, purpose, _ = facts
+            check_precision(given.precision, dtype, backend.name)
+            self._now = given._replace(dtype=dtype, store=store, purpose=purpose, has_aux=has_aux)
+            self._facts = facts
+        return self._now if self._now.threads == 1 else _within_limits(self._now)
+
+    def plan(self, call: Call) -> Step:
+        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan."""
+        minibatch, each = call.minibatch, call.each
+        if minibatch.graph is not None:
+            call.clock.lap("record")  # and waiting for other threads
+        options = self.options_now(call.training, call.has_aux)
+        if each is not None:
+            options = each.planned(options, self.parameters.trainable, len(minibatch.instances))
+        if self._thread_choice is None:
+            return self.planning.prepare(minibatch, options, call.clock)
+        size_class = self._thread_choice.of(minibatch, call.training)
+        measured = call.measured and not n_waiting()
+        n = size_class.next() if measured else size_class.threads
+        step = self.planning.prepare(minibatch, _within_limits(options._replace(threads=n)), call.clock)
+        if measured:
+            step.on_end = lambda seconds: size_class.add(n, seconds)
+        return step
+
+    def _rounds(self, clock: Clock) -> Rounds:
+        """The rounds of a mini-batch of async programs."""
+        from autobatch.engine.rounds import Rounds
+
+        options = self.options_now(training=False, has_aux=False)
+        return Rounds(self.recorder, self.planning, self, options, clock, self.step, self._profile)
+
+    def _record_rounds(self, instances: list[Any]) -> Graph:
+        """Run async programs, and give the graph of all that they recorded."""
+        with run_lock():
+            return self._rounds(Clock()).record(MiniBatch(instances, None), with_awaited=True)
+
+    # Running.
+
+    def run(
+        self, step: Step, differentiation: Differentiation | None = None, draw: tuple[int, int] | None = None
+    ) -> list[Run]:
+        """Run the parts one after the other; return their runs, which are closed but still give the outputs.
+
+        Args:
+            differentiation: goes backward through each part; None for inference.
+            draw: the seed and the number of the step, on which random numbers depend; None for those of the session.
+        """
+        draw = draw or (self.options.seed, self.step)
+        found, first = list[Run](), 0
+        for part in step.parts:
+            instances = slice(first, first + part.graph.keys.size)
+            first = instances.stop
+            run = self._begin(step, part, instances, draw, self._profile)
+            try:
+                with run:
+                    self.forward(step, run)
+                    if differentiation is not None:
+                        differentiation.add(self, step, part, instances, run)
+                step.counts.append(run.counts())
+            finally:
+                run.close()
+            found.append(run)
+        return found
+
+    def start(
+        self,
+        step: Step,
+        part: Part,
+        instances: slice,
+        draw: tuple[int, int],
+        timer: Timer | None = None,
+        copies: bool = True,
+    ) -> Run:
+        """Run a part forward; the run is the caller's to close.
+
+        Args:
+            instances: the positions of its instances; see `Step.divided`.
+            draw: the seed and the number of the step.
+            timer: is called when each batch is done.
+            copies: whether the outputs are copied to the host.
+        """
+        run = self._begin(step, part, instances, draw, timer)
+        try:
+            with run:
+                self.forward(step, run, copies)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def _begin(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], timer: Timer | None) -> Run:
+        """Make the run of a part."""
+        module = self.recorder.module
+        random = Randomness(*draw, step.graph.keys[instances], module is None or module.training)
+        run: Run = part.executable.begin(random, timer)
+        return run
+
+    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+        """Compute the values of a part, within the context of its run.
+
+        Args:
+            copies: whether the outputs are copied to the host.
+        """
+        run.forward(copies)
+        step.clock.lap("forward")
+
+    def backward(
+        self,
+        step: Step,
+        run: Run,
+        seeds: Mapping[int, Array],
+        out: dict[str, Gradient] | None,
+        reader: RowReader | None = None,
+    ) -> dict[str, Gradient]:
+        """Differentiate the run of a part, within its context.
+
+        Args:
+            seeds: per slot, the gradient of its rows.
+            out: gradients to add to; None for this thread's buffers, set to zero.
+            reader: is given the rows that the gradients are sums of, before they are added up.
+        """
+        trainable = self.parameters.trainable
+        if out is None:
+            out = self._of_thread.gradients.zeros(trainable, step.cells.row_parameters)
+        else:
+            for name, parameter in trainable.items():
+                if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
+                    out[name] = parameter.store.put(np.asarray(out[name]))
+        into = dict(zip(map(id, trainable.values()), map(out.__getitem__, trainable), strict=True))
+        if reader is None:
+            run.backward(seeds, into)
+        else:
+            run.backward(seeds, into, reader)
+        step.clock.lap("backward")
+        return out
+
+    def read_rows(self, step: Step, run: Run, seeds: Mapping[int, Array], reader: RowReader) -> None:
+        """Differentiate the run of a part up to the rows that gradients of parameters are sums of, for a reader."""
+        run.backward(seeds, {}, reader)
+        step.clock.lap("backward")
+
+    def zeros(self, rows: Collection[str]) -> Gradients:
+        """Zeros for the gradients of a mini-batch without instances, in this thread's buffers.
+
+        Args:
+            rows: the names of those that are `Rows`.
+        """
+        trainable = self.parameters.trainable
+        return self._of_thread.gradients.zeros(trainable, frozenset(id(trainable[name]) for name in rows))
+
+    # Results.
+
+    def differentiate(
+        self,
+        instances: Iterable[Any],
+        request: GradientRequest,
+        exchange: Exchange | None = None,
+        keys: LongArray | None = None,
+    ) -> Any:
+        """Compute the loss and the gradients of what this process has of a mini-batch; see `value_and_grad`.
+
+        Args:
+            exchange: adds up those of all processes; None for one process.
+            keys: see `Recorder.read`.
+        """
+        reduce, has_aux, out, inputs, each = request
+        call = self._call(instances, True, has_aux, each is None, each, inputs, keys)
+        with run_lock(), call as step:
+            weights = loss_weights(reduce, step.graph.keys.size)
+            late = None if self.parameters.store is HOST else self._late_losses(request, exchange)
+            given = call.minibatch.inputs
+            read = None if given is None else InputGradients(given, self.parameters.dtype)
+            own: dict[str, Gradient] | None = None
+            taken: dict[str, Gradient] | None = None
+            if out is not None:
+                apart = exchange is not None or (len(step.parts) > 1 and late is None)
+                taken = take_gradients(out, self.parameters.trainable, apart)
+                own = taken if exchange is None else None
+            wanted: Differentiation
+            if each is not None:
+                wanted = each.differentiation(self, step, weights, own, read)
+            elif late is not None:
+                wanted = LateGradientSum(step.loss_slot, weights, own, late)
+            else:
+                wanted = GradientSum(step.loss_slot, weights, own, read)
+            runs = self.run(step, wanted)
+            if exchange is not None and self._unread is not None:
+                self._unread.check()  # while the others wait, so that all raise in the same call
+            value, grads = wanted.finish(exchange, call.clock)
+            if out is not None:
+                assert taken is not None, "they were taken above"
+                grads = put_gradients(out, grads if exchange is None else add_gradients(taken, grads))
+            self.step += 1
+            self._finish(call)
+            before, self._unread = self._unread, wanted.unread if isinstance(wanted, LateGradientSum) else None
+        if before is not None:
+            before.check()
+        if has_aux:
+            columns = self._typed(join_columns([run.outputs for run in runs]))
+            value = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+        return (value, grads) if read is None else (value, grads, read.structures())
+
+    def _late_losses(self, request: GradientRequest, exchange: Exchange | None) -> LateLosses | None:
+        """What a device finds out about the losses; None where the call waits for it."""
+        _, has_aux, out, inputs, each = request
+        is_timed = self._profile is not None or self._thread_choice is not None
+        if has_aux or inputs or each is not None or is_timed:
+            return None
+        if out is not None and (exchange is not None or not isinstance(out, Gradients)):
+            return None
+        return LateLosses(self.parameters.store, exchange is not None)
+
+    def differentiate_nothing(self, request: GradientRequest, exchange: Exchange) -> Any:
+        """The loss and the gradients of a mini-batch of which this process has no instance; see `differentiate`."""
+        _, has_aux, out, inputs, each = request
+        clock = Clock()
+        with run_lock():
+            self.options_now(True, has_aux)
+            dtype, trainable = self.parameters.dtype, self.parameters.trainable
+            taken = None if out is None else take_gradients(out, trainable, apart=True)
+            if each is None:
+                value, grads = exchange.add_nothing(dtype, [*trainable], self.zeros, clock)
+            else:
+                value, grads = each.of_nothing(self, exchange, clock)
+            if out is not None and taken is not None:
+                grads = put_gradients(out, add_gradients(taken, grads))
+            self.step += 1
+            self.last = LastCall((), [], clock.ms, None, self.planning.cache.hit_rate)
+        found = ((value, np.zeros(0, dtype)) if has_aux else value), grads
+        return (*found, []) if inputs else found
+
+    def _typed(self, columns: list[Any]) -> list[Any]:
+        """The rows of each slot as what they stand for."""
+        return self.recorder.slots.typed(columns)
+
+    def _try_out(self, step: Step, training: bool) -> None:
+        """Run all parts, in training backward too, and drop the results."""
+        self.run(step, _Trial() if training else None)
+
+    def _finish(self, call: Call) -> None:
+        """Keep what there is to say about a call."""
+        step = call.step if call.rounds is None else call.joined()
+        self.last = step.finish()
+        if self._profile is not None:
+            self._profile.add(step, self.parameters.dtype.itemsize, self.precision)
+
+    def _watch(self, profile: Profiler | None) -> Profiler | None:
+        """Take this profile from now on, or none; give the one that was taken."""
+        with run_lock():
+            before, self._profile = self._profile, profile
+        return before
+
+
+def _within_limits(options: Options) -> Options:
+    """The options with no more threads than there are cores to use now."""
+    from autobatch.blas.threads import most_threads
+
+    return options._replace(threads=min(options.threads, most_threads()))
