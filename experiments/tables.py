@@ -94,6 +94,12 @@ def tabulate_molecules(records: Records) -> Table:
     return Table("", ("", "ms", "times"), [(way, f"{ms:.1f}", f"{expert / ms:.2f}") for way, ms in found.items()])
 
 
+def tabulate_memory(records: Records) -> Table:
+    """Show the peak memory of training steps, by model and way."""
+    rows = [(model, way, f"{mib:.0f}") for model, by in records[""].figures.items() for way, mib in by.items()]
+    return Table("", ("model", "", "MiB"), rows)
+
+
 def tabulate_ways(records: Records) -> Table:
     """Show milliseconds, with a row for each way and a column for each width or case."""
     figures = records[""].figures
@@ -170,6 +176,7 @@ TABLES = {
     "molecules": Source("molecules", ("dim-64",), tabulate_molecules),
     "hessian": Source("hessian", ("",), tabulate_ways),
     "per-instance": Source("per_instance", ("",), tabulate_ways),
+    "peak-memory": Source("peak_memory", ("",), tabulate_memory),
     "serving": Source("serving", serving.PARTS, serving.tabulate_some),
     "modules": Source("modules_of_torch", ("dim-64", "dim-256"), tabulate_modules),
     "data-parallel": Source("data_parallel", (*data_parallel.TRAINED, data_parallel.TORCH), tabulate_parallel),
