@@ -1,10 +1,10 @@
 """Question: how much memory do training steps take, beyond what the process held before?
 
-Each version of each model runs in a process of its own: autobatch on recorded graphs that are planned in each step, and the
-same model in PyTorch, batched by hand and by an expert, on mini-batches that are merged in each step. All train with
-Adam. A step on a few instances comes first, so that libraries are loaded and kernels compiled. The figure is the peak
-of the resident memory during the steps, less what was resident before them: values, gradients, scratch memory, plans,
-and what the allocators keep. Linux only.
+Each version of each model runs in a process of its own: autobatch on recorded graphs that are planned in each step, and
+the same model in PyTorch, batched by hand and by an expert, on mini-batches that are merged in each step. All train
+with Adam. A step on a few instances comes first, so that libraries are loaded and kernels compiled. The figure is the
+peak of the resident memory during the steps, less what was resident before them: values, gradients, scratch memory,
+plans, and what the allocators keep. Linux only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autobatch.cli.workload import load_workload, record
 from autobatch.errors import AutobatchError
 from harness import find_data, run
 from peers.peer import Peer
-from peers.ways import DATA, LR, PER_INSTANCE, make_peers, our_way, torch_way
+from peers.ways import DATA, LR, PEERS, PER_INSTANCE, make_peers, our_way, torch_way
 from records import Findings, Settings
 
 OURS = "autobatch"
@@ -49,17 +49,10 @@ def measure(config: Config) -> Findings:
         raise AutobatchError("peak_memory needs Linux, whose /proc/self/clear_refs resets the peak of a process.")
     figures: dict[str, dict[str, float]] = {}
     for model in config.models.split(","):
-        ways = [OURS, *(name for name in names_of(model) if name != PER_INSTANCE)]
+        ways = [OURS, *(name for name in PEERS[model] if name != PER_INSTANCE)]
         figures[model] = {way: round(in_a_process(model, way, config) / MIB, 1) for way in ways}
     rows = [(model, way, f"{mib:.1f}") for model, by in figures.items() for way, mib in by.items()]
     return Findings({}, figures, format_table(("", "", "MiB"), rows))
-
-
-def names_of(model: str) -> list[str]:
-    """The names of the PyTorch versions of a model."""
-    from peers.ways import PEERS
-
-    return [*PEERS[model]]
 
 
 def in_a_process(model: str, way: str, config: Config) -> int:
