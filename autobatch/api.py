@@ -54,7 +54,7 @@ Grads: TypeAlias = dict[str, Any]
 class Batched(Session):
     """A function over one instance, run on mini-batches; made by `batched`.
 
-    Calls from several threads take turns. `autobatch.engine.settings.Settings` lists the attributes.
+    Calls from several threads take turns. `Session` and `Settings`, in `autobatch.engine`, list the attributes.
     """
 
     def __call__(self, instances: Iterable[Any]) -> Any:

@@ -3,8 +3,8 @@
 Each version of each model runs in a process of its own: autobatch on recorded graphs that are planned in each step, and
 the same model in PyTorch, batched by hand and by an expert, on mini-batches that are merged in each step. All train
 with Adam. A step on a few instances comes first, so that libraries are loaded and kernels compiled. The figure is the
-peak of the resident memory during the steps, less what was resident before them: values, gradients, scratch memory,
-plans, and what the allocators keep. Linux only.
+peak resident memory during the steps minus the resident memory before them. It contains values, gradients, scratch
+memory, plans, and free memory that the allocators keep. Linux only.
 """
 
 from __future__ import annotations

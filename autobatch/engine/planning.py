@@ -87,10 +87,10 @@ class Planning:
     def prepare_round(
         self, phases: Phases, kept: KeptValues, request: Request, options: Options, clock: Clock
     ) -> tuple[Chosen, Step | None]:
-        """Choose the nodes of a round of a growing graph, and plan them; the step is None if there are no nodes.
+        """Choose and plan the nodes of the next round of a growing graph; the step is None if there are no nodes.
 
-        One call of the core does both, unless Python takes part or checks the results, or the round reads a value for
-        which there is no type of sources yet.
+        One call of the core does both, unless Python takes part or checks the results, or the round reads a kept value
+        of a shape that no earlier round has read.
 
         Raises:
             PlanError: as for `prepare`.

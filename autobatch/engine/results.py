@@ -38,18 +38,18 @@ class Exchange(Protocol):
     """Adds up what all processes have computed in one call."""
 
     def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
-        """Give the sum of the values, and add to the gradients those of the others."""
+        """Return the sum of the values, and add the gradients of the other processes to these."""
 
     def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
-        """The same for losses on a device; what is given waits for them.
+        """Do the same for losses on a device; the function that is returned waits for them and gives the sum.
 
-        It raises a NumericError where a loss of another process is not finite.
+        It raises a NumericError if a loss of another process is not finite.
         """
 
     def add_nothing(
         self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
     ) -> tuple[np.generic, dict[str, Gradient]]:
-        """The value and the gradients of the others, where this process has no instance.
+        """Return the value and the gradients of the other processes, when this one has no instance.
 
         Args:
             dtype: of the value; names: of the gradients.
@@ -106,7 +106,7 @@ class GradientSum:
             self._inputs.add(part.plan, run)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """The weighted sum of the losses, and its gradients; see `Differentiation`."""
+        """Return the weighted sum of the losses, and its gradients; see `Differentiation`."""
         assert self._grads is not None, "there are instances, and so parts"
         value = weighted_sum(np.concatenate(self._losses), self._weights)
         return value if exchange is None else exchange.add(value, self._grads, clock), self._grads
@@ -119,7 +119,7 @@ class LateGradientSum:
 
     Args:
         slot, weights, grads: as for `GradientSum`.
-        losses: what the device finds out about the losses.
+        losses: checks the losses on the device.
 
     Attributes:
         unread: the loss, once all parts have run.
@@ -139,7 +139,7 @@ class LateGradientSum:
         self._grads = runner.backward(step, run, seeds, self._grads)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """The weighted sum of the losses, which waits when it is read, and its gradients; see `Differentiation`."""
+        """Return the weighted sum of the losses, which waits when read, and its gradients; see `Differentiation`."""
         grads, finite = self._grads, self._losses.finite
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients):
@@ -296,7 +296,7 @@ def add_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -
 
 
 class LateLosses:
-    """What a device finds out about the losses of a mini-batch, for which the host does not wait.
+    """The checks of the losses of a mini-batch that a device makes while the host goes on.
 
     Args:
         store: of the device.

@@ -223,7 +223,7 @@ class Session(Settings):
         return self.parameters
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
-        """The options with the facts of a call: the parameters' type and device, and what they are run for."""
+        """Return the options with the facts of a call: the type and device of parameters, and the purpose."""
         now = self.parameters = self.recorder.refresh()
         purpose = now.names if training else None
         facts = self.options, self.planning.backend, now.dtype, now.store, purpose, has_aux
@@ -253,14 +253,14 @@ class Session(Settings):
         return step
 
     def _rounds(self, clock: Clock) -> Rounds:
-        """The rounds of a mini-batch of async programs."""
+        """Prepare the rounds of a mini-batch of async programs."""
         from autobatch.engine.rounds import Rounds
 
         options = self.options_now(training=False, has_aux=False)
         return Rounds(self.recorder, self.planning, self, options, clock, self.step, self._profile)
 
     def _record_rounds(self, instances: list[Any]) -> Graph:
-        """Run async programs, and give the graph of all that they recorded."""
+        """Run async programs, and return the graph of everything that they recorded."""
         with run_lock():
             return self._rounds(Clock()).record(MiniBatch(instances, None), with_awaited=True)
 
@@ -370,7 +370,7 @@ class Session(Settings):
         step.clock.lap("backward")
 
     def zeros(self, rows: Collection[str]) -> Gradients:
-        """Zeros for the gradients of a mini-batch without instances, in this thread's buffers.
+        """Return zeros for the gradients of a mini-batch without instances, in the buffers of this thread.
 
         Args:
             rows: the names of those that are `Rows`.
@@ -431,7 +431,7 @@ class Session(Settings):
         return (value, grads) if read is None else (value, grads, read.structures())
 
     def _late_losses(self, request: GradientRequest, exchange: Exchange | None) -> LateLosses | None:
-        """What a device finds out about the losses; None where the call waits for it."""
+        """Return the checks of losses that a device makes; None if the call waits for the device."""
         _, has_aux, out, inputs, each = request
         is_timed = self._profile is not None or self._thread_choice is not None
         if has_aux or inputs or each is not None or is_timed:
@@ -441,7 +441,7 @@ class Session(Settings):
         return LateLosses(self.parameters.store, exchange is not None)
 
     def differentiate_nothing(self, request: GradientRequest, exchange: Exchange) -> Any:
-        """The loss and the gradients of a mini-batch of which this process has no instance; see `differentiate`."""
+        """Return the loss and the gradients of a mini-batch if this process has no instance; see `differentiate`."""
         _, has_aux, out, inputs, each = request
         clock = Clock()
         with run_lock():
@@ -460,7 +460,7 @@ class Session(Settings):
         return (*found, []) if inputs else found
 
     def _typed(self, columns: list[Any]) -> list[Any]:
-        """The rows of each slot as what they stand for."""
+        """Convert the rows of each slot to the type that the function returned."""
         return self.recorder.slots.typed(columns)
 
     def _try_out(self, step: Step, training: bool) -> None:
@@ -468,21 +468,21 @@ class Session(Settings):
         self.run(step, _Trial() if training else None)
 
     def _finish(self, call: Call) -> None:
-        """Keep what there is to say about a call."""
+        """Store the counts and times of a call in `last`, and give them to the profile."""
         step = call.step if call.rounds is None else call.joined()
         self.last = step.finish()
         if self._profile is not None:
             self._profile.add(step, self.parameters.dtype.itemsize, self.precision)
 
     def _watch(self, profile: Profiler | None) -> Profiler | None:
-        """Take this profile from now on, or none; give the one that was taken."""
+        """Give calls to this profile from now on, or to none; return the profile before."""
         with run_lock():
             before, self._profile = self._profile, profile
         return before
 
 
 def _within_limits(options: Options) -> Options:
-    """The options with no more threads than there are cores to use now."""
+    """Return the options with at most as many threads as cores are usable now."""
     from autobatch.blas.threads import most_threads
 
     return options._replace(threads=min(options.threads, most_threads()))

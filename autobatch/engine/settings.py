@@ -77,13 +77,13 @@ class Settings:
         )
 
     def __copy__(self) -> Self:
-        """Another one that has all in common with this one but what is assigned to either afterwards."""
+        """Return a twin; assigning an attribute of one leaves the other unchanged."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
+        """Return the constructor arguments and the step for deep copies and pickles, without recordings."""
         made = self.recorder.function, self.recorder.module, self.planner, self.backend, self.options, self.threads
         return {"made": (*made, self.planning.cache.size), "step": self.step}
 
@@ -92,7 +92,7 @@ class Settings:
         self.step = state["step"]
 
     def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
-        """The same settings for what `wrap` makes of the function."""
+        """Return the same settings for another function, which `wrap` makes of this one."""
         function, *made, _ = self.__getstate__()["made"]
         twin = object.__new__(type(self))
         twin.__setstate__({"made": (wrap(function), *made, 0), "step": self.step})
@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def policy(self) -> Policy:
-        """What makes schedules."""
+        """The policy that makes schedules."""
         return self.options.policy.given
 
     @policy.setter
@@ -109,7 +109,7 @@ class Settings:
 
     @property
     def planner(self) -> Planner:
-        """What assigns memory; plans are made anew when it is assigned."""
+        """The planner that assigns memory. Assigning another one drops all plans."""
         return self.planning.planner
 
     @planner.setter
@@ -118,7 +118,7 @@ class Settings:
 
     @property
     def backend(self) -> Backend:
-        """What executes; plans are made anew when it is assigned."""
+        """The backend that executes plans. Assigning another one drops all plans."""
         return self.planning.backend
 
     @backend.setter

@@ -177,7 +177,7 @@ class Recorder:
         return found
 
     def parameter_state(self) -> ParameterState:
-        """The state of the parameters of the module; as `parameters` does, forget recordings of removed ones."""
+        """Return the state of the parameters of the module; forget recordings of removed ones, as `parameters` does."""
         found = NO_PARAMETERS if self.known is None else self.known.state()
         if found.all is not self._looked_at:
             self._look(found.all)
