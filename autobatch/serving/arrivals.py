@@ -63,6 +63,7 @@ class Arrivals(Phases):
         self._recorder.renew()
         with self._recorder.patching():
             phase = self.go_on(places)
+        held = list[IntArray]()
         for place in places:
             program = self.programs[place]
             if program.error is not None:
@@ -71,8 +72,10 @@ class Arrivals(Phases):
                 waiting[place] = Waiting(*self.result(place)[:2], [])
             else:
                 values = phase.values[phase.ptr[place] : phase.ptr[place + 1]]
-                self.graph.hold(values, 1)
-                waiting[place] = Waiting(values, None, self.asked(place))
+                held.append(values)
+                waiting[place] = Waiting(values, None, self._asked[place])
+        if held:
+            self.graph.hold(np.concatenate(held), 1)
         return waiting, failed
 
     def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, BaseException]]:

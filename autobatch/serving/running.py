@@ -12,6 +12,7 @@ graph, as long as none of them is long: what has arrived runs as a mini-batch of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ QUANTUM = 8e-3
 WHOLE = 0.2
 """Seconds that a mini-batch of programs that await nothing takes at most; it is shorter where few requests wait."""
 SMOOTHING = 0.2  # of the mean work of a request: the weight of the last mini-batch
+VALUES = attrgetter("values")
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
 
 
@@ -221,7 +223,7 @@ class Running:
         over = {place: waiting for place, waiting in done.items() if waiting.slots is not None}
         self._go_on({place: waiting for place, waiting in done.items() if place not in over})
         ended += map(self._ended, over, self._results(over))
-        self._phases.graph.hold(np.concatenate([waiting.values for waiting in done.values()]), -1)
+        self._phases.graph.hold(np.concatenate([*map(VALUES, done.values())]), -1)
         for place in over:
             self._leave(place)
         return ended
@@ -233,10 +235,9 @@ class Running:
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
         """Give programs the numbers that they wait for."""
         if waiting:
-            wanted = np.concatenate([of_one.values for of_one in waiting.values()])
-            numbers = iter(self._kept.read(wanted, self._phases.int_slots))
-            for place, of_one in waiting.items():
-                self._phases.programs[place].answer([self._phases.fill(asked, numbers) for asked in of_one.asked])
+            wanted = np.concatenate([*map(VALUES, waiting.values())])
+            numbers = self._kept.read(wanted, self._phases.int_slots)
+            self._phases.answer(numbers, {place: of_one.asked for place, of_one in waiting.items()})
             self._ready.update(waiting)
 
     def _results(self, over: dict[int, Waiting]) -> list[Any]:
@@ -282,7 +283,7 @@ class Running:
 
     def _look(self) -> Pending:
         """Find the pending nodes that programs wait for, and schedule them."""
-        wanted = np.concatenate([NONE, *(waiting.values for waiting in self._waiting.values())])
+        wanted = np.concatenate([NONE, *map(VALUES, self._waiting.values())])
         nodes, sketch = self._phases.graph.sketch(wanted, self._recorder.types)
         self._has_others |= nodes.size < self._n_pending
         self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=self._phases.graph.n_instances)

@@ -8,7 +8,7 @@ All that was recorded is one growing graph (`autobatch.graph.growing`); between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
@@ -206,26 +206,23 @@ class Phases:
         self._sweep(over)
         return Phase(values, output_ptr, over)
 
-    def answer(self, numbers: Sequence[Any]) -> None:
-        """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
+    def answer(self, numbers: Sequence[Any], asked: Mapping[int, list[Any]] | None = None) -> None:
+        """Give programs the numbers that they wait for.
+
+        Args:
+            numbers: in the order in which `advance` named their values, or in that of `asked`.
+            asked: the structures of the requests of the programs at some places; None for all that wait.
+        """
         left, shapes = iter(numbers), self._recorder.slots.shapes
-        for i, asked in self._asked.items():
+        for i, structures in (self._asked if asked is None else asked).items():
             answers = []
-            for structure in asked:
+            for structure in structures:
                 answers.append(next(left) if type(structure) is Slot else _fill(structure, left, shapes))
             self.programs[i].answer(answers)
 
     def result(self, place: int) -> tuple[IntArray, list[int], Any]:
         """Return the results of the program at a place: values, slots and structure."""
         return *self._results[place], self._structures[place]
-
-    def fill(self, structure: Any, numbers: Iterator[Any]) -> Any:
-        """Build a structure in which the next numbers take the place of its values."""
-        return _fill(structure, numbers, self._recorder.slots.shapes)
-
-    def asked(self, place: int) -> list[Any]:
-        """Return the structures of the requests of the program at a place, one for each waiting branch."""
-        return self._asked[place]
 
     def compact(self) -> IntArray:
         """Forget the nodes that are done, and of which nothing can be read; give the new number of each value."""
