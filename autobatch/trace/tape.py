@@ -132,7 +132,8 @@ def make_rule(
     program, vars = family.node_type.program, family.node_type.program.vars
     leaf_of = {source.name: source.leaf for source, _ in _ports(program)}
     walked = family.lengths.walked
-    ints, floats = ([_needed(item, program, walked) for item in items] for items in (form.ints, form.floats))
+    measured = _measured(program, walked)
+    ints, floats = ([_needed(item, program, measured) for item in items] for items in (form.ints, form.floats))
     kept = {name: number for number, name in enumerate(products) if name in leaf_of}
     output_of = calls.traces.keep_products(base, kept.values())
     groups = iter(range(len(lengths), len(lengths) + len(rows_given)))
@@ -317,16 +318,27 @@ def _key_of(given: Any, parameter: Parameter | None) -> Key:
     return value if n_rows < 0 else Key("rows", None, (value,))
 
 
-def _needed(item: Item, program: CellProgram, walked: Sequence[int]) -> tuple[Item | None, list[int] | None]:
+def _measured(program: CellProgram, walked: Sequence[int]) -> set[int]:
+    """The groups of lists whose lengths a program needs: those that it walks through, and all that are as long."""
+    found, n_before = {*walked}, 0
+    while len(found) > n_before:
+        n_before = len(found)
+        for tie in program.ties:
+            if not found.isdisjoint(tie):
+                found.update(tie)
+    return found
+
+
+def _needed(item: Item, program: CellProgram, measured: set[int]) -> tuple[Item | None, list[int] | None]:
     """Find the part of an item that is logged for a program, and the columns of its rows.
 
     Args:
-        walked: the groups of lists whose length the program needs.
+        measured: the groups of lists whose length the program needs.
 
     Returns:
         The part, None if nothing of it; and the columns, None for all.
     """
-    if not (item.kind == EACH and item.group in walked) and not item.is_needed(program):
+    if not (item.kind == EACH and item.group in measured) and not item.is_needed(program):
         return None, None
     left = [n for n, leaf in enumerate(item.columns) if leaf in program.leaves]
     if len(left) == len(item.columns):

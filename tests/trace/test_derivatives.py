@@ -13,6 +13,7 @@ import pytest
 import autobatch as ab
 
 EPS = 1e-6
+RNG = np.random.default_rng(0)
 
 
 @dataclass
@@ -415,6 +416,32 @@ def test_derivatives_of_a_list_that_had_one_length_only() -> None:
     found = ab.batched(program, backend="reference")(instances)
     for part, expected in zip(found, zip(*(ab.eager(program, x) for x in instances), strict=True), strict=True):
         np.testing.assert_allclose(part, expected, rtol=1e-6)
+
+
+def test_second_derivatives_know_the_length_of_a_list_that_the_first_did_not_read() -> None:
+    """It is as long as another list, through which the body walks: attention has as many values as keys."""
+
+    @ab.cell
+    def start(x: Any) -> Any:
+        return 2.0 * x
+
+    @ab.cell
+    def read(state: Any, keys: list[Any], values: list[Any]) -> Any:
+        total = sum(keys) if len(keys) else 0.0 * state
+        return ab.attend(state, keys, values) + total
+
+    def program(item: Any) -> Any:
+        state, direction, along, *rows = map(start, item)
+        keys, values = rows[::2], rows[1::2]
+
+        def moved(state: Any) -> Any:
+            return ab.jvp(lambda value: read(state, keys, [value, *values[1:]]), (values[0],), (direction,))[1]
+
+        return ab.jvp(moved, (state,), (along,))[1]
+
+    instances = [RNG.standard_normal((3 + 2 * n, 3)) for n in (6, 2, 3, 1)]
+    found = ab.batched(program, backend="reference")(instances)
+    np.testing.assert_allclose(found, [ab.eager(program, x) for x in instances], rtol=1e-4, atol=1e-6)
 
 
 def test_async_programs_take_awaited_numbers_as_constants() -> None:
