@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 
 from autobatch._native import call_steps, pack
 from autobatch.arrays import address_of
-from autobatch.backends.cpu import steps, weights
-from autobatch.backends.cpu.backend import CompiledPlan
+from autobatch.backends.compiled import COMPILE
+from autobatch.backends.cpu.products import MATRIX, PRODUCT
+from autobatch.backends.cpu.run import CompiledPlan
+from autobatch.backends.cpu.step import BOUND_STEP, FUNCTIONS
+from autobatch.backends.cpu.weights import gradient_type
 from autobatch.backends.values import Activity, RowRange
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words
@@ -28,7 +31,6 @@ from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area, Location
 from autobatch.compiler.stage import StageProgram
-from autobatch.compiler.stages import COMPILE
 from autobatch.compiler.statement import Outer, Product, Term
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import SLOTS
@@ -101,14 +103,14 @@ class Matmuls:
         self._packed: defaultdict[str, list[tuple[Array, Array]]] = defaultdict(list)  # by stage
         bound = [self._bind(one, dtype) for one in self.listed] if self._all_native else []
         self._alive = [arrays for _, *arrays in bound]
-        self._addresses = np.array([(f, *map(address_of, arrays[:2])) for f, *arrays in bound], steps.ADDRESSES)
+        self._addresses = np.array([(f, *map(address_of, arrays[:2])) for f, *arrays in bound], BOUND_STEP)
         self._calls = np.array([(k, 0) for k in range(len(bound))], np.int64).reshape(-1, 2)
         parts = [one.part for one in self.listed]
         starts = [k for k, part in enumerate(parts) if k == 0 or part != parts[k - 1]]
         self._runs = [(parts[start], start, end) for start, end in itertools.pairwise([*starts, len(parts)])]
 
     def _bind(self, one: Matmul, dtype: str) -> tuple[Any, ...]:
-        """The address of the step that multiplies, and its memory, own numbers and fields of a tile.
+        """Return the address of the function that multiplies, and its memory, descriptor and fields of a tile.
 
         The array in the first slot begins at address zero, so that operands are found by their addresses.
         """
@@ -116,23 +118,23 @@ class Matmuls:
         memory, fields = np.zeros(GRADIENT + 3, np.int64), np.array([0, product.m, 0])
         memory[TABLE] = address_of(fields)
         if product.a_flipped:
-            own = np.zeros(weights.GRADIENT + 1, np.int64)
-            own[[weights.M, weights.N_STRIPS, weights.GRADIENT]] = product.m, 1, GRADIENT
-            own[weights.B : weights.B + 4] = 0, 0, product.b, product.b_step
+            descriptor = np.zeros((), gradient_type(1))
+            descriptor[["m", "n_strips"]], descriptor["gradients"] = (product.m, 1), GRADIENT
+            descriptor["b"] = 0, 0, product.b, product.b_step
             memory[GRADIENT:], fields[1] = (product.out, product.out_step, 1), product.k
             function = "add_outer"
         else:
-            own = np.zeros(steps.SIZE, np.int64)
-            own[[steps.BETA, steps.INNER]] = one.adds, product.k
-            own[steps.OUT : steps.OUT + 4] = 0, 0, product.out, product.out_step
-            own[[steps.B_FLIPPED, steps.B, steps.B_STEP]] = product.b_flipped, product.b, product.b_step
+            descriptor = np.zeros((), PRODUCT)
+            descriptor[["beta", "inner"]] = one.adds, product.k
+            descriptor["out"] = 0, 0, product.out, product.out_step
+            descriptor[MATRIX] = product.b_flipped, product.b, product.b_step
             function = "multiply_by_library"
         if one.is_packed:
-            own[steps.B], function = address_of(self._pack(one)), "multiply_by_panels"
-        own[steps.A : steps.A + 4] = 0, 0, product.a, product.a_step
-        own[[steps.FIELDS, steps.ROWS, steps.N, steps.ITEMSIZE]] = len(fields), 1, product.n, size
-        own[steps.ROUTINE] = one.provider.addresses[dtype]
-        return steps.FUNCTIONS[function], memory, own, fields
+            descriptor["b"], function = address_of(self._pack(one)), "multiply_by_panels"
+        descriptor["a"] = 0, 0, product.a, product.a_step
+        descriptor[["n_fields", "rows", "n", "itemsize"]] = len(fields), 1, product.n, size
+        descriptor["routine"] = one.provider.addresses[dtype]
+        return FUNCTIONS[function], memory, descriptor, fields
 
     def _pack(self, one: Matmul) -> Array:
         """The packed matrix, which a stage packs once."""
@@ -231,7 +233,7 @@ class _Lister:
     """Lists products, with operands in one memory."""
 
     def __init__(self, executable: CompiledPlan, stages: Stages, memory: Memory) -> None:
-        self.plan, self.cells, self.chooser = executable.plan, executable.cells, executable.backend.chooser
+        self.plan, self.cells, self.chooser = executable.plan, executable.cells, executable.shared.chooser
         self.stages, self.memory = stages, memory
         plan, first = self.plan, self.cells.tables.block_ptr[:-1]
         self._mean_rows = executable.tables.mean_rows[first]

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.backends.cpu.backend import CompiledPlan, Cpu
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cpu.run import CompiledPlan
 from autobatch.blas.choosing import MAX_SIZE
 from autobatch.blas.choosing import measure as measure_products
 from autobatch.blas.finding import list_providers

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import make_tables
-from autobatch.backends.stages import CellStages
+from autobatch.backends.compiled import CellStages
 from autobatch.backends.tiles import WHOLE, CallList, LongArray, arrays_of
 from autobatch.compiler.tiles import STAGES, WEIGHTS
 from autobatch.compiler.writer import split_name
@@ -128,7 +128,7 @@ class CompiledTypes(Generic[C]):
         stages += [cell.stage(WEIGHTS)] if len(stages) > 1 else []
         for number, stage in enumerate(stages):
             sizes.steps[number, type_id] = stage.n_before, stage.n_per_batch, stage.n_after
-        sizes.own[type_id] = max(stage.turn_width for stage in stages)
+        sizes.own[type_id] = max(stage.scratch_width for stage in stages)
         width += sizes.scratch[:, first : first + width.size].max(0)
         row_bytes = (int(width.sum()) + int(sizes.kept[type_id])) * self.dtype.itemsize
         sources = [var.source for var in cell.cell.program.vars]

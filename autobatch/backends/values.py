@@ -1,37 +1,23 @@
-"""Find the values of a run in its memory: rows of batches, views of ports, outputs and residuals, values of steps.
-
-The reference backend and the driver ask for whole values (`Values`); compiled stages ask where the elements of a view
-lie in the rows of a tile (`locate`), and for the values that all rows share (`SharedValues`).
-"""
+"""Find the values of a run in its memory: rows of batches, views of ports, outputs and residuals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.compiler.fusion import Kernel
-from autobatch.compiler.lowered import Area
-from autobatch.compiler.stage import StageProgram
-from autobatch.compiler.statement import Interpreted, Product
-from autobatch.compiler.tiles import field_of, letter_of
-from autobatch.compiler.view import View
-from autobatch.compiler.writer import width_of
 from autobatch.devices.store import Store
 from autobatch.graph.marks import Marks
 from autobatch.ir.layout import Place
-from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Var, Weight
-from autobatch.ops.define import run_kernel
+from autobatch.ir.program import NODE, Instruction, Var
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
-from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 Array: TypeAlias = Any  # an array of the device, or of NumPy
 Env: TypeAlias = dict[int, Any]
-DATA = (Area.INTS, Area.FLOATS)
 
 
 class Activity:
@@ -232,135 +218,3 @@ class Values:
     def _columns(self, first: int, n_rows: int, width: int, place: Place, var: Var) -> Array:
         area = self.buffer[first : first + n_rows * width].reshape(n_rows, width)
         return area[:, place.column : place.column + place.width].reshape(n_rows, *var.shape)
-
-
-class RowLocation(NamedTuple):
-    """Where a view of a value lies, in the rows of its domain.
-
-    Attributes:
-        area: the area of memory.
-        domain: whose rows it has.
-        first: the field of a tile that holds where its rows begin; of data, it says the first node.
-        rows: the field that holds the number of rows.
-        offset: elements from the beginning of a row.
-        width: elements from one row to the next.
-        shape, strides: of the view, in a row.
-    """
-
-    area: Area
-    domain: int
-    first: str
-    rows: str
-    offset: int
-    width: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-def locate(stage: StageProgram, view: View) -> RowLocation:
-    """Find where a view of a value of a compiled stage lies."""
-    location, view = stage.storage.locate(view)
-    area, domain = location.area, location.domain
-    if area in DATA:
-        first, width = "start", stage.cell.program.words(area is Area.FLOATS, domain)
-    else:
-        first, width = field_of(location, stage.lowered.stage), width_of(area, domain, stage.storage, stage.cell.layout)
-    rows = f"rows_{letter_of(domain)}"
-    return RowLocation(area, domain, first, rows, location.column + view.offset, width, view.shape, view.strides)
-
-
-class SharedValues:
-    """The values that all rows of a stage share, as arrays `(1, *shape)` of a store: those that its steps read.
-
-    They are parameters, constants, and what is computed from these once per change.
-
-    Attributes:
-        arrays: by value.
-        parameters: those that are read.
-        followed: those whose numbers are copied, or computed with once per change; kernels read others in place.
-        multiplies: whether computing them may multiply matrices, by the library of the store.
-    """
-
-    def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
-        self._vars, self._store, self._dtype = stage.lowered.vars, store, dtype
-        vars = self._vars
-        followed = {*stage.storage.shared, *_read_by_steps(stage)}
-        read = {*followed, *_looked_up(stage)}
-        for index in reversed(stage.lowered.shared):
-            if index in read:
-                followed.update(_instruction(vars[index].source).args)
-                read.update(followed)
-        self._computed = [index for index in stage.lowered.shared if index in read]
-        sources = [_instruction(vars[index].source) for index in self._computed]
-        self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
-        self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
-        self.parameters = [parameter for _, parameter in self._weights]
-        self.followed = [parameter for i, parameter in self._weights if i in followed]
-        self._data: list[Any] | None = None
-        self._versions: list[int] | None = None  # with which all values were computed
-        self._seen: list[int] | None = None
-        self._copies: set[int] = set()  # what views give that are none: a reshaped transpose is a copy
-        self.arrays: dict[int, Any] = {}
-        for i in sorted(read):
-            if isinstance(source := vars[i].source, Constant):
-                row = constant_row(source.data, dtype)
-                self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
-
-    def has_changed(self) -> bool:
-        """Whether a parameter may have changed since the last update that was not broken off."""
-        self._seen = [parameter.version for parameter in self.parameters]
-        return self._seen != self._versions
-
-    def update(self, data_of: Callable[[Parameter], Any]) -> bool:
-        """Compute all values from the parameters as they are now; return whether any array is another one than before.
-
-        Args:
-            data_of: the array of a parameter in the store.
-        """
-        vars, arrays, xp = self._vars, self.arrays, self._store.xp
-        seen, self._seen, self._versions = self._seen, None, None  # memory may run out, or an interrupt may come
-        data = [data_of(parameter) for parameter in self.parameters]
-        moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
-        if moved:
-            self._copies.clear()
-            arrays.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
-        for index in self._computed:
-            source = _instruction(vars[index].source)
-            args = [arrays[arg] for arg in source.args]
-            if not source.op.view:
-                if moved:
-                    arrays[index] = xp.empty((1, *vars[index].shape), self._dtype)
-                run_kernel(source.op, xp, args, arrays[index], source.static)
-            elif moved:
-                arrays[index] = source.op.kernel(xp, args[0], **source.static)
-                if not xp.may_share_memory(args[0], arrays[index]):
-                    self._copies.add(index)
-            elif index in self._copies:
-                arrays[index][...] = source.op.kernel(xp, args[0], **source.static)
-        self._data, self._versions = data, seen
-        return moved
-
-
-def _read_by_steps(stage: StageProgram) -> set[int]:
-    """The shared values that products and interpreted ops read."""
-    found: set[int] = set()
-    for step in stage.steps:
-        match step:
-            case Product(terms=terms):
-                found.update(term.weight for term in terms)
-            case Interpreted(args=args):
-                found.update(arg for arg in args if stage.lowered.domains[arg] == SHARED)
-    return found
-
-
-def _looked_up(stage: StageProgram) -> set[int]:
-    """The parameters whose rows kernels look up."""
-    kernels = [step for step in stage.steps if isinstance(step, Kernel)]
-    loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
-    read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}
-    return {value for value in read if stage.lowered.domains[value] == SHARED}
-
-
-def _instruction(source: object) -> Instruction:
-    assert isinstance(source, Instruction), "shared values that are no parameters are computed"
-    return source

@@ -24,13 +24,13 @@ import autobatch as ab
 from autobatch.arrays import rounded
 from autobatch.backends.base import Backend
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.rounding import RoundedStep
-from autobatch.backends.cpu.stages import CompiledCell
-from autobatch.backends.cpu.steps import FUNCTIONS
+from autobatch.backends.cpu.compiled_cell import CompiledCell
+from autobatch.backends.cpu.step import FUNCTIONS, StepTemplate
 from autobatch.backends.reference import Reference
 from autobatch.blas import Chooser, choosing
 from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
+from autobatch.compiler.statement import Product
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.system.processor import has_avx512
@@ -301,12 +301,12 @@ def test_bf16_is_multiplied_as_the_measured_table_says(
     assert not Chooser().prefers_bf16(64, 320, 128)
 
 
-def rounded_steps(backend: NotingBackend) -> list[RoundedStep]:
+def products_of(backend: NotingBackend) -> list[StepTemplate]:
     """The products of rows with matrices of a backend that has run."""
     plans: list[Any] = [ran.inner for ran in backend.ran]
     cells: set[CompiledCell] = {cell for plan in plans for cell in plan.types.cells.values()}
     stages = [cell.stage(name) for cell in cells for name in ("forward", "backward")]
-    return [step for stage in stages for step in stage.steps if isinstance(step, RoundedStep)]
+    return [step for stage in stages for step in stage.steps if isinstance(step.statement, Product)]
 
 
 @pytest.mark.parametrize("library", ["packed", "numpy"])
@@ -324,10 +324,9 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     backend = NotingBackend(Cpu(poison=True))
     monkeypatch.setitem(BACKENDS, "cpu", lambda: backend)
     assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
-    products: list[Any] = [product for step in rounded_steps(backend) for product in step.bound.values()]
-    assert not any(product.is_bf16 for product in products)
-    assert {product.provider.name for product in products} == {library}
-    assert {product.function for product in products} == {FUNCTIONS["multiply_rounded"]}
+    made = [(*choice, step.function) for template in products_of(backend) for choice, step in template.steps.items()]
+    found = {(provider.name, by_bf16, function) for provider, by_bf16, function in made}
+    assert found == {(library, False, FUNCTIONS["multiply_rounded"])}
     for form in FORMS:
         test_operands_are_rounded_and_nothing_else("cpu", form)
 

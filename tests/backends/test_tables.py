@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from autobatch.backends import tiles
-from autobatch.backends.cpu.backend import CompiledPlan, Cpu
+from autobatch.backends.cpu.backend import Cpu
+from autobatch.backends.cpu.run import CompiledPlan
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.options import Options
 from autobatch.backends.tables import PlanTables

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.backends.cpu.steps import ADDRESSES
+from autobatch.backends.cpu.step import BOUND_STEP
 from autobatch.backends.cpu.team import Helper, Sweeps
 from autobatch.backends.tiles import CallList
 
@@ -24,7 +24,7 @@ class Notes:
 
     Attributes:
         times, n_calls: by the number of the call.
-        record: the step, as in `ADDRESSES`.
+        record: the step, as in `BOUND_STEP`.
     """
 
     def __init__(self, calls: CallList) -> None:
@@ -33,7 +33,7 @@ class Notes:
         self._step = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._note)
         self.record = ctypes.cast(self._step, ctypes.c_void_p).value, 0, 0
 
-    def _note(self, memory: int, own: int, k: int) -> None:
+    def _note(self, memory: int, descriptor: int, k: int) -> None:
         self.times[k] = next(self._clock)
         self.n_calls[k] += 1
         time.sleep(1e-5)  # another thread goes on meanwhile
@@ -71,7 +71,7 @@ def test_calls_are_made_once_and_in_order(n_threads: int) -> None:
     for _ in range(N_RUNS):
         calls = draw_calls(rng)
         notes = Notes(calls)
-        sweeps.run(np.array([[notes.record]] * n_threads, ADDRESSES), calls, 0, len(calls.ptr) - 1)
+        sweeps.run(np.array([[notes.record]] * n_threads, BOUND_STEP), calls, 0, len(calls.ptr) - 1)
         assert set(notes.n_calls.tolist()) <= {1}
         assert_in_order(calls, notes.times)
 
@@ -81,7 +81,7 @@ def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> N
     sweeps, start = Sweeps(), Helper.start
     calls = draw_calls(np.random.default_rng(5))
     notes = Notes(calls)
-    addresses = np.array([[notes.record]] * 3, ADDRESSES)
+    addresses = np.array([[notes.record]] * 3, BOUND_STEP)
 
     def start_first(helper: Helper, *work: Any) -> None:
         start(helper, *work)
@@ -110,7 +110,7 @@ def test_several_at_once() -> None:
             for _ in range(N_RUNS):
                 calls = draw_calls(rng)
                 notes = Notes(calls)
-                sweeps.run(np.array([[notes.record]] * 3, ADDRESSES), calls, 0, len(calls.ptr) - 1)
+                sweeps.run(np.array([[notes.record]] * 3, BOUND_STEP), calls, 0, len(calls.ptr) - 1)
                 assert set(notes.n_calls.tolist()) <= {1}
         except BaseException as error:
             failed.append(error)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.compiled import SharedValues
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.stages import CompiledStage
-from autobatch.backends.values import SharedValues
+from autobatch.backends.cpu.compiled_cell import CompiledStage
 from helpers.twins.cases import draw_trees_case
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.compiled import MOST_BOUND, BoundCells
-from autobatch.backends.cpu.stages import CompiledCell
+from autobatch.backends.cpu.compiled_cell import CompiledCell
+from autobatch.backends.cpu.run import MOST_BOUND, BoundCells
 from autobatch.backends.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from autobatch.arrays import address_of, rounded
-from autobatch.backends.cpu import steps, weights
+from autobatch.backends.cpu.products import MATRIX, PRODUCT
+from autobatch.backends.cpu.step import FUNCTIONS
+from autobatch.backends.cpu.weights import gradient_type
 from autobatch.blas import get_provider
 from autobatch.compiler.writer import SLOTS
 from helpers.runs.ways import each
@@ -41,10 +43,10 @@ class Stage:
         self._alive.append(whole)
         return rows, (slot, self._n_operands, offset * size, step)
 
-    def call(self, function: str, own: Array) -> None:
+    def call(self, function: str, descriptor: Array) -> None:
         """Call a step for this tile."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-        kind(steps.FUNCTIONS[function])(address_of(self.slots), address_of(own), 0)
+        kind(FUNCTIONS[function])(address_of(self.slots), address_of(descriptor), 0)
 
     def assert_rest_untouched(self, written: Array) -> None:
         """Nothing but `written` changed in the last operand."""
@@ -52,12 +54,12 @@ class Stage:
         assert set(self._alive[-1].tolist()) == {UNTOUCHED}
 
 
-def own_of_product(product: tuple[int, int, int], dtype: Any, beta: bool, rows: Any, out: Any) -> Array:
-    own = np.zeros(steps.SIZE, np.int64)
-    own[[steps.N, steps.INNER]] = product[1:]
-    own[[steps.BETA, steps.FIELDS, steps.ROWS, steps.ITEMSIZE]] = beta, 5, 0, np.dtype(dtype).itemsize
-    own[steps.A : steps.A + 4], own[steps.OUT : steps.OUT + 4] = rows, out
-    return own
+def describe(dtype: np.dtype[np.void], itemsize: int, **numbers: Any) -> Array:
+    """The descriptor of a step over rows whose number is the first of five fields of a tile."""
+    descriptor = np.zeros((), dtype)
+    for name, number in {"n_fields": 5, "rows": 0, "itemsize": itemsize, **numbers}.items():
+        descriptor[name] = number
+    return descriptor
 
 
 @each("dtype", ["float32", "float64"])
@@ -75,12 +77,11 @@ def test_rows_times_a_matrix(dtype: str, is_rounded: bool, seed: int) -> None:
     out, at_out = stage.place(rng, rng.standard_normal((m, n)).astype(dtype))
     w = rng.standard_normal((n, inner) if is_flipped else (inner, n)).astype(dtype)
     w = rounded(w) if is_rounded else w
-    own = own_of_product((m, n, inner), dtype, beta, at_x, at_out)
-    own[steps.ROUTINE], own[steps.B], own[steps.B_STEP] = routine, address_of(w), w.shape[1]
-    own[steps.B_FLIPPED] = is_flipped
+    descriptor = describe(PRODUCT, x.itemsize, n=n, inner=inner, beta=beta, a=at_x, out=at_out, routine=routine)
+    descriptor[MATRIX] = is_flipped, address_of(w), w.shape[1]
     left = (rounded(x) if is_rounded else x).astype(np.float64)
     expected = left @ (w.T if is_flipped else w) + (out if beta else 0.0)
-    stage.call("multiply_rounded" if is_rounded else "multiply_by_library", own)
+    stage.call("multiply_rounded" if is_rounded else "multiply_by_library", descriptor)
     tolerance = 1e-12 if dtype == "float64" else 3e-5
     np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
     stage.assert_rest_untouched(out)
@@ -102,13 +103,11 @@ def test_strips_of_a_gradient_make_all_of_it(dtype: str, form: str, seed: int) -
     held, (slot, field, offset, step) = stage.place(rng, start if form == "rows" else start.T)
     stage.slots[slot] += offset + stage.fields[field] * held.itemsize
     stage.slots[slot + 1 : slot + 3] = (step, 1) if form == "rows" else (1, step)
-    own = np.zeros(weights.GRADIENT + 1, np.int64)
-    own[[steps.ROUTINE, weights.M, steps.FIELDS, steps.ROWS, steps.N]] = routine, m, 5, 0, n
-    own[[weights.N_STRIPS, steps.ITEMSIZE, weights.GRADIENT]] = 3, held.itemsize, slot
-    own[steps.A : steps.A + 4], own[weights.B : weights.B + 4] = at_x, at_y
+    numbers = {"routine": routine, "m": m, "n": n, "n_strips": 3, "a": at_x, "b": at_y, "gradients": slot}
+    descriptor = describe(gradient_type(1), held.itemsize, **numbers)
     for strip in range(3):
         stage.fields[4] = strip
-        stage.call("add_outer", own)
+        stage.call("add_outer", descriptor)
     found = held if form == "rows" else held.T
     expected = start.astype(np.float64) + x.T.astype(np.float64) @ y
     tolerance = 1e-12 if dtype == "float64" else 3e-5
@@ -125,18 +124,16 @@ def test_strips_of_a_sum_make_all_of_it(dtype: str, n_rows: int) -> None:
     stage = Stage(n_rows)
     rows, at_rows = stage.place(rng, rng.integers(-9, 9, (n_rows, m * n)).astype(dtype))
     targets = [np.ones((m, n), dtype), np.ones((m, n + 3), dtype)[:, :n], np.ones((n, m), dtype).T]
-    own = np.zeros(weights.GRADIENT + len(targets), np.int64)
-    own[[steps.ROUTINE, weights.M, steps.FIELDS, steps.ROWS, steps.N]] = len(targets), m, 5, 0, n
-    own[[weights.N_STRIPS, steps.ITEMSIZE]] = 4, rows.itemsize
-    own[steps.A : steps.A + 4] = at_rows
+    numbers = {"routine": len(targets), "m": m, "n": n, "n_strips": 4, "a": at_rows}
+    descriptor = describe(gradient_type(len(targets)), rows.itemsize, **numbers)
     slots = np.zeros(FIRST + 9 + 3 * len(targets), np.int64)
     slots[: stage.slots.size] = stage.slots
     for k, target in enumerate(targets):
-        own[weights.GRADIENT + k] = slot = stage.slots.size + 3 * k
+        descriptor["gradients"][k] = slot = stage.slots.size + 3 * k
         slots[slot : slot + 3] = address_of(target), *(stride // target.itemsize for stride in target.strides)
     stage.slots = slots
     for strip in range(4):
         stage.fields[4] = strip
-        stage.call("add_row_sum", own)
+        stage.call("add_row_sum", descriptor)
     for target in targets:
         np.testing.assert_array_equal(target, 1 + rows.sum(axis=0).reshape(m, n))

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.backends.compiled import COMPILE
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import StageProgram, compile_forward
-from autobatch.compiler.stages import COMPILE
 from autobatch.plan.plan import PlannedCell
 from helpers.checkers.refusals import refused
 from helpers.counters.counting import count_calls

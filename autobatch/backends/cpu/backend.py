@@ -9,25 +9,19 @@ all rows of a type, and that of a bias is one pass over them.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from autobatch.backends.base import Timer
-from autobatch.backends.cpu.compiled import BoundCells, BoundRun, BoundTypes, place_type
-from autobatch.backends.cpu.memory import CpuMemory, Needed
-from autobatch.backends.cpu.stages import CompiledCell
-from autobatch.backends.driver import PlanExecutable, PlanRun
+from autobatch.backends.cpu.compiled_cell import CompiledCell
+from autobatch.backends.cpu.memory import CpuMemory
+from autobatch.backends.cpu.run import BoundTypes, CompiledPlan, Shared
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.reference import InterpretedPlan, Reference
+from autobatch.backends.reference import Reference
 from autobatch.blas.choosing import BY_SIZE, Chooser
-from autobatch.blas.threads import Limit
-from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import HOST
-from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
-from autobatch.system.background import patience
 
 
 class Cpu:
@@ -43,13 +37,13 @@ class Cpu:
     name = "cpu"
 
     def __init__(self, poison: bool = False, provider: str | None = None) -> None:
-        self.poison, self.chooser, self.pool = poison, Chooser(provider), MemoryPool(CpuMemory)
-        self.reference = Reference(poison)
+        self.chooser, self.pool = Chooser(provider), MemoryPool(CpuMemory)
+        self._shared = Shared(poison, self.chooser, self.pool, Reference(poison))
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have their own memory."""
-        return type(self), (self.poison, None if self.chooser.name == BY_SIZE else self.chooser.name)
+        return type(self), (self._shared.poison, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int]:
         """The sizes of cells, and the threads of the options; see `Backend`."""
@@ -60,14 +54,16 @@ class Cpu:
     ) -> CompiledPlan:
         """Cut the batches of a plan into tiles, and lower the stages of its cells; see `Backend`."""
         options.check_store(self.name, HOST)
-        return CompiledPlan(self, plan, cells, options, tables)
+        types, compile_cell = self.compiled_types(cells, options), partial(self.compiled_cell, cells, options)
+        made = types.tables_of(plan, compile_cell, options.threads, tables)
+        return CompiledPlan(plan, cells, options, types, made, self._shared)
 
     def compiled_types(self, cells: PlannedTypes, options: Options) -> BoundTypes:
         """The compiled types that all plans of these types share."""
-        way = self, options.dtype, options.precision
-        found: BoundTypes | None = cells.compiled.get(way)
+        key = self, options.dtype, options.precision
+        found: BoundTypes | None = cells.compiled.get(key)
         if found is None:
-            found = cells.compiled[way] = BoundTypes(cells, options.dtype)
+            found = cells.compiled[key] = BoundTypes(cells, options.dtype)
         return found
 
     def compiled_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> CompiledCell:
@@ -78,87 +74,3 @@ class Cpu:
             found = CompiledCell(cells.cells[type_id], options.dtype, options.precision)
             self._cells[key] = found
         return found
-
-
-class CompiledPlan(PlanExecutable):
-    """A plan with all that a run needs except memory; see `Executable`.
-
-    Attributes:
-        types: its types, compiled.
-        tables: its tiles, and the calls for each of them.
-        place: the name of the type of its destinations.
-        n_threads: how many threads run tiles.
-    """
-
-    def __init__(
-        self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None
-    ) -> None:
-        super().__init__(plan, cells, options)
-        self.backend, self.n_threads = backend, options.threads
-        self.types, self._is_compiled = backend.compiled_types(cells, options), False
-        compile_cell = partial(backend.compiled_cell, cells, options)
-        self.tables, self.place = self.types.tables_of(plan, compile_cell, self.n_threads, tables), place_type(plan)
-        scratch, kept = self.tables.scratch_size, self.tables.kept_size
-        self.needed = Needed(plan.size, scratch, kept, options.dtype, self.n_threads, options.max_bytes)
-        self.n_bytes = (plan.size + self.n_threads * scratch + kept) * options.dtype.itemsize
-
-    def begin(self, randomness: Randomness, timer: Timer | None = None) -> PlanRun[Any]:
-        """Make a run, which is interpreted as long as machine code is being compiled; see `Executable`."""
-        if not (self._is_compiled or self._has_code()):
-            return self._interpreted.begin(randomness, timer)
-        return CompiledRun(self, self.backend.pool, HOST, randomness, timer)
-
-    def _has_code(self) -> bool:
-        """Whether all of the machine code is at hand, now or in a moment."""
-        not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
-        if not not_compiled.isdisjoint(type_ids):
-            if not self.types.wait_for_code(type_ids, self.place, patience()):
-                return False
-            not_compiled.difference_update(type_ids)
-        self._is_compiled = True
-        return True
-
-    @cached_property
-    def _interpreted(self) -> InterpretedPlan:
-        return self.backend.reference.prepare(self.plan, self.cells, self.options)
-
-
-class CompiledRun(PlanRun[CpuMemory]):
-    """A run of compiled cells."""
-
-    executable: CompiledPlan
-    held = PlanRun.held | {"_bound"}
-    _bound: BoundRun | None = None
-    _cells: BoundCells | None = None  # within the context
-
-    def _reserve(self) -> None:
-        if self.memory.reserved_for != self.executable.needed:
-            self.memory.reserve_all(self.executable.needed)
-        if self.executable.backend.poison:
-            self.memory.poison()
-
-    def _find_limit(self) -> Limit | None:
-        """Limit libraries to one thread: either several threads run tiles, or one is asked for."""
-        executable = self.executable
-        self._cells = cells = executable.types.bound(executable.tables.type_ids, executable.n_threads)
-        return Limit(1) if cells.calls_library or cells.bound_to is not executable.tables else None
-
-    def _bind(self) -> None:
-        assert self._cells is not None, "the limit was found"
-        if self._bound is None:
-            executable = self.executable
-            self._bound = BoundRun(
-                self.plan, executable.tables, executable.place, executable.backend.chooser, self.memory,
-                self.randomness, self.interpret_gradients,
-            )  # fmt: skip
-        self._cells.bind(self._bound)
-        self._stages = self._cells.stages
-
-    def _release(self) -> None:
-        if self._cells is not None:
-            self._cells.release()
-            self._cells, self._stages = None, {}
-
-    def _take_targets(self) -> None:
-        assert self._cells is not None, "a run computes within its context"
-        self._cells.stages[WEIGHTS].take_gradients(self.targets)

@@ -1,8 +1,8 @@
-"""The steps of a weight stage on the CPU: products, sums of rows and rows of tables, added to gradients.
+"""Steps of a weight stage: products, sums of rows and rows of tables, added to gradients.
 
 A call is for all rows of a type, and for a strip of the gradient: with several threads, each computes some rows of a
 product, or some columns of a sum, completely, so that gradients do not depend on the number of threads. The gradient of
-a parameter has three slots in the memory of the stage, see `autobatch.backends.stages.Stage`.
+a parameter has three slots in the memory of the stage, see `autobatch.backends.compiled.Stage`.
 
 With precision "bf16", both factors of a product are rounded some hundred rows at a time, for autobatch's own product of
 packed bf16 numbers or for a float32 library, whichever is faster for the size.
@@ -10,196 +10,132 @@ packed bf16 numbers or for a float32 library, whichever is faster for the size.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autobatch.arrays import address_of, rounded
-from autobatch.backends.cpu.stage_values import StageValues
-from autobatch.backends.cpu.steps import FIELDS, FUNCTIONS, ITEMSIZE, ROUTINE, ROWS, A, N, Sizes
-from autobatch.backends.stages import as_matrix, dense
+from autobatch.arrays import Array, rounded
+from autobatch.backends.compiled import as_matrix, dense
+from autobatch.backends.cpu.operands import StageValues
+from autobatch.backends.cpu.step import FUNCTIONS, OPERAND, Sizes, Step, StepTemplate
 from autobatch.blas.packed import outer_words
+from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.statement import Outer, Remainder, RowSum, Scatter
-from autobatch.compiler.tiles import letter_of
-from autobatch.compiler.view import View
 from autobatch.ir.program import NODE
 from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Rows
 
-Array = NDArray[Any]
-LongArray = NDArray[np.int64]
-
-M, N_STRIPS, B, SCRATCH, GRADIENT = 1, 5, 11, 15, 16
-"""The own numbers of these steps beside those in `steps`, for `native/run/weights.cpp`: the rows of the gradient as a
-matrix, the strips that it is cut into, the second operand, bytes from the thread's scratch memory, and the first
-slot of the gradient. A sum of rows has the number of parameters in place of the routine, and a slot for each from
-GRADIENT on."""
+FIELDS = "routine", "m", "n_fields", "rows", "n", "n_strips", "itemsize"
 ROUNDED_ROWS = 256  # rows of both factors that are rounded at once for a float32 library
 
 
-class OuterStep:
-    """A product over all rows of a type."""
+def gradient_type(n_gradients: int) -> np.dtype[np.void]:
+    """Return the type of a descriptor, `WeightStep` of `native/run/weights.cpp`, with the first slots of gradients.
 
-    def __init__(self, stage: StageValues, outer: Outer) -> None:
-        self.stage, self.outer = stage, outer
-        self.own = numbers_of(stage, outer.domain, GRADIENT + 1, outer.left, outer.right)
-        self.own[[M, N]] = prod(outer.left.shape), prod(outer.right.shape)
-        self.own[GRADIENT] = stage.gradient_slot(outer.parameter)
-        self._bound: dict[tuple[Any, ...], BoundOuter] = {}
-        if stage.precision == "bf16":
-            m, n = self.own[[M, N]].tolist()
-            needed = max(ROUNDED_ROWS * (m + n), outer_words(m, n), outer_words(n, m))
-            stage.turn_width = max(stage.turn_width, needed)
-
-    def bind(self, sizes: Sizes) -> BoundOuter:
-        """Choose the library by the number of rows."""
-        n_rows = int(sizes.n_rows[self.outer.domain - NODE])
-        key = n_rows.bit_length(), sizes.chooser.name, sizes.n_threads
-        if key not in self._bound:
-            self._bound[key] = BoundOuter(self, max(n_rows, 1), sizes)
-        return self._bound[key]
+    A sum of rows has the number of gradients in place of the routine.
+    """
+    operands = [("a", *OPERAND), ("b", *OPERAND), ("scratch", np.int64), ("gradients", np.int64, n_gradients)]
+    return np.dtype([*((name, np.int64) for name in FIELDS), *operands])
 
 
-class BoundOuter:
-    """A product by a library; see `BoundStep`."""
+def make_outer(stage: StageValues, outer: Outer) -> StepTemplate:
+    """Make the step of a product over all rows of a type."""
+    m, n, dtype, is_rounded = outer.left.size, outer.right.size, stage.dtype.name, stage.precision == "bf16"
+    descriptor = stage.describe(gradient_type(1), outer.domain)
+    descriptor["m"], descriptor["n"], descriptor["gradients"] = m, n, stage.gradient_slot(outer.parameter)
+    descriptor["a"], descriptor["b"] = stage.operand(outer.left), stage.operand(outer.right)
+    if is_rounded:
+        needed = max(ROUNDED_ROWS * (m + n), outer_words(m, n), outer_words(n, m))
+        stage.scratch_width = max(stage.scratch_width, needed)
 
-    calls_library = True
+    def choose(sizes: Sizes) -> tuple[Provider, bool, int]:
+        n_rows = max(int(sizes.n_rows[outer.domain - NODE]), 1)
+        provider = sizes.chooser.choose(m, n, n_rows, dtype, a_flipped=True)
+        by_bf16 = is_rounded and m * n > 0 and sizes.chooser.prefers_bf16(m, n, n_rows, a_flipped=True)
+        return provider, by_bf16, stage.n_strips(sizes.n_threads)
 
-    def __init__(self, step: OuterStep, n_rows: int, sizes: Sizes) -> None:
-        self._step, self.own = step, step.own.copy()
-        stage, (m, n) = step.stage, step.own[[M, N]].tolist()
-        name, chooser = stage.dtype.name, sizes.chooser
-        self._provider = chooser.choose(m, n, n_rows, name, a_flipped=True)
-        is_rounded, routine = stage.precision == "bf16", self._provider.addresses.get(name)
-        self.own[N_STRIPS], self.own[ROUTINE] = stage.n_strips(sizes.n_threads), routine or 0
-        self.function = 0
-        if m and n:
-            if is_rounded and chooser.prefers_bf16(m, n, n_rows, a_flipped=True):
-                self.function = FUNCTIONS["add_bf16_outer"]
-            elif routine is not None:
-                self.function = FUNCTIONS["add_rounded_outer" if is_rounded else "add_outer"]
-        self.own_address = address_of(self.own)
+    return StepTemplate(outer, partial(_add_outer, stage, outer, descriptor), choose)
 
-    def refresh(self) -> None:
-        """Do nothing: no operand is a parameter."""
 
-    def __call__(self, k: int) -> None:
+def _add_outer(
+    stage: StageValues, outer: Outer, described: Array, provider: Provider, by_bf16: bool, n_strips: int
+) -> Step:
+    """Make the step that multiplies by a library, or in bf16."""
+    descriptor, is_rounded = described.copy(), stage.precision == "bf16"
+    descriptor["routine"], descriptor["n_strips"] = provider.addresses.get(stage.dtype.name, 0), n_strips
+    function = 0
+    if by_bf16:
+        function = FUNCTIONS["add_bf16_outer"]
+    elif descriptor["routine"] and descriptor["m"] and descriptor["n"]:
+        function = FUNCTIONS["add_rounded_outer" if is_rounded else "add_outer"]
+
+    def run(k: int) -> None:
         """Multiply by the library's Python function, for all strips at the first."""
-        stage, outer, run = self._step.stage, self._step.outer, self._step.stage.run
-        if run.tiles[k]["strip"]:
+        if stage.run.tiles[k]["strip"]:
             return
-        left, right = (run.view(view, k) for view in (outer.left, outer.right))
+        left, right = (stage.run.view(view, k) for view in (outer.left, outer.right))
         left, right = left.reshape(len(left), outer.left.size), right.reshape(len(right), outer.right.size)
-        if stage.precision == "bf16":
+        if is_rounded:
             left, right = rounded(left), rounded(right)
-        target = as_matrix(dense(run.gradients[stage.keys[outer.parameter]]))
-        self._provider.multiply(left.T, right, target, accumulate=True)
+        target = as_matrix(dense(stage.run.gradients[stage.keys[outer.parameter]]))
+        provider.multiply(left.T, right, target, accumulate=True)
+
+    return Step(function, descriptor, run, calls_library=True)
 
 
-class RowSumStep:
-    """A sum of all rows of a type."""
+def make_row_sum(stage: StageValues, total: RowSum) -> StepTemplate:
+    """Make the step of a sum of all rows of a type."""
+    shape, width = stage.lowered.vars[total.parameters[0]].shape, prod(total.rows.shape)
+    described = stage.describe(gradient_type(len(total.parameters)), total.domain)
+    described["m"] = m = shape[0] if len(shape) > 1 else 1
+    described["n"], described["routine"] = width // max(m, 1), len(total.parameters)
+    described["a"] = described["b"] = stage.operand(total.rows)
+    described["gradients"] = [stage.gradient_slot(parameter) for parameter in total.parameters]
+    stage.scratch_width = max(stage.scratch_width, width)
 
-    def __init__(self, stage: StageValues, total: RowSum) -> None:
-        self.stage, self.total = stage, total
-        self._bound: dict[int, BoundRowSum] = {}
-        self.own = numbers_of(stage, total.domain, GRADIENT + len(total.parameters), total.rows, total.rows)
-        shape = stage.lowered.vars[total.parameters[0]].shape
-        self.own[M] = shape[0] if len(shape) > 1 else 1
-        self.own[N] = prod(total.rows.shape) // max(self.own[M], 1)
-        self.own[ROUTINE] = len(total.parameters)
-        self.own[GRADIENT:] = [stage.gradient_slot(parameter) for parameter in total.parameters]
-        stage.turn_width = max(stage.turn_width, prod(total.rows.shape))
-
-    def bind(self, sizes: Sizes) -> BoundRowSum:
-        """Take the number of strips."""
-        if sizes.n_threads not in self._bound:
-            self._bound[sizes.n_threads] = BoundRowSum(self, self.stage.n_strips(sizes.n_threads))
-        return self._bound[sizes.n_threads]
-
-
-class BoundRowSum:
-    """A sum of rows in a number of strips; see `BoundStep`."""
-
-    calls_library = False
-
-    def __init__(self, step: RowSumStep, n_strips: int) -> None:
-        self._step, self.own = step, step.own.copy()
-        self.own[N_STRIPS], self.own_address = n_strips, address_of(self.own)
-        self.function = FUNCTIONS["add_row_sum"] if step.total.rows.size else 0
-
-    def refresh(self) -> None:
-        """Do nothing: no operand is a parameter."""
-
-    def __call__(self, k: int) -> None:
+    def run(k: int) -> None:
         """Add the sum by NumPy, for all strips at the first."""
-        stage, total, run = self._step.stage, self._step.total, self._step.stage.run
-        if run.tiles[k]["strip"] == 0:
-            found = run.view(total.rows, k).sum(axis=0)
+        if stage.run.tiles[k]["strip"] == 0:
+            found = stage.run.view(total.rows, k).sum(axis=0)
             for parameter in total.parameters:
-                target = dense(run.gradients[stage.keys[parameter]])
+                target = dense(stage.run.gradients[stage.keys[parameter]])
                 target += found.reshape(target.shape)
 
+    def make(n_strips: int) -> Step:
+        descriptor = described.copy()
+        descriptor["n_strips"] = n_strips
+        return Step(FUNCTIONS["add_row_sum"] if width else 0, descriptor, run)
 
-class ScatterStep:
-    """Rows of a type for the gradient of a table, which Python adds; see `BoundStep`."""
+    return StepTemplate(total, make, lambda sizes: (stage.n_strips(sizes.n_threads),))
 
-    calls_library, function, own_address = False, 0, 0
 
-    def __init__(self, stage: StageValues, scatter: Scatter) -> None:
-        self.stage, self.scatter, self._key = stage, scatter, stage.keys[scatter.parameter]
-        self._rows, self._ids = stage.locate(scatter.rows), stage.locate(scatter.ids)
+def make_scatter(stage: StageValues, scatter: Scatter) -> StepTemplate:
+    """Make the step that adds rows of a type to the gradient of a table, in Python."""
+    rows_at, ids_at, key = stage.locate(scatter.rows), stage.locate(scatter.ids), stage.keys[scatter.parameter]
 
-    def bind(self, sizes: Sizes) -> ScatterStep:
-        """Return itself: it runs alike in all plans."""
-        return self
-
-    def refresh(self) -> None:
-        """Do nothing: no operand is a parameter."""
-
-    def __call__(self, k: int) -> None:
-        """Add the rows."""
-        run = self.stage.run
-        if self._ids.area is Area.INTS:
-            ids = run.plan.int_data[run.block + self._ids.domain - NODE][:, self._ids.offset]
+    def run(k: int) -> None:
+        run = stage.run
+        if ids_at.area is Area.INTS:
+            ids = run.plan.int_data[run.block + ids_at.domain - NODE][:, ids_at.offset]
         else:
-            ids = to_ids(run.view(self.scatter.ids, k))
-        gradient = run.gradients[self._key]
+            ids = to_ids(run.view(scatter.ids, k))
+        gradient = run.gradients[key]
         if isinstance(gradient, Rows):
-            first = int(run.tiles[k][self._rows.first]) + self._rows.offset
-            gradient.add(ids, run.buffer, first, self._rows.width)
+            first = int(run.tiles[k][rows_at.first]) + rows_at.offset
+            gradient.add(ids, run.buffer, first, rows_at.width)
         else:
-            values = run.view(self.scatter.rows, k).reshape(len(ids), *gradient.shape[1:])
+            values = run.view(scatter.rows, k).reshape(len(ids), *gradient.shape[1:])
             Rows.summed(ids, values, gradient.shape).add_to(gradient)
 
-
-class RemainderStep:
-    """The gradients that the interpreter computes; see `BoundStep`."""
-
-    calls_library, function, own_address = True, 0, 0
-
-    def __init__(self, stage: StageValues, remainder: Remainder) -> None:
-        self.stage, self.remainder = stage, remainder
-
-    def bind(self, sizes: Sizes) -> RemainderStep:
-        """Return itself: it runs alike in all plans."""
-        return self
-
-    def refresh(self) -> None:
-        """Do nothing: the interpreter reads parameters itself."""
-
-    def __call__(self, k: int) -> None:
-        """Run the interpreter."""
-        run = self.stage.run
-        run.interpret(run.type_id, self.remainder.parameters)
+    return StepTemplate(scatter, partial(Step, run=run))
 
 
-def numbers_of(stage: StageValues, domain: int, size: int, a: View, b: View) -> LongArray:
-    """The own numbers of a step that reads two groups of columns."""
-    own = np.zeros(size, np.int64)
-    own[[FIELDS, ITEMSIZE, SCRATCH]] = len(stage.fields), stage.dtype.itemsize, 0
-    own[ROWS] = stage.fields.index(f"rows_{letter_of(domain)}")
-    own[A : A + 4], own[B : B + 4] = stage.place(a), stage.place(b)
-    return own
+def make_remainder(stage: StageValues, remainder: Remainder) -> StepTemplate:
+    """Make the step of the gradients that the interpreter computes."""
+
+    def run(k: int) -> None:
+        stage.run.interpret(stage.run.type_id, remainder.parameters)
+
+    return StepTemplate(remainder, partial(Step, run=run, calls_library=True))

@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.base import Counts, Timer
+from autobatch.backends.compiled import slots_of
+from autobatch.backends.cuda.device_cell import DeviceCell, DeviceStageRun
 from autobatch.backends.cuda.launching import Launcher
 from autobatch.backends.cuda.memory import DeviceMemory
 from autobatch.backends.cuda.packing import Packing
-from autobatch.backends.cuda.stages import DeviceCell, DeviceStageRun
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.cuda.sweeps import NOTE, STEP, PlannedStage, Sweep
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.stages import slots_of
 from autobatch.backends.tables import CompiledTypes
 from autobatch.backends.tiles import WHOLE
 from autobatch.compiler.cuda.support import module_text

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.backends.cuda.stages import THREADS, DeviceStageRun, KernelStep, OuterStep, RowSumStep
+from autobatch.backends.cuda.device_cell import THREADS, DeviceStageRun, KernelStep, OuterStep, RowSumStep
 from autobatch.backends.cuda.sweeps import FIELDS, Sweep
 from autobatch.devices.device import Device, Launch
 

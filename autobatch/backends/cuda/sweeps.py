@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cuda.stages import (
+from autobatch.backends.cuda.device_cell import (
     THREADS,
     WARP,
     DeviceStage,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autobatch.backends.cuda.stages import fit_rows
+from autobatch.backends.cuda.device_cell import fit_rows
 from autobatch.cli.results import format_table
 from autobatch.compiler.cuda.resources import COMPILER, GPUS, has_compiler, measure_resources
 from autobatch.compiler.cuda.source import CudaSource

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.backends.cuda.stages import THREADS, TILE_BYTES
+from autobatch.backends.cuda.device_cell import THREADS, TILE_BYTES
 from autobatch.compiler.cuda.support import module_text
 from autobatch.devices.device import Device, Launch
 

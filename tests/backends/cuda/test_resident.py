@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends import values
+from autobatch.backends import compiled
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
 from autobatch.devices.late import Late
@@ -277,7 +277,7 @@ def test_what_parameters_determine_is_computed_again_after_memory_ran_out(monkey
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(values, "run_kernel", fail)
+        patch.setattr(compiled, "run_kernel", fail)
         with refused(BackendError, "has no room"):
             loss(graphs)
     assert loss(graphs).tolist() == [14.0]

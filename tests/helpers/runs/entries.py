@@ -27,7 +27,7 @@ import numpy as np
 import autobatch
 from autobatch import _native
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.cpu.steps import ADDRESSES
+from autobatch.backends.cpu.step import BOUND_STEP
 from autobatch.backends.options import Options
 from autobatch.backends.tiles import CallList, arrays_of
 from autobatch.blas.packed import panel_words
@@ -276,7 +276,7 @@ def update(rng: Rng) -> None:
 def call_nothing(rng: Rng) -> list[tuple[Any, ...]]:
     """Go through calls of steps that have no function; return arguments for a sweep."""
     sizes, lengths = rng.integers(0, 4, 5), rng.integers(1, 3, 20)
-    addresses, calls = np.zeros(3, ADDRESSES), np.zeros((int(lengths.sum()), 2), np.int64)
+    addresses, calls = np.zeros(3, BOUND_STEP), np.zeros((int(lengths.sum()), 2), np.int64)
     calls[:, 0] = rng.integers(0, 3, len(calls))
     _native.call_steps(addresses, calls, 0, len(calls))
     listed = CallList(calls, np.cumsum([0, *lengths]), np.cumsum([0, *sizes]), rng.random(3) < 0.3)

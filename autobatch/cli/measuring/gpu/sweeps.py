@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cuda.stages import THREADS, TILE_BYTES, count_product_tiles
+from autobatch.backends.cuda.device_cell import THREADS, TILE_BYTES, count_product_tiles
 from autobatch.backends.cuda.sweeps import STEP, WAIT
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.stages import CellStages, Stage, StageRun
-from autobatch.backends.values import DATA, RowLocation
+from autobatch.backends.compiled import DATA, CellStages, RowLocation, Stage, StageRun
 from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter

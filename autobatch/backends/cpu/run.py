@@ -1,32 +1,39 @@
-"""Stages with the addresses of everything that their steps read, which are kept from run to run.
+"""Plans of compiled cells, and their runs.
 
-A step has the addresses of its function, of its own numbers, and of the memory of its stage: a row of addresses of
-arrays. Plans with the same types share them. Before a run only what has changed is stored: the arrays of the plan if
-another plan ran last, the memory of the run if that grew, and the values that parameters determine.
+A plan has a list of calls of steps. The core makes the calls by the addresses of functions, of their descriptors, and
+of the memory of their stage: a row of addresses of arrays. Plans with the same types share these, and they are kept
+from run to run. Before a run only what has changed is stored: the arrays of the plan if another plan ran last, the
+memory of the run if that grew, and the values that parameters determine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobatch._native import call_steps
-from autobatch.arrays import IntArray, address_of
-from autobatch.backends.cpu.memory import CpuMemory
-from autobatch.backends.cpu.stage_values import CpuStageRun
-from autobatch.backends.cpu.stages import CompiledCell, CompiledStage
-from autobatch.backends.cpu.steps import ADDRESSES, BoundStep, Sizes
+from autobatch.arrays import IntArray, LongArray, address_of
+from autobatch.backends.base import Timer
+from autobatch.backends.compiled import slots_of
+from autobatch.backends.cpu.compiled_cell import CompiledCell, CompiledStage
+from autobatch.backends.cpu.memory import CpuMemory, Needed
+from autobatch.backends.cpu.operands import CpuStageRun
+from autobatch.backends.cpu.step import BOUND_STEP, Sizes, Step
 from autobatch.backends.cpu.team import Sweeps
-from autobatch.backends.stages import slots_of
+from autobatch.backends.driver import PlanExecutable, PlanRun
+from autobatch.backends.memory import MemoryPool
+from autobatch.backends.options import Options
+from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanTables, place_of
 from autobatch.backends.tiles import CallList, most_rows
 from autobatch.blas.choosing import Chooser
+from autobatch.blas.threads import Limit
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.devices.store import HOST
@@ -35,11 +42,103 @@ from autobatch.params.parameter import Parameter, versions_of
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.system.background import patience
 
-LongArray = NDArray[np.int64]
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
 MOST_CHOICES = 64  # kept by a stage, the newest
+
+
+class Shared(NamedTuple):
+    """What all plans and runs of a backend share.
+
+    Attributes:
+        poison: whether memory is filled with NaN before each run.
+        chooser: chooses the library for each product.
+        reference: interprets plans while their machine code is being compiled.
+    """
+
+    poison: bool
+    chooser: Chooser
+    pool: MemoryPool[CpuMemory]
+    reference: Reference
+
+
+class CompiledPlan(PlanExecutable):
+    """A plan with all that a run needs except memory; see `Executable`.
+
+    Args:
+        types: its types, compiled.
+        tables: its tiles, and the calls for each of them.
+
+    Attributes:
+        index_type: the name of the type of its destinations.
+    """
+
+    def __init__(
+        self, plan: Plan, cells: PlannedTypes, options: Options, types: BoundTypes, tables: PlanTables, shared: Shared
+    ) -> None:
+        super().__init__(plan, cells, options)
+        self.types, self.tables, self.shared, self._is_compiled = types, tables, shared, False
+        self.index_type = "int64" if plan.dest.itemsize == WORD else "int32"
+        n_threads, scratch, kept = options.threads, tables.scratch_size, tables.kept_size
+        self.needed = Needed(plan.size, scratch, kept, options.dtype, n_threads, options.max_bytes)
+        self.n_bytes = (plan.size + n_threads * scratch + kept) * options.dtype.itemsize
+
+    def begin(self, randomness: Randomness, timer: Timer | None = None) -> PlanRun[Any]:
+        """Make a run, which is interpreted as long as machine code is being compiled; see `Executable`."""
+        if not (self._is_compiled or self._has_code()):
+            return self._interpreted.begin(randomness, timer)
+        return CompiledRun(self, self.shared.pool, HOST, randomness, timer)
+
+    def _has_code(self) -> bool:
+        """Whether all of the machine code is at hand, now or in a moment."""
+        not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
+        if not not_compiled.isdisjoint(type_ids):
+            if not self.types.wait_for_code(type_ids, self.index_type, patience()):
+                return False
+            not_compiled.difference_update(type_ids)
+        self._is_compiled = True
+        return True
+
+    @cached_property
+    def _interpreted(self) -> InterpretedPlan:
+        return self.shared.reference.prepare(self.plan, self.cells, self.options)
+
+
+class CompiledRun(PlanRun[CpuMemory]):
+    """A run of compiled cells."""
+
+    executable: CompiledPlan
+    _cells: BoundCells | None = None  # within the context
+
+    def _reserve(self) -> None:
+        if self.memory.reserved_for != self.executable.needed:
+            self.memory.reserve_all(self.executable.needed)
+        if self.executable.shared.poison:
+            self.memory.poison()
+
+    def _find_limit(self) -> Limit | None:
+        """Limit libraries to one thread: either several threads run tiles, or one is asked for."""
+        tables = self.executable.tables
+        self._cells = cells = self.executable.types.bound(tables.type_ids, self.options.threads)
+        return Limit(1) if cells.calls_library or cells.bound_to is not tables else None
+
+    def _bind(self) -> None:
+        assert self._cells is not None, "the limit was found"
+        self._cells.bind(self)
+        self._stages = self._cells.stages
+
+    def _release(self) -> None:
+        if self._cells is not None:
+            for stages in self._cells.stages.values():
+                if stages.choice.in_python:
+                    stages.release()
+            self._cells, self._stages = None, {}
+
+    def _take_targets(self) -> None:
+        assert self._cells is not None, "a run computes within its context"
+        self._cells.stages[WEIGHTS].take_gradients(self.targets)
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
@@ -54,18 +153,15 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         self.not_compiled = set(range(len(types.cells)))
         self._bound: dict[tuple[Any, ...], BoundCells] = {}
 
-    def wait_for_code(self, type_ids: Sequence[int], place: str, seconds: float) -> bool:
-        """Wait for the machine code of some types, until this long after it was asked for.
+    def wait_for_code(self, type_ids: Sequence[int], index_type: str, seconds: float) -> bool:
+        """Wait for the machine code of some types, until this long after it was asked for; return whether it is there.
 
         Args:
-            place: the type of destinations.
-
-        Returns:
-            Whether the code of all kernels is at hand.
+            index_type: the name of the type of destinations.
         """
         waiting = self.not_compiled.intersection(type_ids)
         stages = [self.cells[type_id].stage(name) for name in self.names for type_id in waiting]
-        codes = [stage.code(place) for stage in stages if stage.has_kernels]  # all are asked for, then waited for
+        codes = [stage.code(index_type) for stage in stages if stage.has_kernels]  # all are asked for, then waited for
         return all(code.wait(seconds) for code in codes)
 
     def bound(self, type_ids: Sequence[int], n_threads: int) -> BoundCells:
@@ -80,26 +176,6 @@ class BoundTypes(CompiledTypes[CompiledCell]):
                 del self._bound[next(iter(self._bound))]
         self._bound[key] = found
         return found
-
-
-@dataclass(slots=True)
-class BoundRun:
-    """What a run binds stages to.
-
-    Attributes:
-        tables: of the plan, and of no other one.
-        place: the name of the type of destinations.
-        chooser: chooses the library for each product.
-        interpret: see `CpuStageRun`.
-    """
-
-    plan: Plan
-    tables: PlanTables
-    place: str
-    chooser: Chooser
-    memory: CpuMemory
-    randomness: Randomness
-    interpret: Callable[[int, tuple[int, ...]], None]
 
 
 class BoundCells:
@@ -137,48 +213,45 @@ class BoundCells:
         self.bound_to: PlanTables | None = None
         self.calls_library = True
 
-    def bind(self, run: BoundRun) -> None:
+    def bind(self, run: CompiledRun) -> None:
         """Store the addresses and parameters that have changed since the last run."""
-        seen = versions_of(self._followed, self._in_place)
+        seen, tables, memory_at = (
+            versions_of(self._followed, self._in_place),
+            run.executable.tables,
+            run.memory.addresses,
+        )
         has_changed, before = seen != self._seen, self.bound_to
-        if has_changed or before is not run.tables or run.memory.addresses != self._memory_at:
+        if has_changed or before is not tables or memory_at != self._memory_at:
             self._seen = self.bound_to = None  # compiling may be interrupted
             for stages in self.stages.values():
                 stages.bind(run, has_changed)
-            if before is not run.tables:
+            if before is not tables:
                 self.calls_library = True in [stages.choice.calls_library for stages in self.stages.values()]
-            self._seen, self.bound_to, self._memory_at = seen, run.tables, run.memory.addresses
+            self._seen, self.bound_to, self._memory_at = seen, tables, memory_at
         for stages in self.stages.values():
             if stages.choice.in_python:
                 stages.enter(run)
 
-    def release(self) -> None:
-        """Drop the arrays of the run."""
-        for stages in self.stages.values():
-            if stages.choice.in_python:
-                stages.release()
-
 
 @dataclass(slots=True)
 class Choice:
-    """How the steps of a stage run for all plans whose sizes fall into the same classes.
+    """The steps of a stage for all plans whose sizes fall into the same classes.
 
     Attributes:
-        steps: bound to these sizes.
-        calls_library: whether a step may call a library.
+        functions, descriptors: the addresses of those of the steps.
         has_kept: for each type, whether it keeps values for later stages.
-        versions: of the stages when their steps last read the parameters; empty before.
-        functions, own: the addresses of the steps and of their own numbers, known from then on.
+        calls_library: whether a step may call a library.
         in_python: the positions of stages with steps that run in Python.
+        versions: of the stages when their steps last read the parameters; empty before.
     """
 
-    steps: list[BoundStep]
-    calls_library: bool
+    steps: list[Step]
+    functions: list[int]
+    descriptors: list[int]
     has_kept: list[bool]
+    calls_library: bool
+    in_python: list[int]
     versions: list[int] = field(default_factory=list)
-    functions: list[int] = field(default_factory=list)
-    own: list[int] = field(default_factory=list)
-    in_python: list[int] = field(default_factory=list)
 
 
 class BoundStages:
@@ -204,14 +277,14 @@ class BoundStages:
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
         self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # slot of each stage
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
-        self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
+        self._slots, self._sources = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
-        self._addresses = np.empty((n_threads, sum(n_steps)), ADDRESSES)
-        self._addresses["memory"] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
-        self._of_one_thread = self._addresses[0]
+        self._bound = np.empty((n_threads, sum(n_steps)), BOUND_STEP)
+        self._bound["memory"] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
+        self._of_one_thread = self._bound[0]
         self._tables: PlanTables | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
-        self.choice = Choice([], True, [])
+        self.choice = Choice([], [], [], [], True, [])
         self._n_moved: list[int] = []
         self._memory_at: tuple[int, ...] = ()
         self._gradients: list[Gradient] = []
@@ -228,35 +301,36 @@ class BoundStages:
             pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
             for name, slot in stage.plan_slots.items():
                 pairs.append((first + slot, place_of(name, type_id, blocks.start, n_types, n_blocks)))
-        slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
-        return slots, places
+        slots, sources = np.array(pairs, np.int64).reshape(-1, 2).T
+        return slots, sources
 
-    def bind(self, run: BoundRun, has_changed: bool) -> None:
+    def bind(self, run: CompiledRun, has_changed: bool) -> None:
         """Store the addresses and parameters that have changed since the last run.
 
         Args:
             has_changed: whether a parameter may have changed.
         """
-        tables, before = run.tables, self._tables
+        plan, memory_at, before = run.executable, run.memory.addresses, self._tables
+        tables, sizes = plan.tables, plan.tables.row_classes if self._name == WEIGHTS else plan.tables.size_classes
         self._tables = None  # until all of it is stored, as compiling may be interrupted
         has_changed = has_changed or before is None
         if has_changed:
             for stage in self._stages:
                 stage.refresh()
-        key = run.place, run.chooser.name, tables.row_classes if self._name == WEIGHTS else tables.size_classes
-        choice = self._choices.get(key) or self._choose(run, key)
+        key = plan.index_type, plan.shared.chooser.name, sizes
+        choice = self._choices.get(key) or self._choose(plan, key)
         is_chosen = before is not None and choice is self.choice
         if has_changed or not is_chosen:
             versions = [stage.version for stage in self._stages]
             if versions != choice.versions:
                 self._take_parameters(choice, versions)
             if not is_chosen:
-                self._addresses["function"], self._addresses["own"] = choice.functions, choice.own
+                self._bound["function"], self._bound["descriptor"] = choice.functions, choice.descriptors
                 self.choice = choice
-        if not is_chosen or run.memory.addresses != self._memory_at:
-            self._take_memory(*run.memory.addresses)
+        if not is_chosen or memory_at != self._memory_at:
+            self._take_memory(*memory_at)
         if before is not tables:
-            self._memory[:, self._slots] = tables.addresses[self._places]
+            self._memory[:, self._slots] = tables.addresses[self._sources]
         self._tables, self._calls = tables, tables.calls[self._name]
 
     def release(self) -> None:
@@ -269,9 +343,9 @@ class BoundStages:
         calls, tile_ptr, ptr, _ = self._calls
         tile, end_tile = ptr[first], ptr[last]
         start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
-        if len(self._addresses) > 1 and end_tile - tile > last - first:
+        if len(self._bound) > 1 and end_tile - tile > last - first:
             if all(self.choice.functions[step] for step in set(calls[start:end, 0].tolist())):
-                self._sweeps.run(self._addresses, self._calls, first, last)
+                self._sweeps.run(self._bound, self._calls, first, last)
                 return end - start
             if last - first > 1:
                 return sum(self.run(part, part + 1) for part in range(first, last))
@@ -280,21 +354,28 @@ class BoundStages:
             at = call_steps(self._of_one_thread, calls, at, end)  # until a step that Python runs
             if at < end:
                 step, k = calls[at].tolist()
-                self.choice.steps[step](k)
+                run = self.choice.steps[step].run
+                assert run is not None, "a step without a function runs in Python"
+                run(k)
                 at += 1
         return end - start
 
-    def _choose(self, run: BoundRun, key: tuple[Any, ...]) -> Choice:
-        """Choose how steps run for the sizes of a plan, and keep the choice."""
-        steps, has_kept, mean_rows = list[BoundStep](), list[bool](), run.tables.mean_rows
-        for stage, blocks in zip(self._stages, self._blocks, strict=True):
-            sizes = Sizes(run.place, mean_rows[blocks], run.plan.block_rows[blocks], len(self._addresses), run.chooser)
-            steps += [step.bind(sizes) for step in stage.steps]
-            has_kept.append(bool(mean_rows[blocks.start, 1]))
+    def _choose(self, plan: CompiledPlan, key: tuple[Any, ...]) -> Choice:
+        """Choose the steps for the sizes of a plan, and keep the choice."""
+        steps, has_kept, in_python, tables = list[Step](), list[bool](), list[int](), plan.tables
+        for number, (stage, blocks) in enumerate(zip(self._stages, self._blocks, strict=True)):
+            mean_rows, n_rows = tables.mean_rows[blocks], plan.plan.block_rows[blocks]
+            sizes = Sizes(plan.index_type, mean_rows, n_rows, len(self._bound), plan.shared.chooser)
+            of_stage = [step.bind(sizes) for step in stage.steps]
+            steps += of_stage
+            has_kept.append(bool(mean_rows[0, 1]))
+            if not all(step.function for step in of_stage):
+                in_python.append(number)
+        functions, descriptors = [step.function for step in steps], [address_of(step.descriptor) for step in steps]
         calls = [step.calls_library for step in steps] + [stage.shared.multiplies for stage in self._stages]
         if len(self._choices) == MOST_CHOICES:
             del self._choices[next(iter(self._choices))]
-        self._choices[key] = Choice(steps, True in calls, has_kept)
+        self._choices[key] = Choice(steps, functions, descriptors, has_kept, True in calls, in_python)
         return self._choices[key]
 
     def _take_parameters(self, choice: Choice, versions: list[int]) -> None:
@@ -303,28 +384,22 @@ class BoundStages:
         steps = iter(choice.steps)
         for stage, version, known in zip(self._stages, versions, before, strict=True):
             for step in islice(steps, len(stage.steps)):
-                if version != known:
-                    step.refresh()
+                if version != known and step.load is not None:
+                    step.load()
         n_moved = [stage.n_moved for stage in self._stages]
         if n_moved != self._n_moved:
             for stage, first in zip(self._stages, self._first.tolist(), strict=True):
                 for slot, found in stage.shared_arrays().items():
                     self._memory[:, first + slot] = found if isinstance(found, int) else address_of(found)
             self._n_moved = n_moved
-        choice.functions = [step.function for step in choice.steps]
-        choice.own = [step.own_address for step in choice.steps]
-        functions = iter(choice.functions)
-        choice.in_python = [
-            number for number, stage in enumerate(self._stages) if not all([*islice(functions, len(stage.steps))])
-        ]
         choice.versions = versions
 
     def _take_memory(self, buffer: int, scratch: int, scratch_step: int, kept: int) -> None:
         """Store the addresses of the memory of a run: each thread has its own row of scratch memory."""
         for thread, row in enumerate(self._memory):
-            own = scratch + thread * scratch_step
-            row[self._first + BUFFER], row[self._first + SCRATCH] = buffer, own
-            row[self._first + KEPT] = [kept if has_kept else own for has_kept in self.choice.has_kept]
+            of_thread = scratch + thread * scratch_step
+            row[self._first + BUFFER], row[self._first + SCRATCH] = buffer, of_thread
+            row[self._first + KEPT] = [kept if has_kept else of_thread for has_kept in self.choice.has_kept]
         self._memory_at = buffer, scratch, scratch_step, kept
 
     def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
@@ -339,21 +414,16 @@ class BoundStages:
             self._memory[:, slot : slot + 3] = slots_of(gradient, address_of)
         self._gradients = found
 
-    def enter(self, run: BoundRun) -> None:
+    def enter(self, run: CompiledRun) -> None:
         """Give stages the arrays of a run, for steps that Python runs."""
-        memory, scratch = run.memory, run.memory.scratch[0]
+        memory, scratch, tiles = run.memory, run.memory.scratch[0], run.executable.tables.tiles
         for number in self.choice.in_python:
             stage, type_id, block = self._stages[number], self._type_ids[number], self._blocks[number].start
             kept = memory.kept[0] if self.choice.has_kept[number] else scratch
             stage.run = CpuStageRun(
-                stage, HOST, run.plan, type_id, block, run.tables.tiles[type_id], run.randomness, run.interpret,
+                stage, HOST, run.plan, type_id, block, tiles[type_id], run.randomness, run.interpret_gradients,
                 memory.buffer, scratch, kept,
             )  # fmt: skip
-
-
-def place_type(plan: Plan) -> str:
-    """The name of the type of a plan's destinations."""
-    return "int64" if plan.dest.itemsize == WORD else "int32"
 
 
 def _parts_of(parameters: Iterable[Parameter]) -> list[Parameter]:
