@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import is_
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,7 +32,7 @@ from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Weight
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
-from autobatch.params.parameter import Parameter
+from autobatch.params.parameter import Parameter, versions_of
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.plan import Batch, Plan, PlannedCell
 
@@ -254,7 +255,7 @@ class SharedValues:
 
     def has_changed(self) -> bool:
         """Whether a parameter may have changed since the last update that was not broken off."""
-        self._seen = [parameter.version for parameter in self.parameters]
+        self._seen = versions_of((), self.parameters)
         return self._seen != self._versions
 
     def update(self, data_of: Callable[[Parameter], Any]) -> bool:
@@ -266,7 +267,7 @@ class SharedValues:
         vars, arrays, xp = self._vars, self.arrays, self._store.xp
         seen, self._seen, self._versions = self._seen, None, None  # memory may run out, or an interrupt may come
         data = [data_of(parameter) for parameter in self.parameters]
-        moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
+        moved = self._data is None or not all(map(is_, data, self._data))
         if moved:
             self._copies.clear()
             arrays.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))

@@ -20,9 +20,8 @@ import numpy as np
 
 from autobatch.backends.base import Counts, RowReader, Timer
 from autobatch.backends.interpret import Interpreter
-from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
-from autobatch.backends.values import Activity, RowRange, Values
+from autobatch.backends.values import Activity, Memory, MemoryPool, RowRange, Values
 from autobatch.blas.threads import Limit
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import HOST, Store

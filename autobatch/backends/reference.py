@@ -8,8 +8,8 @@ import numpy as np
 
 from autobatch.backends.base import Timer
 from autobatch.backends.driver import PlanExecutable, PlanRun
-from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.options import Options
+from autobatch.backends.values import Memory, MemoryPool
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness

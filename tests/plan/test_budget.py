@@ -12,9 +12,9 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.backends.memory import Memory
 from autobatch.backends.options import Options
 from autobatch.backends.reference import Reference
+from autobatch.backends.values import Memory
 from autobatch.devices.store import HOST
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from autobatch.backends.cpu.compiled_cell import CompiledCell
 from autobatch.backends.cpu.memory import CpuMemory
 from autobatch.backends.cpu.run import BoundTypes, CompiledPlan, Shared
-from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.reference import Reference
+from autobatch.backends.values import MemoryPool
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.devices.store import HOST
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.arrays import address_of, aligned
-from autobatch.backends.memory import Memory
+from autobatch.backends.values import Memory
 from autobatch.devices.store import HOST
 
 Array = NDArray[Any]

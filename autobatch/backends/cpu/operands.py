@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
+
+ARRAY = attrgetter("array")
 
 
 @dataclass(eq=False)
@@ -90,7 +93,7 @@ class StageValues(Stage[StepTemplate]):
         if not self.shared.has_changed() and self._is_fresh:
             return
         self._is_fresh, shared = False, self.shared.arrays  # an interrupt may come
-        if self.shared.update(lambda parameter: parameter.array):
+        if self.shared.update(ARRAY):
             self.n_moved += 1
         for value, first in self.storage.shared.items():
             self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)

@@ -27,11 +27,11 @@ from autobatch.backends.cpu.operands import CpuStageRun
 from autobatch.backends.cpu.step import BOUND_STEP, Sizes, Step
 from autobatch.backends.cpu.team import Sweeps
 from autobatch.backends.driver import PlanExecutable, PlanRun
-from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
 from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanTables, place_of
 from autobatch.backends.tiles import CallList, most_rows
+from autobatch.backends.values import MemoryPool
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.threads import Limit
 from autobatch.compiler.tiles import WEIGHTS

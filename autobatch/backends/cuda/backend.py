@@ -26,10 +26,10 @@ from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.cuda.sweeps import NOTE, STEP, PlannedStage, Sweep
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
-from autobatch.backends.memory import MemoryPool
 from autobatch.backends.options import Options
 from autobatch.backends.tables import CompiledTypes
 from autobatch.backends.tiles import WHOLE
+from autobatch.backends.values import MemoryPool
 from autobatch.compiler.cuda.support import module_text
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.tiles import STAGES, WEIGHTS

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.backends.memory import Memory
+from autobatch.backends.values import Memory
 from autobatch.devices.device import Device
 from autobatch.devices.staging import Staging
 

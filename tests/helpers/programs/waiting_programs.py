@@ -11,8 +11,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cuda.backend import Cuda
-from autobatch.backends.memory import Memory, MemoryPool
 from autobatch.backends.reference import Reference
+from autobatch.backends.values import Memory, MemoryPool
 from autobatch.devices.store import HOST
 from host_device import HostDevice
 
